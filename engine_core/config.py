@@ -1,0 +1,178 @@
+"""The engine's options: frozen dataclasses, composed into ``EngineConfig``.
+
+Each option is declared once, here: its type, default, help and accepted values are field metadata from which
+``services.engine`` makes the command-line flag, the ``RINGLINE_…`` variable and the documentation. A value that
+cannot be used raises ``ConfigError`` at construction. ``None`` means "derive it"; nothing is changed afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from engine_core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said about an option besides its type and default."""
+
+    help: str
+    choices: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    """``bytes`` options also take suffixes on the command line: 512MiB, 4GiB."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    unit: str | None = None,
+) -> Any:
+    """A dataclass field that is an option; read it back with ``options_of``."""
+    return field(default=default, metadata={"option": Option(help, choices, minimum, maximum, unit)})
+
+
+def options_of(section: type[Any]) -> dict[str, Option]:
+    """The options of one dataclass, by field name, in order."""
+    return {f.name: f.metadata["option"] for f in fields(section) if "option" in f.metadata}
+
+
+def check_options(section: Any) -> None:
+    """Raise ``ConfigError`` for the first option of ``section`` whose value is out of range."""
+    for name, declared in options_of(type(section)).items():
+        value = getattr(section, name)
+        if value is None:
+            continue
+        if declared.choices is not None and value not in declared.choices:
+            raise ConfigError(name, value, "one of " + ", ".join(declared.choices))
+        low, high = declared.minimum, declared.maximum
+        # Written so that NaN, for which every comparison is false, is refused too.
+        if low is not None and not value >= low:
+            raise ConfigError(name, value, f"a value of at least {low:g}")
+        if high is not None and not value <= high:
+            raise ConfigError(name, value, f"a value of at most {high:g}")
+
+
+class _Section:
+    """Checks its own options when constructed."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig(_Section):
+    """Which model, and how it is read."""
+
+    model: str = option("", "Checkpoint: a directory or a hub id.")
+    served_model_name: str | None = option(None, "Name clients ask for; default: the value of --model.")
+    tokenizer: str | None = option(None, "Directory or hub id of the tokenizer; default: the checkpoint's own.")
+    revision: str | None = option(None, "Branch, tag or commit of a hub id.")
+    download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto takes the checkpoint's (float32 becomes bfloat16 only if asked).",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = option(
+        None, "Longest prompt plus output, in tokens; default: what the checkpoint allows.", minimum=1
+    )
+    seed: int = option(0, "Seed of dummy weights.", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig(_Section):
+    """The paged KV cache."""
+
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of the device's memory that weights, activations and KV cache may take together "
+        "(on CPU: of the memory this process may use).",
+        minimum=0.01,
+        maximum=1.0,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV cache; skips the sizing by profile.", minimum=1, unit="bytes"
+    )
+    block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
+    enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prompt prefixes.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig(_Section):
+    """Batching and admission."""
+
+    max_num_batched_tokens: int = option(2048, "Tokens computed per step, over all sequences.", minimum=1)
+    max_num_seqs: int = option(256, "Sequences computed per step.", minimum=1)
+    max_num_queued_reqs: int = option(
+        4096, "Requests that may wait; more are refused with RESOURCE_EXHAUSTED.", minimum=1
+    )
+    policy: str = option(
+        "priority",
+        "Order of waiting requests: priority (lower first, then fair across tenants, then arrival) or fcfs.",
+        choices=("priority", "fcfs"),
+    )
+    enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig(_Section):
+    """How weights are loaded."""
+
+    load_format: str = option(
+        "auto",
+        "auto reads safetensors; dummy makes random weights of the checkpoint's shape (for measuring).",
+        choices=("auto", "safetensors", "dummy"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig(_Section):
+    """What the model runs on."""
+
+    device: str = option("auto", "Device; auto takes the best one present.", choices=("auto", "cpu"))
+    num_threads: int | None = option(None, "Threads of the forward pass; default: all cores.", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is started with."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a checkpoint turned out to be, resolved against the options; what scheduling and serving need to know."""
+
+    name: str
+    architecture: str
+    """The class name in the checkpoint's config, such as ``Qwen3ForCausalLM``."""
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str
+    default_sampling: dict[str, float] = field(default_factory=dict)
+    """From generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty where it has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The KV cache as allocated."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int

@@ -1,0 +1,63 @@
+"""Every error the engine raises on purpose.
+
+EngineError
+├── ConfigError            an option has a value that cannot be used (names option, value, what is accepted)
+├── CheckpointError        a checkpoint is missing, damaged, or asks for what the engine does not have
+│   └── UnsupportedModelError
+├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
+├── RequestError           one request cannot be taken; nobody else is affected
+│   ├── InvalidRequestError    a field is out of range (names the field and what it accepts)
+│   └── QueueFullError         the waiting queue is at its limit; try again later
+└── ExecutorError          a step failed; the engine cannot go on
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of everything below; its text is one sentence fit to show a person."""
+
+
+class ConfigError(EngineError):
+    """An option has a value that cannot be used."""
+
+    def __init__(self, option: str, value: object, accepted: str) -> None:
+        """``option`` is the field's name, ``accepted`` says what it takes."""
+        super().__init__(f"{option}={value!r} is not usable: expected {accepted}")
+        self.option = option
+        self.value = value
+        self.accepted = accepted
+
+
+class CheckpointError(EngineError):
+    """A checkpoint is missing, damaged, or disagrees with its own configuration."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A checkpoint asks for something (architecture, rope type, …) that the engine does not have."""
+
+
+class OutOfMemoryError(EngineError):
+    """The model or its KV cache does not fit into the memory budget."""
+
+
+class RequestError(EngineError):
+    """One request cannot be taken."""
+
+
+class InvalidRequestError(RequestError):
+    """A field of a request is out of range."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        """``field`` is the request's field, ``problem`` says what is wrong and what is accepted."""
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its limit."""
+
+
+class ExecutorError(EngineError):
+    """A step failed; the engine's state can no longer be trusted."""

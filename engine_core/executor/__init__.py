@@ -1,0 +1,1 @@
+"""Executors: how a plan reaches the workers. One verb: run the plan."""

@@ -1,0 +1,55 @@
+"""How a starting engine tells what it is doing: named stages with their seconds and bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Stage:
+    """One stage of start-up. ``bytes`` and ``detail`` are filled in while it runs."""
+
+    name: str
+    """One of: configuration, device, load weights, profile, allocate KV cache, warm up, serving."""
+    bytes: int | None = None
+    detail: str = ""
+    seconds: float | None = None
+    """None while it runs."""
+
+
+class StartupObserver(Protocol):
+    """Whoever shows the stages: a log, a progress bar, a health service."""
+
+    def stage_started(self, stage: Stage) -> None: ...
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
+
+    def stage_finished(self, stage: Stage) -> None: ...
+
+
+class StartupProgress:
+    """Runs stages and tells every observer."""
+
+    def __init__(self, *observers: StartupObserver) -> None:
+        self._observers = observers
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Stage]:
+        """Time the body as one stage; it is reported as finished only if the body does not raise."""
+        stage = Stage(name)
+        for observer in self._observers:
+            observer.stage_started(stage)
+        start = time.perf_counter()
+        yield stage
+        stage.seconds = time.perf_counter() - start
+        for observer in self._observers:
+            observer.stage_finished(stage)
+
+    def advance(self, stage: Stage, done: int, total: int) -> None:
+        """Report ``done`` of ``total`` units (bytes while loading)."""
+        for observer in self._observers:
+            observer.stage_advanced(stage, done, total)

@@ -1,0 +1,98 @@
+"""What is asked of the engine: ``Request`` and its ``SamplingParams``, and how one choice of it ends."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token of a sequence is chosen and when the sequence ends.
+
+    Every value is resolved: there is no "unset" here. Validated by ``engine_core.validation``.
+    """
+
+    temperature: float = 1.0
+    """≥ 0; 0 is greedy."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; None keeps all."""
+    top_p: float = 1.0
+    """In (0, 1]; keep the smallest set of tokens whose probability reaches it."""
+    min_p: float = 0.0
+    """In [0, 1]; drop tokens less likely than this share of the likeliest one."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]; subtracted per occurrence in the output."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]; subtracted once if in the output."""
+    repetition_penalty: float = 1.0
+    """> 0; divides (multiplies, if negative) the logit of tokens in the prompt or output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits, by token id."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not be completed in the output."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """If given, only these tokens can be sampled."""
+    seed: int = 0
+    """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
+    n: int = 1
+    """Number of choices."""
+    max_tokens: int = 16
+    """≥ 1; output tokens per choice, resumed ones included."""
+    min_tokens: int = 0
+    """Neither eos nor a stop token is sampled before this many output tokens."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """End the choice with STOP; the token is delivered and counted."""
+    ignore_eos: bool = False
+    """Treat the model's eos tokens like any other."""
+    logprobs: int | None = None
+    """Top alternatives reported per output token; 0 reports the sampled token alone; None nothing."""
+    prompt_logprobs: int | None = None
+    """The same for prompt tokens; the first prompt token has none."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken, without noise."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what to generate from it.
+
+    ``resume`` continues a request begun elsewhere: for each unfinished choice the output ids it already
+    has (they count as output everywhere: length, penalties, positions). Empty: all ``params.n`` choices
+    start from the prompt.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    """Lower runs first."""
+    tenant: str = ""
+    """Requests of one priority share the engine fairly across tenants."""
+    cache_salt: bytes = b""
+    """Prefix-cache blocks are shared only between requests of equal salt."""
+    deadline: float | None = None
+    """On the engine's monotonic clock, seconds; the request ends with DEADLINE when it has passed."""
+    resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class FinishCause(enum.Enum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice."""
+
+    cause: FinishCause
+    stop_token_id: int | None = None
+    """The eos or stop token that ended it, if one did."""
