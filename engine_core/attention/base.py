@@ -1,0 +1,69 @@
+"""The interface of an attention backend.
+
+The backend owns the layout of the KV cache: nobody else indexes into it. Symbols used for shapes below:
+T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What one layer's cache must hold. All layers of a model are alike."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the rows of a step belong. Rows of one sequence are adjacent, in position order."""
+
+    query_starts: torch.Tensor
+    """[S + 1] int32: sequence s owns rows query_starts[s] … query_starts[s + 1] − 1."""
+    seq_lens: torch.Tensor
+    """[S] int32: tokens of each sequence after this step (cached ones and this step's rows)."""
+    block_tables: torch.Tensor
+    """[S, ≥ blocks of the longest sequence] int32: block ids in order; entries past a sequence's end are unspecified."""
+    slot_mapping: torch.Tensor
+    """[T] int64: block_id · block_size + offset where each row's key and value go."""
+    max_query_len: int
+    max_seq_len: int
+
+
+class AttentionBackend(ABC):
+    """Writes keys and values to the cache and attends over it, causally."""
+
+    @staticmethod
+    @abstractmethod
+    def bytes_per_block(spec: KVCacheSpec) -> int:
+        """Bytes one block takes over all layers, keys and values."""
+
+    @staticmethod
+    @abstractmethod
+    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        """One cache per layer, in the backend's own layout. Contents are unspecified until written."""
+
+    @abstractmethod
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
+
+        A row at position p sees positions 0 … p of its own sequence. Blocks are visited in one fixed order, so
+        that a row's result does not depend on what else is in the step. Changes ``kv_cache`` only.
+        """
