@@ -1,0 +1,1 @@
+"""From a checkpoint on disk (or on the hub) to tensors in memory."""

@@ -1,0 +1,1 @@
+"""Models: a registry and one file per family."""
