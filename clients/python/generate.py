@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Generate the stubs in ``ringline/`` from ``protos/``: ``make stubs``.
+
+Runs with the oldest grpcio-tools that the package promises to support, so that its users may have any newer one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import grpc_tools
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parents[2]
+GRPCIO_TOOLS = "1.74.0"
+
+
+def generate(out: Path) -> None:
+    """Write the stubs of every proto of the contract below ``out``; raise ``SystemExit`` if protoc fails."""
+    sources = sorted((ROOT / "protos" / "ringline").rglob("*.proto"))
+    services = [path for path in sources if "\nservice " in path.read_text()]
+    out.mkdir(parents=True, exist_ok=True)
+    _protoc([f"--python_out={out}", f"--mypy_out=quiet:{out}"], sources)
+    _protoc([f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}"], services)
+
+
+def _protoc(outputs: list[str], sources: list[Path]) -> None:
+    includes = [ROOT / "protos", ROOT / "protos" / "vendor", Path(grpc_tools.__file__).parent / "_proto"]
+    code = protoc.main(["protoc", *(f"--proto_path={path}" for path in includes), *outputs, *map(str, sources)])
+    if code:
+        raise SystemExit(f"protoc failed with code {code}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="where ringline/ is written")
+    args = parser.parse_args()
+    if version("grpcio-tools") != GRPCIO_TOOLS:
+        sys.exit(f"stubs are generated with grpcio-tools {GRPCIO_TOOLS}, not {version('grpcio-tools')}: run `make stubs`")
+    generate(args.out)
+
+
+if __name__ == "__main__":
+    main()
