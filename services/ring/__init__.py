@@ -1,0 +1,13 @@
+"""The protocol's state machines, pure: no gRPC, no asyncio, no clock of their own.
+
+positions    does a delta fit behind what is already there?
+identity     peers, ring ids, epochs
+events       what travels: deltas, ends, prompt progress
+ledger       what the engine remembers of each request until its submitter says Done
+cursor       an outbound link of the engine: where it is in each ledger entry, and the next frame
+switchboard  the engine's door: attached peers, ledger, links; what each command does
+outbox       coalesced text towards a reader that may be slow
+request      the processor's view of one request: epoch, positions, terminals, usage
+routes       which (engine, detokenizer) pairs may carry a request
+liveness     is a peer alive, and does it move?
+"""

@@ -1,0 +1,194 @@
+"""An outbound link of the engine: no queue of frames, only a cursor per request.
+
+When a write completes, ``take`` collects everything new since, as the packed arrays of one frame. A reader that
+is slow gets fewer, larger frames; memory stays that of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.ring.events import ChoiceEnd, Prefill, Status, TokenLogprob
+from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
+
+MAX_FRAME_BYTES = 1 << 20
+# Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
+_ENTRY_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _ALTERNATIVE_BYTES = 160, 5, 16, 10
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedCommand:
+    """A command of this peer that was refused."""
+
+    request_id: str
+    epoch: int
+    in_reply_to: int
+    status: Status
+
+
+@dataclass(slots=True)
+class OutputFrame:
+    """The content of one frame; ``request_ids`` … ``token_counts`` are aligned, one entry per choice."""
+
+    opened: list[LedgerEntry] = field(default_factory=list)
+    prefills: list[tuple[str, int, Prefill]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[str, int, Sequence[TokenLogprob]]] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    first_positions: list[int] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, Sequence[TokenLogprob]]] = field(default_factory=list)
+    ends: list[tuple[str, int, int, ChoiceEnd]] = field(default_factory=list)
+    """(request id, epoch, choice, end)."""
+    closed: list[tuple[str, int]] = field(default_factory=list)
+    rejections: list[RejectedCommand] = field(default_factory=list)
+    peers: list[PeerId] | None = None
+
+
+class _Cursor:
+    """How far one stream has carried one request, under one epoch."""
+
+    __slots__ = ("ended", "entry", "epoch", "opened", "prefill", "prompt_logprobs", "sent")
+
+    def __init__(self, entry: LedgerEntry) -> None:
+        self.entry = entry
+        self.epoch = entry.epoch
+        self.opened = False
+        self.sent = dict.fromkeys(entry.choices, 0)
+        self.ended: set[int] = set()
+        self.prefill: Prefill | None = None
+        self.prompt_logprobs = False
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ended) == len(self.sent)
+
+
+class OutboundLink:
+    """What one attached peer has been sent, and what is new for it."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self._cursors: dict[str, _Cursor] = {}
+        self._dirty: dict[str, None] = {}
+        self._closed: dict[str, int] = {}
+        self._rejections: list[RejectedCommand] = []
+        self._peers: list[PeerId] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``take`` would return a frame."""
+        return bool(self._dirty or self._closed or self._rejections or self._peers is not None)
+
+    @property
+    def num_rejections(self) -> int:
+        """Rejections not yet taken; the reader of commands pauses while there are many."""
+        return len(self._rejections)
+
+    def carry(self, entry: LedgerEntry) -> None:
+        """Carry a request from position 0 under its present epoch; again after each change of epoch."""
+        self._closed.pop(entry.request_id, None)
+        self._cursors[entry.request_id] = _Cursor(entry)
+        self._dirty[entry.request_id] = None
+
+    def mark(self, request_id: str) -> None:
+        """Something new is in the request's ledger entry."""
+        if request_id in self._cursors:
+            self._dirty[request_id] = None
+
+    def drop(self, request_id: str) -> None:
+        """Carry the request no longer; the peer is told unless it never heard of it or has every end."""
+        cursor = self._cursors.pop(request_id, None)
+        self._dirty.pop(request_id, None)
+        if cursor is not None and cursor.opened and not cursor.complete:
+            self._closed[request_id] = cursor.epoch
+
+    def reject(self, rejection: RejectedCommand) -> None:
+        """Tell the peer that a command was refused."""
+        self._rejections.append(rejection)
+
+    def announce(self, peers: list[PeerId]) -> None:
+        """Tell the peer who is attached."""
+        self._peers = peers
+
+    def take(self, max_bytes: int = MAX_FRAME_BYTES) -> OutputFrame | None:
+        """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
+        if not self.pending:
+            return None
+        frame = OutputFrame(rejections=self._rejections, peers=self._peers, closed=list(self._closed.items()))
+        self._rejections, self._peers, self._closed = [], None, {}
+        size = 0
+        dirty, self._dirty = self._dirty, {}
+        for request_id in dirty:
+            if size >= max_bytes:
+                self._dirty[request_id] = None
+                continue
+            cursor = self._cursors[request_id]
+            used, rest = self._advance(cursor, frame, max_bytes - size)
+            size += used
+            if rest:
+                self._dirty[request_id] = None
+        return frame
+
+    def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
+        """Put one request's news into the frame; returns bytes used and whether some did not fit."""
+        entry, size, rest = cursor.entry, 0, False
+        if not cursor.opened:
+            cursor.opened = True
+            frame.opened.append(entry)
+            size += _ENTRY_BYTES + len(entry.output_context)
+        if entry.prefill is not None and entry.prefill != cursor.prefill:
+            cursor.prefill = entry.prefill
+            frame.prefills.append((entry.request_id, entry.epoch, entry.prefill))
+            size += _ENTRY_BYTES
+        if entry.prompt_logprobs is not None and not cursor.prompt_logprobs:
+            cursor.prompt_logprobs = True
+            frame.prompt_logprobs.append((entry.request_id, entry.epoch, entry.prompt_logprobs))
+            size += sum(map(_logprob_bytes, entry.prompt_logprobs))
+        for choice in cursor.sent:
+            if choice not in cursor.ended:
+                used, choice_rest = _advance_choice(cursor, choice, frame, room - size)
+                size, rest = size + used, rest or choice_rest
+        return size, rest
+
+
+def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int) -> tuple[int, bool]:
+    """Put one choice's news into the frame, as many tokens as fit (at least one)."""
+    entry = cursor.entry
+    log, start, size = entry.choices[choice], cursor.sent[choice], 0
+    # A stop string may have cut the log behind what this stream has already carried.
+    start = min(start, len(log.ids))
+    stop = len(log.ids)
+    if stop > start:
+        logprobs: Sequence[TokenLogprob] = ()
+        token_bytes = _TOKEN_BYTES
+        if log.logprobs:
+            token_bytes += max(map(_logprob_bytes, log.logprobs[:1]))
+        stop = min(stop, start + max(1, (room - _ENTRY_BYTES) // token_bytes))
+        if log.logprobs is not None:
+            logprobs = log.logprobs[max(0, start - log.resumed) : max(0, stop - log.resumed)]
+        if logprobs:
+            frame.logprobs.append((len(frame.request_ids), logprobs))
+        frame.request_ids.append(entry.request_id)
+        frame.epochs.append(entry.epoch)
+        frame.choices.append(choice)
+        frame.first_positions.append(start)
+        frame.token_counts.append(stop - start)
+        frame.token_ids.extend(log.ids[start:stop])
+        cursor.sent[choice] = stop
+        size += _ENTRY_BYTES + (stop - start) * token_bytes
+    if stop < len(log.ids):
+        return size, True
+    if log.end is not None:
+        cursor.ended.add(choice)
+        frame.ends.append((entry.request_id, entry.epoch, choice, log.end))
+        size += _ENTRY_BYTES
+    return size, False
+
+
+def _logprob_bytes(entry: TokenLogprob) -> int:
+    return _LOGPROB_BYTES + _ALTERNATIVE_BYTES * len(entry.top_ids)

@@ -1,0 +1,75 @@
+"""The engine's ledger: what it remembers of a request from Submit until its submitter says Done.
+
+Per choice the log of output ids from position 0 (resumed ones first), their log probabilities and the end. From
+it any peer can be brought up to date at any time; nothing else of a delivery is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.ring.events import Cause, ChoiceEnd, Prefill, TokenLogprob
+from services.ring.identity import PeerId
+
+
+class ChoiceLog:
+    """One choice's output so far."""
+
+    __slots__ = ("end", "ids", "logprobs", "resumed")
+
+    def __init__(self, resumed_ids: Sequence[int], keeps_logprobs: bool) -> None:
+        """``resumed_ids`` come first in the log and have no log probabilities."""
+        self.ids: list[int] = list(resumed_ids)
+        self.resumed = len(self.ids)
+        self.logprobs: list[TokenLogprob] | None = [] if keeps_logprobs else None
+        """One per id from ``resumed`` on."""
+        self.end: ChoiceEnd | None = None
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Add computed ids; nothing is added behind an end."""
+        if self.end is None:
+            self.ids.extend(ids)
+            if self.logprobs is not None:
+                self.logprobs.extend(logprobs)
+
+    def finish(self, end: ChoiceEnd) -> None:
+        """End the choice, unless it has ended."""
+        if self.end is None:
+            self.end = end
+
+    def stop_at(self, position: int) -> bool:
+        """A stop string ends with token ``position`` − 1: it wins over any end at or behind it, and cuts the log.
+
+        Returns whether it changed anything; a position beyond the log is not believed.
+        """
+        if not 1 <= position <= len(self.ids) or (self.end is not None and self.end.position < position):
+            return False
+        del self.ids[position:]
+        if self.logprobs is not None:
+            del self.logprobs[max(0, position - self.resumed) :]
+        self.end = ChoiceEnd(Cause.STOP, position)
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class LedgerEntry:
+    """One request."""
+
+    request_id: str
+    core_id: str
+    """Name of this submission inside the engine: a superseding Submit is another one there."""
+    epoch: int
+    submitter: PeerId
+    deliver_to: str
+    output_context: bytes
+    choices: dict[int, ChoiceLog]
+    delivered: Mapping[int, int] = field(default_factory=dict)
+    """Per choice, what the submitter had when it last said where to deliver."""
+    prefill: Prefill | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(log.end is not None for log in self.choices.values())

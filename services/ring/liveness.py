@@ -1,0 +1,40 @@
+"""Is a peer alive, and does it move? Beats prove the process, a counter of steps proves progress.
+
+A suspected peer gets no new work and is trusted again when it beats again, so a false alarm is harmless.
+"""
+
+from __future__ import annotations
+
+BEAT_INTERVAL = 0.5
+"""Seconds between pushes of load."""
+BEAT_LIMIT = 2.0
+"""Seconds without a beat after which a peer is suspected."""
+STEP_FLOOR, STEP_FACTOR = 10.0, 20.0
+"""An engine with work must step within max(10 s, 20 × its longest recent step)."""
+
+
+class Liveness:
+    """Watches one peer; times are seconds on the watcher's monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._last_beat = now
+        self._last_move = now
+        self._steps = -1
+        self._longest_step = 0.0
+        self._busy = False
+
+    def beat(self, now: float, steps: int = 0, *, busy: bool = False, longest_step: float = 0.0) -> None:
+        """A load arrived. ``steps`` counts since the peer's start, ``longest_step`` is in seconds."""
+        if steps != self._steps or not busy:
+            self._last_move = now
+        self._last_beat, self._steps, self._busy, self._longest_step = now, steps, busy, longest_step
+
+    def suspicion(self, now: float) -> str | None:
+        """Why the peer is not to be trusted with new work; None if it is."""
+        silent = now - self._last_beat
+        if silent > BEAT_LIMIT:
+            return f"no sign of life for {silent:.1f} s"
+        still = now - self._last_move
+        if self._busy and still > max(STEP_FLOOR, STEP_FACTOR * self._longest_step):
+            return f"no step for {still:.1f} s with work to do"
+        return None

@@ -1,0 +1,115 @@
+"""The processor's view of one request: its epoch, what each choice has, which frames fit, and its terminals.
+
+The processor owns a request from admission to the last terminal. Frames of a lower epoch are dropped, a delta must
+begin where the choice's count is, nothing follows a terminal, and usage counts exactly what was delivered.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from services.ring.events import Cause, ChoiceEnd, Status
+from services.ring.positions import Fit, fit
+
+
+class Verdict(enum.Enum):
+    """What to do with a frame about a choice."""
+
+    ACCEPT = "accept"
+    DROP = "drop"
+    """Late, duplicate, or behind a terminal."""
+    REDIRECT = "redirect"
+    """Something was lost: ask for a replay from what is there."""
+
+
+class ChoiceState:
+    """What the client has of one choice."""
+
+    __slots__ = ("end", "ids")
+
+    def __init__(self, resumed_ids: Sequence[int] = ()) -> None:
+        self.ids: list[int] = list(resumed_ids)
+        self.end: ChoiceEnd | None = None
+
+
+class RingRequest:
+    """One request on its way round the ring."""
+
+    def __init__(self, request_id: str, prompt_tokens: int, choices: Mapping[int, Sequence[int]]) -> None:
+        """``choices`` maps each unfinished choice to the ids it was resumed with."""
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens: int | None = None
+        """Of the first admission; None until the engine has said."""
+        self.epoch = 0
+        self.redirects = 0
+        """Replays asked for because something was lost."""
+        self.choices = {choice: ChoiceState(ids) for choice, ids in choices.items()}
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its terminal."""
+        return all(state.end is not None for state in self.choices.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens delivered, over all choices; resumed ones count."""
+        return sum(len(state.ids) for state in self.choices.values())
+
+    def next_epoch(self) -> int:
+        """Begin a new epoch, for a Submit or a Redirect: frames of earlier ones are dropped from now on."""
+        self.epoch += 1
+        return self.epoch
+
+    def unfinished(self) -> dict[int, list[int]]:
+        """The ids of each choice that goes on: what a resume carries."""
+        return {choice: state.ids for choice, state in self.choices.items() if state.end is None}
+
+    def delivered(self) -> dict[int, int]:
+        """Per unfinished choice, how many ids there are: what a Redirect carries."""
+        return {choice: len(ids) for choice, ids in self.unfinished().items()}
+
+    def prefilled(self, epoch: int, cached_tokens: int) -> bool:
+        """Prompt progress; the first one says how much was cached. Returns whether it is of this epoch."""
+        if epoch != self.epoch:
+            return False
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
+        return True
+
+    def delta(self, epoch: int, choice: int, first_position: int, ids: Sequence[int]) -> Verdict:
+        """Place a delta, and keep its ids if it is accepted."""
+        state = self._live(epoch, choice)
+        if state is None:
+            return Verdict.DROP
+        match fit(first_position, len(ids), len(state.ids)):
+            case Fit.NEXT:
+                state.ids.extend(ids)
+                return Verdict.ACCEPT
+            case Fit.OLD:
+                return Verdict.DROP
+            case _:
+                return Verdict.REDIRECT
+
+    def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
+        """Place the end of a choice; it must come right behind the last id."""
+        state = self._live(epoch, choice)
+        if state is None:
+            return Verdict.DROP
+        if end.position != len(state.ids):
+            return Verdict.REDIRECT
+        state.end = end
+        return Verdict.ACCEPT
+
+    def abort(self, cause: Cause, error: Status | None = None) -> dict[int, ChoiceEnd]:
+        """End every unfinished choice here and now, from what was delivered; later frames are dropped."""
+        ends = {}
+        for choice, state in self.choices.items():
+            if state.end is None:
+                state.end = ends[choice] = ChoiceEnd(cause, len(state.ids), error=error)
+        return ends
+
+    def _live(self, epoch: int, choice: int) -> ChoiceState | None:
+        state = self.choices.get(choice)
+        return state if epoch == self.epoch and state is not None and state.end is None else None

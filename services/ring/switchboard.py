@@ -1,0 +1,281 @@
+"""The engine's door: who is attached, what each of their commands does, and where outputs go.
+
+The switchboard owns the ledger and the outbound links. It calls the engine core through ``CorePort`` and is told
+what the core computed through ``progress``; time comes in as an argument. It waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.ring.cursor import OutboundLink
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
+from services.ring.identity import PeerId, is_ring_id_of
+from services.ring.ledger import ChoiceLog, LedgerEntry
+
+MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A Submit, as far as the ring looks into it."""
+
+    request_id: str
+    epoch: int
+    deliver_to: str
+    """Empty: the submitter."""
+    output_context: bytes
+    choices: Mapping[int, Sequence[int]]
+    """Unfinished choices and the ids they already have."""
+    keeps_logprobs: bool
+    order: object
+    """What the engine core makes of it; opaque here."""
+
+
+class CorePort(Protocol):
+    """What the switchboard asks of the engine core. Neither call blocks; both are idempotent per ``core_id``."""
+
+    def add(self, core_id: str, order: object) -> None:
+        """Begin to compute; a refusal comes back through ``Switchboard.refuse``."""
+
+    def cancel(self, core_id: str, choice: int | None) -> None:
+        """Stop computing a choice, or all of them."""
+
+
+class Switchboard:
+    """The state behind ``EngineService.Attach``."""
+
+    def __init__(self, core: CorePort, *, orphan_grace: float, max_ledgers: int) -> None:
+        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream."""
+        self._core = core
+        self._orphan_grace = orphan_grace
+        self._max_ledgers = max_ledgers
+        self._entries: dict[str, LedgerEntry] = {}
+        self._by_core_id: dict[str, LedgerEntry] = {}
+        self._links: dict[str, OutboundLink] = {}
+        self._orphaned: dict[PeerId, float] = {}
+        self.draining = False
+
+    # Peers
+
+    def attach(self, peer: PeerId) -> tuple[OutboundLink, OutboundLink | None]:
+        """A peer arrived; returns its link and the one it supersedes, whose stream must end.
+
+        Raises ``Refused`` for an incarnation older than the attached one.
+        """
+        old = self._links.get(peer.name)
+        if old is not None and old.peer.incarnation > peer.incarnation:
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"hello.incarnation: {peer.name} is attached with the newer incarnation {old.peer.incarnation}",
+            )
+        link = OutboundLink(peer)
+        self._links[peer.name] = link
+        self._orphaned.pop(peer, None)
+        for submitter in [s for s in self._submitters() if s.name == peer.name and s.incarnation < peer.incarnation]:
+            self._forget_submitter(submitter)
+        for entry in self._entries.values():
+            if entry.deliver_to == peer.name:
+                link.carry(entry)
+        self._announce()
+        return link, old
+
+    def detach(self, link: OutboundLink, now: float) -> None:
+        """A peer's stream ended. Its requests live on for ``orphan_grace``; what it was to receive stays here."""
+        if self._links.get(link.peer.name) is not link:
+            return
+        del self._links[link.peer.name]
+        self._orphaned[link.peer] = now + self._orphan_grace
+        self._announce()
+
+    def expire(self, now: float) -> None:
+        """Cancel and forget the requests of submitters that have been gone for too long. Call at least every second."""
+        for peer in [peer for peer, at in self._orphaned.items() if at <= now]:
+            del self._orphaned[peer]
+            self._forget_submitter(peer)
+
+    def attached(self) -> list[PeerId]:
+        """Who is attached now."""
+        return [link.peer for link in self._links.values()]
+
+    # Commands of an attached peer; each raises ``Refused``
+
+    def submit(self, peer: PeerId, submission: Submission) -> None:
+        """Begin a request, or supersede it: the old one is freed first."""
+        self._check_submission(peer, submission)
+        old = self._entries.get(submission.request_id)
+        if old is not None:
+            self._remove(old)
+        receiver = self._receiver(submission.deliver_to or peer.name)
+        entry = LedgerEntry(
+            request_id=submission.request_id,
+            core_id=f"{submission.request_id}@{submission.epoch}",
+            epoch=submission.epoch,
+            submitter=peer,
+            deliver_to=receiver.peer.name,
+            output_context=submission.output_context,
+            choices={choice: ChoiceLog(ids, submission.keeps_logprobs) for choice, ids in submission.choices.items()},
+            delivered={choice: len(ids) for choice, ids in submission.choices.items() if ids},
+        )
+        self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
+        receiver.carry(entry)
+        self._core.add(entry.core_id, submission.order)
+
+    def cancel(self, peer: PeerId, request_id: str, epoch: int) -> None:
+        """End a request: every unfinished choice gets CANCELLED. Unknown ids and lower epochs are ignored."""
+        entry = self._own(peer, request_id)
+        if entry is None or epoch < entry.epoch:
+            return
+        self._core.cancel(entry.core_id, None)
+        for log in entry.choices.values():
+            log.finish(ChoiceEnd(Cause.CANCELLED, len(log.ids)))
+        self._mark(entry)
+
+    def stop(self, peer: PeerId, request_id: str, epoch: int, choice: int, position: int) -> None:
+        """End one choice at ``position``: its receiver found a stop string there."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.deliver_to != peer.name or epoch != entry.epoch or choice not in entry.choices:
+            return
+        if entry.choices[choice].stop_at(position):
+            self._core.cancel(entry.core_id, choice)
+            self._mark(entry)
+
+    def redirect(
+        self, peer: PeerId, request_id: str, epoch: int, deliver_to: str, delivered: Mapping[int, int]
+    ) -> None:
+        """Replay a request's log to another peer (or the same one) from position 0, and go on there."""
+        entry = self._own(peer, request_id)
+        if entry is None:
+            raise Refused(Code.NOT_FOUND, f"request_id: {request_id} is not known here")
+        if epoch <= entry.epoch:
+            raise Refused(Code.ALREADY_EXISTS, f"epoch: {epoch} is not higher than {entry.epoch}")
+        receiver = self._receiver(deliver_to or peer.name)
+        if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
+            self._links[entry.deliver_to].drop(request_id)
+        entry.epoch, entry.deliver_to, entry.delivered = epoch, receiver.peer.name, dict(delivered)
+        receiver.carry(entry)
+
+    def done(self, peer: PeerId, request_id: str, epoch: int) -> None:
+        """The submitter has all it wants: forget the request, and stop it if it still runs."""
+        entry = self._own(peer, request_id)
+        if entry is not None and epoch >= entry.epoch:
+            self._remove(entry)
+
+    # News from the core
+
+    def progress(
+        self,
+        core_id: str,
+        choice: int,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        end: ChoiceEnd | None,
+    ) -> None:
+        """The core computed tokens of a choice, or ended it. What comes behind an end or a Done is dropped."""
+        entry = self._by_core_id.get(core_id)
+        if entry is None:
+            return
+        log = entry.choices[choice]
+        log.append(ids, logprobs)
+        if end is not None:
+            log.finish(end)
+        self._mark(entry)
+
+    def prefilled(self, core_id: str, prefill: Prefill) -> None:
+        """A prompt got further."""
+        if entry := self._by_core_id.get(core_id):
+            entry.prefill = prefill
+            self._mark(entry)
+
+    def prompt_scored(self, core_id: str, logprobs: Sequence[TokenLogprob]) -> None:
+        """The log probabilities of a prompt are complete."""
+        if entry := self._by_core_id.get(core_id):
+            entry.prompt_logprobs = logprobs
+            self._mark(entry)
+
+    def refuse(self, core_id: str, status: Status) -> tuple[OutboundLink | None, LedgerEntry] | None:
+        """The core did not take a submission: forget it; returns the submitter's link, to be told, and the entry."""
+        entry = self._by_core_id.get(core_id)
+        if entry is None:
+            return None
+        self._remove(entry)
+        link = self._links.get(entry.submitter.name)
+        return (link if link is not None and link.peer == entry.submitter else None), entry
+
+    # Counts
+
+    @property
+    def num_ledgers(self) -> int:
+        """Requests whose submitter has not said Done."""
+        return len(self._entries)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Of these, with a choice that has not ended."""
+        return sum(not entry.finished for entry in self._entries.values())
+
+    def _check_submission(self, peer: PeerId, submission: Submission) -> None:
+        if self.draining:
+            raise Refused(Code.UNAVAILABLE, "this engine is draining: submit elsewhere", retry_after_ms=0)
+        if not is_ring_id_of(submission.request_id, peer.incarnation):
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"request_id: {submission.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's "
+                f"incarnation {peer.incarnation}",
+            )
+        if submission.epoch < 1:
+            raise Refused(Code.INVALID_ARGUMENT, "epoch: 0 is not an epoch: expected at least 1")
+        if len(submission.output_context) > MAX_OUTPUT_CONTEXT_BYTES:
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"output_context: {len(submission.output_context)} bytes: expected at most {MAX_OUTPUT_CONTEXT_BYTES}",
+            )
+        old = self._entries.get(submission.request_id)
+        if old is not None and submission.epoch <= old.epoch:
+            raise Refused(Code.ALREADY_EXISTS, f"epoch: {submission.epoch} is not higher than {old.epoch}")
+        self._receiver(submission.deliver_to or peer.name)
+        if old is None and len(self._entries) >= self._max_ledgers:
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"this engine holds {self._max_ledgers} requests whose submitters have not said Done",
+                retry_after_ms=1000,
+            )
+
+    def _receiver(self, name: str) -> OutboundLink:
+        link = self._links.get(name)
+        if link is None:
+            raise Refused(Code.UNAVAILABLE, f"deliver_to: {name} is not attached here", retry_after_ms=0)
+        return link
+
+    def _own(self, peer: PeerId, request_id: str) -> LedgerEntry | None:
+        entry = self._entries.get(request_id)
+        return entry if entry is not None and entry.submitter == peer else None
+
+    def _mark(self, entry: LedgerEntry) -> None:
+        if link := self._links.get(entry.deliver_to):
+            link.mark(entry.request_id)
+
+    def _remove(self, entry: LedgerEntry) -> None:
+        if not entry.finished:
+            self._core.cancel(entry.core_id, None)
+        del self._entries[entry.request_id], self._by_core_id[entry.core_id]
+        if link := self._links.get(entry.deliver_to):
+            link.drop(entry.request_id)
+
+    def _submitters(self) -> set[PeerId]:
+        return {entry.submitter for entry in self._entries.values()}
+
+    def _forget_submitter(self, peer: PeerId) -> None:
+        self._orphaned.pop(peer, None)
+        for entry in [entry for entry in self._entries.values() if entry.submitter == peer]:
+            self._remove(entry)
+
+    def _announce(self) -> None:
+        peers = self.attached()
+        for link in self._iter_links():
+            link.announce(peers)
+
+    def _iter_links(self) -> Iterator[OutboundLink]:
+        return iter(self._links.values())
