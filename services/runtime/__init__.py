@@ -1,0 +1,1 @@
+"""What every service process needs: options, server life cycle, channels, telemetry, supervision."""

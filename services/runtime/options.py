@@ -1,0 +1,226 @@
+"""How options are declared, read and checked.
+
+An option is a dataclass field whose metadata holds an ``Option`` under the key ``"option"``; options that belong
+together are one dataclass, and dataclasses are composed into the settings of a process. One declaration yields the
+flag (``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The engine declares its own
+in the same form; they are recognized by shape, so nothing here imports the engine.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
+from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+VARIABLE_PREFIX = "RINGLINE_"
+
+_BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+
+T = TypeVar("T")
+
+
+class SettingError(Exception):
+    """An option has a value that cannot be used."""
+
+    def __init__(self, option: str, value: object, accepted: str) -> None:
+        """``option`` is the field's name, ``accepted`` says what it takes."""
+        super().__init__(f"{option}={value!r} is not usable: expected {accepted}")
+        self.option = option
+        self.value = value
+        self.accepted = accepted
+
+
+class Declared(Protocol):
+    """What is said about an option besides its type and default; the shape by which options are recognized."""
+
+    @property
+    def help(self) -> str: ...
+    @property
+    def choices(self) -> tuple[str, ...] | None: ...
+    @property
+    def minimum(self) -> float | None: ...
+    @property
+    def maximum(self) -> float | None: ...
+    @property
+    def unit(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The ``Declared`` of the services."""
+
+    help: str
+    choices: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    """``bytes`` options also take suffixes (512MiB, 4GiB); ``seconds`` says what a number means."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    unit: str | None = None,
+) -> Any:
+    """A dataclass field that is an option."""
+    return field(default=default, metadata={"option": Option(help, choices, minimum, maximum, unit)})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option of a process, found in its settings."""
+
+    section: tuple[str, ...]
+    """Fields that lead from the settings to the dataclass which declares it."""
+    name: str
+    kind: type
+    """bool, int, float, str, or tuple (of strings)."""
+    optional: bool
+    """Whether None ("derive it") is a value."""
+    default: Any
+    declared: Declared
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return VARIABLE_PREFIX + self.name.upper()
+
+    @property
+    def accepted(self) -> str:
+        """What the option takes, in words."""
+        if self.declared.choices is not None:
+            return "one of " + ", ".join(self.declared.choices)
+        noun = {
+            bool: "true or false",
+            int: "an integer",
+            float: "a number",
+            str: "a string",
+            tuple: "a comma-separated list",
+        }[self.kind]
+        if self.declared.unit == "bytes":
+            noun = "a number of bytes (such as 1048576, 512MiB or 4GiB)"
+        elif self.declared.unit is not None:
+            noun = f"{noun} of {self.declared.unit}"
+        low, high = self.declared.minimum, self.declared.maximum
+        if low is not None and high is not None:
+            return f"{noun} from {low:g} to {high:g}"
+        if low is not None:
+            return f"{noun}, at least {low:g}"
+        return noun if high is None else f"{noun}, at most {high:g}"
+
+    def check(self, value: Any) -> None:
+        """Raise ``SettingError`` if ``value`` is out of range."""
+        if value is None and self.optional:
+            return
+        choices, low, high = self.declared.choices, self.declared.minimum, self.declared.maximum
+        # Written so that NaN, for which every comparison is false, is refused too.
+        bad = (
+            (choices is not None and value not in choices)
+            or (low is not None and not value >= low)
+            or (high is not None and not value <= high)
+        )
+        if bad:
+            raise SettingError(self.name, value, self.accepted)
+
+    def parse(self, text: str) -> Any:
+        """The value that ``text`` (of a flag or variable) means; raise ``SettingError`` if it means none."""
+        try:
+            value = self._convert(text.strip())
+        except ValueError:
+            raise SettingError(self.name, text, self.accepted) from None
+        try:
+            self.check(value)
+        except SettingError:
+            raise SettingError(self.name, text, self.accepted) from None
+        return value
+
+    def _convert(self, text: str) -> Any:
+        if self.kind is bool:
+            if text.lower() not in _TRUE + _FALSE:
+                raise ValueError
+            return text.lower() in _TRUE
+        if self.kind is tuple:
+            return tuple(item.strip() for item in text.split(",") if item.strip())
+        if self.declared.unit == "bytes":
+            return _parse_bytes(text)
+        return self.kind(text)
+
+    def format(self, value: Any) -> str:
+        """The text that ``parse`` reads as ``value``."""
+        if self.kind is bool:
+            return "true" if value else "false"
+        return ",".join(value) if self.kind is tuple else str(value)
+
+
+def settings_of(defaults: Any) -> list[Setting]:
+    """Every option reachable from ``defaults``, an instance of a settings dataclass, in order of declaration."""
+    return list(_walk(defaults, ()))
+
+
+def build(defaults: T, values: Mapping[str, Any]) -> T:
+    """A copy of the settings ``defaults`` with the options named in ``values`` replaced.
+
+    Raises whatever the dataclasses raise for a value that is out of range; names that are not options of these
+    settings are left alone, so that one mapping can serve several settings.
+    """
+    changes: dict[str, Any] = {}
+    for f in fields(defaults):  # type: ignore[arg-type]
+        value = getattr(defaults, f.name)
+        if "option" in f.metadata:
+            if f.name in values:
+                changes[f.name] = values[f.name]
+        elif is_dataclass(value):
+            changes[f.name] = build(value, values)
+    return replace(defaults, **changes)  # type: ignore[type-var]
+
+
+def check_section(section: Any) -> None:
+    """Raise ``SettingError`` for the first option declared in ``section`` itself that is out of range."""
+    for setting in _walk(section, ()):
+        if not setting.section:
+            setting.check(setting.default)
+
+
+def _walk(defaults: Any, section: tuple[str, ...]) -> Iterator[Setting]:
+    hints = get_type_hints(type(defaults))
+    for f in fields(defaults):
+        value = getattr(defaults, f.name)
+        if "option" in f.metadata:
+            kind, optional = _kind(hints[f.name])
+            yield Setting(section, f.name, kind, optional, value, f.metadata["option"])
+        elif is_dataclass(value):
+            yield from _walk(value, (*section, f.name))
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The plain type of an annotation, and whether it allows None."""
+    optional = False
+    if get_origin(hint) in (Union, types.UnionType):
+        arms = [arm for arm in get_args(hint) if arm is not type(None)]
+        if len(arms) != 1:
+            raise TypeError(f"an option has one type, not {hint}")
+        hint, optional = arms[0], True
+    kind = get_origin(hint) or hint
+    if kind not in (bool, int, float, str, tuple):
+        raise TypeError(f"an option cannot be of type {hint}")
+    return kind, optional
+
+
+def _parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if match is None or match[2].upper() not in _BYTES:
+        raise ValueError
+    return round(Fraction(match[1]) * _BYTES[match[2].upper()])

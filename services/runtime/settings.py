@@ -1,0 +1,214 @@
+"""The options of the three services. The engine's own options are declared in ``engine_core.config``.
+
+Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and an entry of ``docs/configuration.md``
+(see ``services.runtime.options``). A value that cannot be used raises ``SettingError`` at construction. ``None`` means
+"derive it".
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from services.runtime.incarnation import default_name, valid_name
+from services.runtime.options import SettingError, check_section, option
+
+PROCESSOR_PORT = 50051
+ENGINE_PORT = 50061
+DETOKENIZER_PORT = 50071
+METRICS_PORT_OFFSET = 10000
+
+_LONGEST_UDS = 107
+"""Bytes of a unix socket's path on Linux (sun_path, without its end)."""
+
+
+class _Section:
+    """Checks its own options when constructed."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings(_Section):
+    """Where a service listens, and how it treats its peers."""
+
+    host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 takes connections from other machines.")
+    port: int = option(0, "TCP port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
+    uds: str | None = option(None, "Path of a unix socket to listen on, instead of host and port.")
+    name: str | None = option(
+        None,
+        "Stable name of this process in the ring: 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'. "
+        "Default: made of the service, the machine's name and the port.",
+    )
+    max_message_bytes: int = option(
+        16 * 2**20,
+        "Largest gRPC message taken; a larger one ends its stream.",
+        minimum=2 * 2**20,  # twice the largest frame of a link
+        maximum=2**31 - 1,
+        unit="bytes",
+    )
+    stall_timeout: float = option(
+        30.0,
+        "A peer or client that takes nothing for this long loses its stream.",
+        minimum=0.1,
+        maximum=86400,
+        unit="seconds",
+    )
+    drain_grace: float = option(
+        30.0,
+        "After SIGTERM, how long to go on with the requests that are there.",
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if self.name is not None and not valid_name(self.name):
+            raise SettingError("name", self.name, "1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
+        if self.uds is not None and not 1 <= len(self.uds.encode()) <= _LONGEST_UDS:
+            raise SettingError("uds", self.uds, f"a path of 1 to {_LONGEST_UDS} bytes")
+
+    @property
+    def address(self) -> str:
+        """What to bind, as gRPC writes it: ``host:port``, ``[v6]:port`` or ``unix:path``."""
+        return join_address(self.host, self.port) if self.uds is None else f"unix:{self.uds}"
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings(_Section):
+    """What a service tells about itself."""
+
+    log_level: str = option("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
+    log_format: str = option(
+        "auto",
+        "json writes one object per line; console is for people; auto is console on a terminal, else json.",
+        choices=("auto", "console", "json"),
+    )
+    metrics: bool = option(True, "Answer Prometheus on /metrics.")
+    metrics_port: int | None = option(
+        None,
+        "Port of /metrics; 0 takes a free one. Default: the service's port + 10000 (− 10000 where that is too high); "
+        "none for a service on a unix socket.",
+        minimum=0,
+        maximum=65535,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What the settings of every service have in common."""
+
+    service: ClassVar[str]
+    """Which service: processor, engine or detokenizer."""
+
+    server: ServerSettings
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    @property
+    def name(self) -> str:
+        """The name of this process in the ring."""
+        server = self.server
+        if server.name is not None:
+            return server.name
+        place = str(server.port) if server.uds is None else Path(server.uds).stem
+        return default_name(self.service, socket.gethostname(), place)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of the metrics endpoint; None if there is none."""
+        telemetry, server = self.telemetry, self.server
+        if not telemetry.metrics or (telemetry.metrics_port is None and server.uds is not None):
+            return None
+        host = server.host if server.uds is None else "127.0.0.1"
+        if telemetry.metrics_port is not None:
+            return host, telemetry.metrics_port
+        above = server.port + METRICS_PORT_OFFSET
+        return host, 0 if server.port == 0 else above if above <= 65535 else server.port - METRICS_PORT_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSettings(ServiceSettings):
+    """The processor."""
+
+    service: ClassVar[str] = "processor"
+
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
+    engines: tuple[str, ...] = option(
+        (f"127.0.0.1:{ENGINE_PORT}",), "Addresses of the engines, separated by commas: host:port or unix:path."
+    )
+    detokenizers: tuple[str, ...] = option(
+        (f"127.0.0.1:{DETOKENIZER_PORT}",), "Addresses of the detokenizers, like those of the engines."
+    )
+    max_live_requests: int = option(
+        4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        check_addresses("engines", self.engines)
+        check_addresses("detokenizers", self.detokenizers)
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerSettings(ServiceSettings):
+    """The detokenizer."""
+
+    service: ClassVar[str] = "detokenizer"
+
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DETOKENIZER_PORT))
+    engines: tuple[str, ...] = option(
+        (f"127.0.0.1:{ENGINE_PORT}",), "Addresses of the engines, separated by commas: host:port or unix:path."
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        check_addresses("engines", self.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServiceSettings(ServiceSettings):
+    """The engine as a service; what it computes and how is ``engine_core.config.EngineConfig``."""
+
+    service: ClassVar[str] = "engine"
+
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
+    orphan_grace: float = option(
+        2.0,
+        "Requests whose submitter has been gone for this long are cancelled.",
+        minimum=0,
+        maximum=3600,
+        unit="seconds",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets where the host is an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_addresses(option_name: str, addresses: tuple[str, ...]) -> None:
+    """Raise ``SettingError`` unless there is at least one address and each is ``host:port`` or ``unix:path``."""
+    if not addresses:
+        raise SettingError(option_name, ",".join(addresses), "at least one address")
+    for address in addresses:
+        if not valid_address(address):
+            raise SettingError(option_name, address, "addresses like host:port, [v6]:port or unix:path")
+
+
+def valid_address(address: str) -> bool:
+    """Whether ``address`` is one that a service can be dialled at."""
+    if address.startswith("unix:"):
+        return 1 <= len(address.removeprefix("unix:").encode()) <= _LONGEST_UDS
+    host, colon, port = address.rpartition(":")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return False
+    return bool(host and colon) and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
