@@ -1,0 +1,68 @@
+# The project's commands; `make` alone lists them. Everything is installed below this folder, from constraints.txt.
+
+PYTHON ?= python3
+PIP_INSTALL := pip install --quiet --no-compile --disable-pip-version-check
+
+# Two test processes with one thread each fill the two cores that the suite is sized for. Idle OpenMP threads sleep
+# instead of spinning, or services that share the cores wait for them.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+TEST_PROCESSES ?= 2
+
+FULL := .venv/.installed
+CPU := .venv-cpu/.installed
+OLDEST := .venv-oldest/.installed
+NODE := tests/clients/node/node_modules/.package-lock.json
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format stubs proto-baseline clean
+
+help:  ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
+
+demo: $(FULL)  ## start the three services with the bundled model and stream an answer through them
+	.venv/bin/ringline demo
+
+test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
+	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST)
+
+lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
+	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"
+
+format: $(FULL)  ## rewrite the code and the protos in the one format
+	.venv/bin/ruff check --fix-only --quiet .
+	.venv/bin/ruff format --quiet .
+	.venv/bin/buf format -w protos
+
+stubs: $(OLDEST)  ## generate clients/python/ringline/ from protos/
+	PATH="$(CURDIR)/.venv-oldest/bin:$$PATH" .venv-oldest/bin/python clients/python/generate.py
+
+proto-baseline: $(FULL)  ## take the protos as they are for what later ones must not break; at a release
+	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
+
+clean:  ## remove everything that these commands installed or cached
+	rm -rf .venv .venv-cpu .venv-oldest tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# What everyone works in: both distributions, editable, with the engine and the tools.
+$(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
+	touch $@
+
+# What a processor or detokenizer is deployed with: neither torch nor transformers.
+$(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml
+	test -x .venv-cpu/bin/python || $(PYTHON) -m venv .venv-cpu
+	.venv-cpu/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e .
+	touch $@
+
+# The oldest packages that the client promises to work with; generates the stubs.
+$(OLDEST): clients/python/oldest.txt clients/python/pyproject.toml
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest.txt -e clients/python
+	touch $@
+
+$(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
+	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error
+	touch $@
