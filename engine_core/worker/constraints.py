@@ -1,0 +1,77 @@
+"""Which tokens a sequence may not draw next, and biases: allowed ids, bad words, minimum length, logit bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.request import SamplingParams
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenConstraints:
+    """What one sequence's parameters say about single tokens, in the form that a step needs."""
+
+    def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        """``eos_token_ids`` count as stop tokens unless the parameters ignore them."""
+        allowed = params.allowed_token_ids
+        self.allowed: Ids | None = None if allowed is None else np.unique(np.asarray(allowed, np.int64))
+        self._num_allowed = vocab_size if self.allowed is None else len(self.allowed)
+        self.bias_ids: Ids = np.asarray(list(params.logit_bias), np.int64)
+        self.bias = np.asarray(list(params.logit_bias.values()), np.float32)
+        self._min_tokens = params.min_tokens
+        stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
+        self._stop_ids = sorted(token for token in stop_ids if token < vocab_size)
+        self._always_bad = sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1})
+        # Words by the token before their last one: a step compares only words that could end in it.
+        self._words: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for word in params.bad_words_token_ids:
+            if len(word) > 1:
+                self._words.setdefault(word[-2], []).append((word[:-1], word[-1]))
+
+    def banned(self, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int) -> Ids:
+        """Ids that must not follow ``token_ids`` (prompt and output).
+
+        A bad word may begin in the prompt, but it is never completed in the output. Where nothing could be drawn
+        any more, allowed ids win over the ban.
+        """
+        banned = set(self._always_bad)
+        for prefix, last in self._words.get(int(token_ids[-1]), ()):
+            if tuple(token_ids[-len(prefix) :].tolist()) == prefix:
+                banned.add(last)
+        if len(token_ids) - num_prompt_tokens < self._min_tokens:
+            banned.update(self._stop_ids)
+        ids = np.fromiter(banned, np.int64, len(banned))
+        if len(ids) < self._num_allowed:
+            return ids
+        drawable = self._num_allowed - (len(ids) if self.allowed is None else int(np.isin(ids, self.allowed).sum()))
+        return ids if drawable > 0 else ids[:0]
+
+
+def keep_allowed(logits: torch.Tensor, row: int, allowed: Ids) -> None:
+    """Set every logit of ``row`` but the ``allowed`` ones to −inf, in place; ``logits`` [R, V]."""
+    ids = torch.from_numpy(allowed)
+    values = logits[row, ids]
+    logits[row] = float("-inf")
+    logits[row, ids] = values
+
+
+def _flat_places(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids]) -> torch.Tensor:
+    offsets = np.repeat(np.asarray(rows, np.int64) * logits.shape[1], [len(i) for i in ids])
+    return torch.from_numpy(np.concatenate(ids) + offsets)
+
+
+def ban(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids]) -> None:
+    """Set the logits of ``ids``, one array for each of ``rows``, to −inf, in place; ``logits`` [R, V]."""
+    logits.view(-1)[_flat_places(logits, rows, ids)] = float("-inf")
+
+
+def add_bias(
+    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids], bias: Sequence[npt.NDArray[np.float32]]
+) -> None:
+    """Add ``bias`` to the logits of ``ids``, one array of each for each of ``rows``, in place; ``logits`` [R, V]."""
+    logits.view(-1)[_flat_places(logits, rows, ids)] += torch.from_numpy(np.concatenate(bias))
