@@ -113,7 +113,7 @@ class TextOutputs(google.protobuf.message.Message):
 
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Choice of each entry."""
+        """Index of the choice of each entry."""
 
     @property
     def first_positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -121,7 +121,7 @@ class TextOutputs(google.protobuf.message.Message):
 
     @property
     def token_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of each entry."""
+        """How many tokens each entry has."""
 
     @property
     def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -220,7 +220,7 @@ class Load(google.protobuf.message.Message):
     live_requests: builtins.int
     """Requests it holds."""
     decoded_tokens: builtins.int
-    """Tokens decoded since start."""
+    """Tokens decoded since the process began."""
     @property
     def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.link_pb2.Peer]:
         """Engines it is attached to."""
@@ -251,17 +251,17 @@ class OutputContext(google.protobuf.message.Message):
     MIN_TOKENS_FIELD_NUMBER: builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: builtins.int
     reply_to: builtins.str
-    """Name of the subscription that receives the text."""
+    """Name of the subscriber that receives the text, from its Hello."""
     reply_incarnation: builtins.int
     """Incarnation of that subscriber; text for an older one is dropped."""
     include_stop_str_in_output: builtins.bool
-    """Deliver the stop string too."""
+    """Leave the stop string in the text."""
     skip_special_tokens: builtins.bool
     """Leave special tokens out of the text."""
     min_tokens: builtins.int
-    """Stop strings are looked for only after this many output tokens."""
+    """A stop string ends a choice only after this many output tokens, ≥ 0."""
     tokenizer_fingerprint: builtins.str
-    """Fingerprint of the tokenizer that made the prompt's ids."""
+    """Fingerprint of the tokenizer that made the prompt's ids, as in GetModel."""
     @property
     def prompt_tail(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt's last ids (at most 16): left context of the first text."""

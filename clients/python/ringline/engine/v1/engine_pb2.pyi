@@ -125,26 +125,28 @@ class Submit(google.protobuf.message.Message):
     output_context: builtins.bytes
     """Goes with the request's first frame on each stream that carries it; opaque here. At most 16 KiB."""
     ignore_eos: builtins.bool
-    """Treat the model's eos tokens like any other."""
+    """Treat the model's eos tokens like any other. Default: false."""
     max_tokens: builtins.int
-    """Output tokens per choice, ≥ 1, resumed ones included."""
+    """Output tokens per choice, resumed ones included, ≥ 1. A choice ends at max_model_len in any case."""
     min_tokens: builtins.int
-    """No eos or stop token before this many output tokens."""
+    """No eos or stop token before this many output tokens, in [0, max_tokens]."""
     logprobs: builtins.int
-    """Alternatives reported per output token, at most the model's max_logprobs; 0 reports the token's own; absent: none."""
+    """Alternatives reported per output token, at most the model's max_logprobs; 0 reports the token's own log
+    probability alone. Default: no log probabilities.
+    """
     prompt_logprobs: builtins.int
-    """The same for prompt tokens."""
+    """The same for prompt tokens from the second on. Default: none."""
     priority: builtins.int
-    """Lower runs first."""
+    """Lower runs first; any value. Default 0."""
     tenant: builtins.str
-    """Requests of one priority share the engine fairly across tenants."""
+    """Requests of one priority share the engine fairly across tenants. Any name; empty is one more tenant."""
     cache_salt: builtins.bytes
-    """Cached prefixes are shared only between requests of equal salt. At most 64 bytes."""
+    """Cached prefixes are shared only between requests of equal salt. At most 64 bytes. Default: empty."""
     timeout_ms: builtins.int
-    """What remains of the request's time when this frame is sent, milliseconds; absent: no limit."""
+    """What remains of the request's time when this frame is sent, milliseconds, ≥ 1. Default: no limit."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The prompt: 1 to max_model_len − 1 ids."""
+        """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size."""
 
     @property
     def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
@@ -160,7 +162,7 @@ class Submit(google.protobuf.message.Message):
 
     @property
     def resume(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
-        """Unfinished choices and what they already have. Empty: all choices start from the prompt."""
+        """Unfinished choices and what they already have, each choice once. Default: all choices start from the prompt."""
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class Redirect(google.protobuf.message.Message):
     epoch: builtins.int
     """Higher than the request's, else ALREADY_EXISTS."""
     deliver_to: builtins.str
-    """Name of the attached peer that receives from now on; an unknown one is UNAVAILABLE."""
+    """Name of the attached peer that receives from now on; empty: the submitter. An unknown one is UNAVAILABLE."""
     @property
     def delivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Delivered]:
         """Per unfinished choice, how many ids the submitter has; goes to the new receiver with the log."""
@@ -290,7 +292,7 @@ class Delivered(google.protobuf.message.Message):
     choice: builtins.int
     """Index of the choice."""
     count: builtins.int
-    """Output ids delivered, from position 0."""
+    """Output ids delivered, from position 0, resumed ones included; ≥ 0."""
     def __init__(
         self,
         *,
@@ -416,7 +418,7 @@ class StepOutputs(google.protobuf.message.Message):
 
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Choice of each entry."""
+        """Index of the choice of each entry."""
 
     @property
     def first_positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -424,7 +426,7 @@ class StepOutputs(google.protobuf.message.Message):
 
     @property
     def token_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of each entry."""
+        """How many tokens each entry has, ≥ 1."""
 
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -478,14 +480,18 @@ class Opened(google.protobuf.message.Message):
     epoch: builtins.int
     """Its epoch."""
     output_context: builtins.bytes
-    """From Submit."""
+    """From Submit, as it was."""
     @property
     def delivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Delivered]:
-        """After a Redirect: what the submitter already has; the log still comes from position 0."""
+        """What the submitter already has of the unfinished choices, by its last Submit (resumed ids) or Redirect; a choice
+        that is not listed has nothing. The log still comes from position 0.
+        """
 
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Choices that are unfinished, with the ids they were resumed with (these come first in the log, from position 0)."""
+        """Indices of all choices that this stream will carry. Ids that a choice was resumed with come first in its log, at
+        position 0.
+        """
 
     def __init__(
         self,
@@ -516,7 +522,7 @@ class Prefill(google.protobuf.message.Message):
     epoch: builtins.int
     """Its epoch."""
     prompt_tokens: builtins.int
-    """Prompt tokens."""
+    """Prompt tokens, ≥ 1."""
     computed_tokens: builtins.int
     """Of these, computed (or cached) so far."""
     cached_tokens: builtins.int
@@ -549,7 +555,7 @@ class PromptLogprobs(google.protobuf.message.Message):
     """Its epoch."""
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """Of prompt tokens 1 and following; the first token has none."""
+        """One entry per prompt token from the second on; the first has none."""
 
     def __init__(
         self,
@@ -572,10 +578,10 @@ class EntryLogprobs(google.protobuf.message.Message):
     ENTRY_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     entry: builtins.int
-    """Index into the arrays of entries."""
+    """Index into the frame's arrays of entries, from 0."""
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """One per token of the entry."""
+        """One per token of the entry; where it begins with resumed ids, which have none, one per token behind them."""
 
     def __init__(
         self,
@@ -680,9 +686,9 @@ class Load(google.protobuf.message.Message):
     longest_step_ms: builtins.int
     """Longest of the recent steps, milliseconds."""
     running: builtins.int
-    """Choices being computed."""
+    """Choices being computed now."""
     waiting: builtins.int
-    """Requests waiting."""
+    """Requests waiting to be computed."""
     waiting_tokens: builtins.int
     """Prompt tokens of waiting requests that are still to be computed."""
     kv_usage: builtins.float
@@ -761,23 +767,23 @@ class GetModelResponse(google.protobuf.message.Message):
     vocab_size: builtins.int
     """Token ids are below it."""
     max_model_len: builtins.int
-    """Prompt and output together, tokens."""
+    """Longest sequence, prompt and output together, tokens."""
     dtype: builtins.str
-    """Type of weights and activations."""
+    """Type of weights and activations: float32, bfloat16 or float16."""
     tokenizer_fingerprint: builtins.str
-    """Equal where the tokenizer's files are equal."""
+    """Opaque; equal where the tokenizer's files are equal."""
     numerics_fingerprint: builtins.str
-    """Equal where equal requests have equal tokens, bit for bit."""
+    """Opaque; equal where equal requests have equal tokens, bit for bit."""
     max_logprobs: builtins.int
-    """Alternatives that logprobs may ask for."""
+    """Most alternatives that logprobs may ask for, ≥ 0."""
     block_size: builtins.int
-    """Tokens of a KV block."""
+    """Tokens that one KV block holds."""
     num_blocks: builtins.int
     """KV blocks in all."""
     max_num_queued_reqs: builtins.int
-    """Requests that may wait."""
+    """Requests that may wait; more are refused with RESOURCE_EXHAUSTED."""
     max_num_seqs: builtins.int
-    """Choices computed per step."""
+    """Most choices computed in one step."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -831,7 +837,7 @@ class GetTokenizerResponse(google.protobuf.message.Message):
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """File name, of the allow-list."""
+    """File name, of the allow-list, without a folder."""
     total_bytes: builtins.int
     """Size of the whole file, bytes."""
     data: builtins.bytes
@@ -889,7 +895,7 @@ class DrainRequest(google.protobuf.message.Message):
     GRACE_FIELD_NUMBER: builtins.int
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
-        """How long to go on with what there is; then it is cut. Absent: the engine's own setting."""
+        """How long to go on with what there is, ≥ 0; then it is cut. Default: the engine's own setting."""
 
     def __init__(
         self,
@@ -961,7 +967,7 @@ class ProfileRequest(google.protobuf.message.Message):
     """Steps to record, in [1, 1000]."""
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Give up when that many steps did not come in this time; absent: 30 s."""
+        """Give up when that many steps did not come in this time, > 0. Default: 30 s."""
 
     def __init__(
         self,

@@ -51,9 +51,9 @@ class GenerateRequest(google.protobuf.message.Message):
     truncate_prompt_tokens: builtins.int
     """Keep only this many of the prompt's last tokens, ≥ 1. Default: keep all; a prompt that is too long is refused."""
     priority: builtins.int
-    """Lower runs first. Default 0."""
+    """Lower runs first; any value. Default 0."""
     cache_salt: builtins.str
-    """Cached prefixes are shared only between requests of one tenant with equal salt, at most 256 bytes."""
+    """Cached prefixes are shared only between requests of one tenant with equal salt, at most 256 bytes. Default: empty."""
     timeout_ms: builtins.int
     """Time from now until the request ends with DEADLINE, milliseconds, ≥ 1. On Generate the call's own deadline
     counts too. Default: none.
@@ -175,14 +175,14 @@ class ChatMessage(google.protobuf.message.Message):
     role: builtins.str
     """Such as system, user, assistant, tool; not empty."""
     content: builtins.str
-    """What was said."""
+    """What was said; may be empty."""
     tool_call_id: builtins.str
-    """The call that a tool's message answers."""
+    """The call that a tool's message answers, by its id. Default: none."""
     name: builtins.str
-    """Name of who speaks, where a template uses it."""
+    """Name of who speaks, where a template uses it. Default: none."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
-        """Calls that an assistant made."""
+        """Calls that an assistant made. Default: none."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class ToolCall(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     id: builtins.str
-    """The call's id."""
+    """The call's id, as the model or the client chose it."""
     name: builtins.str
-    """The function."""
+    """Name of the function."""
     arguments_json: builtins.str
     """Its arguments: a JSON object."""
     def __init__(
@@ -239,22 +239,24 @@ class StoppingParams(google.protobuf.message.Message):
     max_tokens: builtins.int
     """Output tokens per choice, ≥ 1. Default: as many as the context has room for."""
     min_tokens: builtins.int
-    """Neither eos, stop tokens nor stop strings end a choice before this many output tokens. Default 0."""
+    """Neither eos, stop tokens nor stop strings end a choice before this many output tokens, in [0, max_tokens].
+    Default 0.
+    """
     include_stop_str_in_output: builtins.bool
     """Leave the stop string in the text. Default: false."""
     ignore_eos: builtins.bool
     """Treat the model's eos tokens like any other. Default: false."""
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Strings that end a choice; cut from the text. At most 64 of 1 to 1024 bytes, together at most 8 KiB."""
+        """Strings that end a choice; cut from the text. At most 64 of 1 to 1024 bytes, together at most 8 KiB. Default: none."""
 
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Ids that end a choice; delivered and counted. At most 64."""
+        """Ids that end a choice; delivered and counted. At most 64, each below the vocabulary's size. Default: none."""
 
     @property
     def bad_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Words that must not be said, with and without a space before; at most 128 of 1 to 256 bytes."""
+        """Words that must not be said, with and without a space before; at most 128 of 1 to 256 bytes. Default: none."""
 
     def __init__(
         self,
@@ -292,9 +294,11 @@ class OutputParams(google.protobuf.message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     PREFILL_PROGRESS_FIELD_NUMBER: builtins.int
     logprobs: builtins.int
-    """Alternatives reported per output token, in [0, 20]; 0 reports the token's own. Default: no log probabilities."""
+    """Alternatives reported per output token, in [0, 20]; 0 reports the token's own log probability alone. Default: no
+    log probabilities.
+    """
     prompt_logprobs: builtins.int
-    """The same for the prompt. Default: none."""
+    """The same for the prompt's tokens from the second on, in [0, 20]. Default: none."""
     skip_special_tokens: builtins.bool
     """Leave special tokens out of the text. Default: true."""
     return_prompt_token_ids: builtins.bool
@@ -353,7 +357,7 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def prompt_logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """Log probabilities of the prompt's tokens 1 and following."""
+        """Log probabilities of the prompt's tokens from the second on; the first has none."""
 
     @property
     def delta(self) -> global___Delta:
@@ -398,7 +402,7 @@ class Admitted(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
-    """The prompt's length, tokens."""
+    """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
     """The model that serves it."""
     @property
@@ -472,10 +476,10 @@ class Delta(google.protobuf.message.Message):
     first_position: builtins.int
     """Output position of the first token; equals the number of ids delivered before."""
     text: builtins.str
-    """The text."""
+    """The text that the tokens complete; may be empty."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The tokens."""
+        """The tokens, in order."""
 
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
@@ -508,7 +512,7 @@ class Terminal(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     choice: builtins.int
-    """Index of the choice."""
+    """Index of the choice; absent where the request was refused before it had choices."""
     cause: ringline.types.v1.output_pb2.FinishCause.ValueType
     """Why."""
     stop_token_id: builtins.int
@@ -552,9 +556,9 @@ class Usage(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
-    """Prompt tokens."""
+    """Prompt tokens, counted once however many choices there are."""
     cached_tokens: builtins.int
-    """Of these, found in the prefix cache."""
+    """Of these, found in the prefix cache when the request was first admitted."""
     completion_tokens: builtins.int
     """Output tokens over all choices, resumed ones included."""
     def __init__(
@@ -681,7 +685,7 @@ class SessionLimits(google.protobuf.message.Message):
     max_live_requests: builtins.int
     """Live requests; more are refused with RESOURCE_EXHAUSTED."""
     max_message_bytes: builtins.int
-    """Largest message, bytes."""
+    """Largest message the processor accepts, bytes."""
     stall_timeout_ms: builtins.int
     """A session that takes nothing for this long is ended, milliseconds."""
     def __init__(
@@ -710,7 +714,7 @@ class TokenizeRequest(google.protobuf.message.Message):
     text: builtins.str
     """Text."""
     add_special_tokens: builtins.bool
-    """As in GenerateRequest."""
+    """As in GenerateRequest: default true for text, false for chat."""
     @property
     def chat(self) -> global___Chat:
         """A conversation."""
@@ -742,12 +746,12 @@ class TokenizeResponse(google.protobuf.message.Message):
     RENDERED_FIELD_NUMBER: builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     rendered: builtins.str
-    """What the template made of a chat."""
+    """What the template made of a chat; empty for a text."""
     max_model_len: builtins.int
     """The model's context length, tokens."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """In order."""
+        """The ids, in order."""
 
     def __init__(
         self,
@@ -860,14 +864,14 @@ class Model(google.protobuf.message.Message):
     vocab_size: builtins.int
     """Token ids are below it."""
     max_model_len: builtins.int
-    """Prompt and output together, tokens."""
+    """Longest sequence, prompt and output together, tokens."""
     has_chat_template: builtins.bool
     """Whether it has a chat template."""
     tokenizer_fingerprint: builtins.str
-    """Equal where the tokenizer's files are equal."""
+    """Opaque; equal where the tokenizer's files are equal."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Ids that end a choice."""
+        """Ids that end a choice unless ignore_eos."""
 
     def __init__(
         self,

@@ -25,11 +25,11 @@ class Hello(google.protobuf.message.Message):
     name: builtins.str
     """Stable name of the process, such as "processor-0": 1 to 128 characters of [A-Za-z0-9._-]."""
     incarnation: builtins.int
-    """This life of the process: greater than that of every earlier life of the same name (start time in
+    """This life of the process, ≥ 1: greater than that of every earlier life of the same name (start time in
     milliseconds · 2^20 + random bits serves). A newer incarnation supersedes an older one.
     """
     contract_version: builtins.int
-    """Version of this contract that the caller speaks; 1."""
+    """Version of this contract that the caller speaks; 1 is the only one, and any other is refused."""
     def __init__(
         self,
         *,
@@ -54,11 +54,11 @@ class Welcome(google.protobuf.message.Message):
     name: builtins.str
     """Stable name of the process that answers."""
     incarnation: builtins.int
-    """This life of it."""
+    """This life of it, ≥ 1."""
     contract_version: builtins.int
-    """Version of this contract that it speaks; 1."""
+    """Version of this contract that it speaks; 1 is the only one."""
     max_message_bytes: builtins.int
-    """Largest message it accepts, bytes."""
+    """Largest message it accepts, bytes. A larger one ends its stream with RESOURCE_EXHAUSTED."""
     def __init__(
         self,
         *,
@@ -121,7 +121,7 @@ class Draining(google.protobuf.message.Message):
 
     GRACE_MS_FIELD_NUMBER: builtins.int
     grace_ms: builtins.int
-    """How long it will go on with what it has, milliseconds."""
+    """How long it will go on with what it has, milliseconds, ≥ 0."""
     def __init__(
         self,
         *,
@@ -142,9 +142,9 @@ class Rejection(google.protobuf.message.Message):
     IN_REPLY_TO_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """Whose it was; empty when the frame had no usable id."""
+    """The request that it was about; empty when the frame had no usable id."""
     epoch: builtins.int
-    """Epoch of the refused command; 0 when it has none."""
+    """Epoch of the refused command; 0 when it had none."""
     in_reply_to: builtins.int
     """Which command of this stream it was, counted from 1."""
     @property

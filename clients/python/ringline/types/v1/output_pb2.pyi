@@ -57,7 +57,7 @@ global___FinishCause = FinishCause
 
 @typing.final
 class Logprobs(google.protobuf.message.Message):
-    """Log probabilities of consecutive tokens: log-softmax of the raw logits, before penalties and temperature.
+    """Log probabilities of consecutive tokens: natural log-softmax of the raw logits, before penalties and temperature.
     The arrays are aligned and packed.
     """
 
@@ -69,22 +69,22 @@ class Logprobs(google.protobuf.message.Message):
     TOP_IDS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
     top_count: builtins.int
-    """Alternatives reported per token, k; 0 when none were asked for."""
+    """Alternatives reported per token, k, in [0, 20]; 0 when none were asked for."""
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Of each token."""
+        """Log probability of each token, ≤ 0."""
 
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Rank of each token among the vocabulary; 1 is the likeliest."""
+        """Rank of each token in the vocabulary, ≥ 1; 1 is the likeliest."""
 
     @property
     def top_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """k ids per token, likeliest first."""
+        """k ids per token, likeliest first, the lower id first where two are equal."""
 
     @property
     def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """k log probabilities per token, likeliest first."""
+        """The log probability of each of top_ids, ≤ 0."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class SamplingParams(google.protobuf.message.Message):
     temperature: builtins.float
     """Range [0, 2^31); 0 is greedy: the likeliest token, without noise. Default: the model's own, else 1."""
     top_k: builtins.int
-    """Keep this many of the likeliest tokens; 0 keeps all. Default: the model's own, else 0."""
+    """Any value: keep this many of the likeliest tokens; 0 keeps all. Default: the model's own, else 0."""
     top_p: builtins.float
     """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Default: the model's own, else 1."""
     min_p: builtins.float
@@ -64,18 +64,20 @@ class SamplingParams(google.protobuf.message.Message):
     Default: the model's own, else 1.
     """
     seed: builtins.int
-    """Fixes the noise, together with choice, position and token id: the same request with the same seed has the same
-    tokens wherever and beside whatever it runs. Default: drawn at admission and returned in Admitted.
+    """Any 64 bits. Fixes the noise, together with choice, position and token id: the same request with the same seed has
+    the same tokens wherever and beside whatever it runs. Default: drawn at admission and returned in Admitted.
     """
     n: builtins.int
     """Number of choices generated from the prompt, in [1, 128]. Default 1."""
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
-        """Token id to a value in [-100, 100] added to its logit; at most 1024 entries. Default: none."""
+        """Token id, below the vocabulary's size, to a value in [-100, 100] added to its logit; at most 1024 entries.
+        Default: none.
+        """
 
     @property
     def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """If not empty, only these token ids can be sampled; at most the vocabulary. Default: all."""
+        """If not empty, only these token ids can be sampled, each below the vocabulary's size. Default: all."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class TokenIds(google.protobuf.message.Message):
     IDS_FIELD_NUMBER: builtins.int
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Ids of the model's vocabulary, in order."""
+        """In order, each below the vocabulary's size; how many is said where the message is used."""
 
     def __init__(
         self,
