@@ -1,0 +1,102 @@
+"""The pool of KV blocks: who holds a block, which are free, and which can be found again by content.
+
+The free list is a doubly linked list threaded through two arrays, as operating systems keep their page lists, so
+taking a block out of its middle (a prefix hit on a block nobody uses) costs as little as taking its head. Its
+order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Blocks ``0 … num_blocks − 1``, each either free or held by at least one holder."""
+
+    __slots__ = ("_by_hash", "_hash", "_next", "_prev", "_ref_counts", "num_blocks", "num_free")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        # Entry num_blocks is the sentinel: its successor is the next block to hand out, its predecessor the last.
+        ring = num_blocks + 1
+        self._next = [(block + 1) % ring for block in range(ring)]
+        self._prev = [(block - 1) % ring for block in range(ring)]
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out the ``count`` ≤ ``num_free`` blocks that were free the longest; each gets one holder."""
+        if count > self.num_free:
+            raise RuntimeError(f"{count} KV blocks asked for, {self.num_free} free")
+        sentinel = self.num_blocks
+        following = self._next
+        taken: list[int] = []
+        block = following[sentinel]
+        for _ in range(count):
+            content = self._hash[block]
+            if content is not None:
+                del self._by_hash[content]
+                self._hash[block] = None
+            self._ref_counts[block] = 1
+            taken.append(block)
+            block = following[block]
+        following[sentinel] = block
+        self._prev[block] = sentinel
+        self.num_free -= count
+        return taken
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each block, taking it off the free list if it is there."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                before, after = self._prev[block], self._next[block]
+                self._next[before] = after
+                self._prev[after] = before
+                self.num_free -= 1
+            self._ref_counts[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Remove a holder from each block, in order; a block without holders becomes free.
+
+        Blocks that can be found by content go to the far end of the free list, the others, which are worth
+        nothing to anybody, to the near end.
+        """
+        for block in blocks:
+            count = self._ref_counts[block] - 1
+            if count < 0:
+                raise RuntimeError(f"KV block {block} freed twice")
+            self._ref_counts[block] = count
+            if count == 0:
+                self._link(block)
+                self.num_free += 1
+
+    def _link(self, block: int) -> None:
+        sentinel = self.num_blocks
+        if self._hash[block] is None:
+            before, after = sentinel, self._next[sentinel]
+        else:
+            before, after = self._prev[sentinel], sentinel
+        self._prev[block], self._next[block] = before, after
+        self._next[before] = block
+        self._prev[after] = block
+
+    def ref_count(self, block: int) -> int:
+        """Holders of a block; 0 when it is free."""
+        return self._ref_counts[block]
+
+    def publish(self, block: int, content: bytes) -> None:
+        """Let a held block be found under its content's hash. The first block of a content stays the known one."""
+        if self._hash[block] is None and content not in self._by_hash:
+            self._hash[block] = content
+            self._by_hash[content] = block
+
+    def find(self, content: bytes) -> int | None:
+        """The block of that content, held or free."""
+        return self._by_hash.get(content)
+
+    def forget_contents(self) -> None:
+        """Let no block be found any more."""
+        self._by_hash.clear()
+        self._hash = [None] * self.num_blocks

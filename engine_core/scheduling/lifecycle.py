@@ -1,0 +1,241 @@
+"""The moves of sequences between states, each of which keeps queue, blocks, groups and workers consistent.
+
+::
+
+    add ──▶ QUEUED ──start──▶ RUNNING ──▶ ENDED
+                               │   ▲
+                       preempt ▼   │ start
+    siblings of the first ▶ RETURNING ⇄ PENDING (until their group's leader has computed the prompt)
+
+Every state can also end by ``end``. What is decided elsewhere (the scheduler) is when to make which move.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from itertools import count
+
+from engine_core.config import ModelSpec
+from engine_core.request import Finish, Request
+from engine_core.scheduling.deadlines import DeadlineHeap
+from engine_core.scheduling.kv_cache import KVCache
+from engine_core.scheduling.outputs import end_of, output_of_end
+from engine_core.scheduling.queue import WaitingQueue
+from engine_core.scheduling.sequence import NEVER, Sequence, SequenceGroup, SequenceState
+from engine_core.scheduling.stats import Counters
+from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.step import SequenceOutput
+
+
+class Lifecycle:
+    """All live requests. Its attributes are read by the scheduler and changed here alone, but for ``in_flight``."""
+
+    def __init__(self, kv: KVCache, queue: WaitingQueue, model: ModelSpec, counters: Counters, *, fair: bool) -> None:
+        """``fair``: requests differ by priority and tenant, not by arrival alone."""
+        self.groups: dict[str, SequenceGroup] = {}
+        self.running: list[Sequence] = []
+        """By rank."""
+        self.in_flight: dict[int, StepInFlight] = {}
+        """By step id, oldest first."""
+        self.deadlines = DeadlineHeap()
+        self.num_choices = 0
+        """Live ones, running or not."""
+        self._kv = kv
+        self._queue = queue
+        self._model = model
+        self._counters = counters
+        self._fair = fair
+        self._holding: dict[str, SequenceGroup] = {}
+        """Groups that hold the blocks of their prompt themselves, for choices that wait."""
+        self._released: list[int] = []
+        self._ended: list[SequenceOutput] = []
+        self._seq_ids = count()
+        self._admissions = count()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Choices whose resumed output is complete already end here and now."""
+        group = SequenceGroup(
+            request,
+            self._model,
+            block_size=self._kv.block_size,
+            priority=None if self._fair else 0,
+            tenant=None if self._fair else "",
+        )
+        for choice in sorted(request.resume) or range(request.params.n):
+            output = request.resume.get(choice)
+            finish = end_of(group, output) if output else None
+            if output and finish:
+                self._ended.append(output_of_end(group, choice, len(output), finish))
+            else:
+                group.unstarted.append(choice)
+        if not group.unstarted:
+            return
+        group.cost = group.num_prompt_tokens + len(group.unstarted) * group.max_output
+        self.num_choices += len(group.unstarted)
+        self.groups[request.request_id] = group
+        self.deadlines.add(group)
+        self._queue.append(self._next_choice(group, SequenceState.QUEUED))
+
+    def start(self, seq: Sequence) -> None:
+        """``seq``, popped from the queue and with blocks for all its tokens, runs."""
+        group = seq.group
+        if group.admission is None:
+            self._start_group(group, seq)
+        seq.state = SequenceState.RUNNING
+        group.num_running += 1
+        insort(self.running, seq, key=lambda each: each.rank)
+        if group.prompt_logprobs is not None:
+            group.prompt_logprobs = []  # whatever a predecessor collected is computed again
+        if group.shared_blocks is None:
+            group.leader = seq
+            if seq.num_computed >= group.share_at:
+                self._share_prompt(seq)
+        self._watch(seq)
+        self._settle(group)
+
+    def wait_for_leader(self, seq: Sequence) -> None:
+        """``seq``, popped from the queue, waits until its group's leader has computed the prompt."""
+        seq.state = SequenceState.PENDING
+        seq.group.pending.append(seq)
+
+    def advance(self, seq: Sequence, num_computed: int) -> None:
+        """``seq`` has reached its ``watch_at``: there are blocks to publish or a prompt to share."""
+        self._kv.publish(seq, num_computed)
+        if seq.group.leader is seq and num_computed >= seq.group.share_at:
+            self._share_prompt(seq)
+        self._watch(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """``seq``, running, gives up its blocks and waits in front of its priority to be computed again."""
+        group = seq.group
+        followed = group.leader is not seq
+        # Its prompt lives on in the choices that still run, so it can start from there.
+        if followed and group.num_running > 1 and group.shared_blocks is None:
+            self._hold_prompt(seq)
+        self._stop_running(seq)
+        seq.num_computed = seq.num_published = seq.capacity = 0
+        self._queue.put_back(seq)
+        self._counters.preemptions += 1
+
+    def end(self, group: SequenceGroup, choice: int, finish: Finish | None) -> bool:
+        """End a choice in any state, reporting ``finish`` if given; False if it is not live."""
+        seq = group.members.get(choice)
+        if seq is not None:
+            self.remove(seq)
+            position = len(seq.output)
+        elif choice in group.unstarted:
+            group.unstarted.remove(choice)
+            self.num_choices -= 1
+            position = len(group.request.resume.get(choice, ()))
+        else:
+            return False
+        if finish is not None:
+            self._ended.append(output_of_end(group, choice, position, finish))
+        return True
+
+    def remove(self, seq: Sequence) -> None:
+        """``seq`` has ended: take it out of whatever state it is in."""
+        group = seq.group
+        del group.members[seq.choice]
+        self.num_choices -= 1
+        if seq.state is SequenceState.RUNNING:
+            self._stop_running(seq)
+        elif seq.state is SequenceState.PENDING:
+            group.pending.remove(seq)
+        elif seq.state is SequenceState.QUEUED and group.unstarted:
+            self._queue.replace(seq, self._next_choice(group, SequenceState.QUEUED))
+        else:
+            self._queue.remove(seq)
+        seq.state = SequenceState.ENDED
+        self._settle(group)
+
+    def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
+        """Give up the prompt that the lowest-ranked group holds for waiting choices while none runs; False if none.
+
+        That of ``keep`` is kept. The choices compute their prompt again.
+        """
+        idle = [group for group in self._holding.values() if group.num_running == 0 and group is not keep]
+        if not idle:
+            return False
+        self._drop_prompt(max(idle, key=lambda group: (group.priority, group.admission)))
+        return True
+
+    def take_released(self) -> list[int]:
+        """seq_ids that workers have to forget, each told once."""
+        released, self._released = self._released, []
+        return released
+
+    def take_ended(self) -> list[SequenceOutput]:
+        """Ends that no step brought about, each told once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def has_ended(self) -> bool:
+        """Whether ``take_ended`` would bring something."""
+        return bool(self._ended)
+
+    def _start_group(self, group: SequenceGroup, first: Sequence) -> None:
+        group.admission = next(self._admissions)
+        first.rank = (group.priority, group.admission, first.choice)
+        while group.unstarted:
+            group.pending.append(self._next_choice(group, SequenceState.PENDING))
+        group.cached_tokens = min(first.num_computed, group.num_prompt_tokens)
+        self._counters.prefix_query_tokens += first.num_tokens
+        self._counters.prefix_hit_tokens += first.num_computed
+
+    def _next_choice(self, group: SequenceGroup, state: SequenceState) -> Sequence:
+        choice = group.unstarted.pop(0)
+        seq = group.members[choice] = Sequence(next(self._seq_ids), group, choice, state)
+        return seq
+
+    def _stop_running(self, seq: Sequence) -> None:
+        """Take ``seq`` off the running list, its blocks back, and its results out of the steps in flight."""
+        group = seq.group
+        self.running.remove(seq)
+        group.num_running -= 1
+        if group.leader is seq:
+            self._release_followers(group)
+        self._released.append(seq.seq_id)
+        last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
+        if last is None:
+            self._kv.release(seq.block_ids)
+        else:
+            last.deferred.append(seq.block_ids)
+            for step in self.in_flight.values():
+                step.dropped.add(seq.seq_id)
+        seq.block_ids = []
+
+    def _watch(self, seq: Sequence) -> None:
+        sharing = seq.group.share_at if seq.group.leader is seq else NEVER
+        seq.watch_at = min(self._kv.next_publication(seq), sharing)
+
+    def _share_prompt(self, leader: Sequence) -> None:
+        """The prompt is computed: choices that wait for it can start."""
+        if leader.group.num_waiting:
+            self._hold_prompt(leader)
+        self._release_followers(leader.group)
+
+    def _release_followers(self, group: SequenceGroup) -> None:
+        """Nobody leads any more; whoever waited for that goes to the front of the queue."""
+        group.leader = None
+        for seq in group.pending:
+            self._queue.put_back(seq)
+        group.pending.clear()
+
+    def _hold_prompt(self, seq: Sequence) -> None:
+        self._kv.hold_prompt(seq.group, seq)
+        self._holding[seq.group.request.request_id] = seq.group
+
+    def _drop_prompt(self, group: SequenceGroup) -> None:
+        if group.shared_blocks is not None:
+            self._kv.drop_prompt(group)
+            del self._holding[group.request.request_id]
+
+    def _settle(self, group: SequenceGroup) -> None:
+        """After a choice started or ended: keep nothing that nobody waits for."""
+        if group.num_waiting == 0:
+            self._drop_prompt(group)
+            if not group.members:
+                group.ended = True
+                self.deadlines.discard(group)
+                del self.groups[group.request.request_id]

@@ -1,0 +1,188 @@
+"""The waiting queue: who is admitted next.
+
+By priority, lower first. Within a priority first those that return (preempted, or waiting for a prompt that is now
+computed), by rank; then fresh requests, fair across tenants by deficit round-robin (Shreedhar and Varghese,
+SIGCOMM 1995): each round gives every waiting tenant a quantum of tokens to spend on its requests, in order of
+arrival. Rounds are not walked through but computed, so that neither a costly request nor a crowd of tenants makes
+finding the next one slow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+
+from engine_core.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+
+
+def _rank(seq: Sequence) -> tuple[int, int, int]:
+    return seq.rank
+
+
+class _Tenant:
+    """One tenant's requests of one priority. ``turn`` orders tenants: (round it can pay in, order of joining)."""
+
+    __slots__ = ("deficit", "groups", "name", "round", "turn")
+
+    def __init__(self, name: str, joined_round: int, order: int) -> None:
+        self.name = name
+        self.groups: OrderedDict[str, Sequence] = OrderedDict()
+        """By request id; the sequence stands for its group."""
+        self.deficit = 0
+        self.round = joined_round
+        """The last round whose quantum is in ``deficit``."""
+        self.turn = (joined_round, order)
+
+    def head(self) -> Sequence:
+        return next(iter(self.groups.values()))
+
+
+def _turn(tenant: _Tenant) -> tuple[int, int]:
+    return tenant.turn
+
+
+class _Level:
+    """Everything that waits at one priority."""
+
+    __slots__ = ("_orders", "_quantum", "_round", "_tenants", "_turns", "returning")
+
+    def __init__(self, quantum: int) -> None:
+        self.returning: list[Sequence] = []
+        """By rank."""
+        self._quantum = quantum
+        self._round = 0
+        self._orders = count()
+        self._tenants: dict[str, _Tenant] = {}
+        self._turns: list[_Tenant] = []
+        """By turn."""
+
+    def __bool__(self) -> bool:
+        return bool(self.returning or self._turns)
+
+    def append(self, seq: Sequence) -> None:
+        name = seq.group.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            # Joining behind everyone's next visit: whoever leaves and rejoins gains nothing by it.
+            tenant = self._tenants[name] = _Tenant(name, self._round, next(self._orders))
+            tenant.groups[seq.group.request.request_id] = seq
+            self._schedule(tenant)
+        else:
+            tenant.groups[seq.group.request.request_id] = seq
+
+    def head(self) -> Sequence:
+        return self.returning[0] if self.returning else self._turns[0].head()
+
+    def pop_fresh(self) -> None:
+        """Take the head away and charge its tenant."""
+        tenant = self._turns.pop(0)
+        _, seq = tenant.groups.popitem(last=False)
+        self._round = tenant.turn[0]
+        tenant.deficit += (self._round - tenant.round) * self._quantum - seq.group.cost
+        tenant.round = self._round
+        self._schedule(tenant)
+
+    def remove(self, group: SequenceGroup) -> None:
+        tenant = self._tenants[group.tenant]
+        self._unschedule(tenant)
+        del tenant.groups[group.request.request_id]
+        self._schedule(tenant)
+
+    def replace(self, seq: Sequence) -> None:
+        self._tenants[seq.group.tenant].groups[seq.group.request.request_id] = seq
+
+    def _unschedule(self, tenant: _Tenant) -> None:
+        del self._turns[bisect_left(self._turns, tenant.turn, key=_turn)]
+
+    def _schedule(self, tenant: _Tenant) -> None:
+        """Put a tenant in its turn: the round in which it can pay for its first request."""
+        if not tenant.groups:
+            del self._tenants[tenant.name]
+            return
+        missing = tenant.head().group.cost - tenant.deficit
+        rounds = max(0, -(-missing // self._quantum))
+        tenant.turn = (max(tenant.round + rounds, self._round), tenant.turn[1])
+        insort(self._turns, tenant, key=_turn)
+
+
+class WaitingQueue:
+    """All waiting sequences. ``num_requests`` and ``num_tokens`` count the fresh requests alone."""
+
+    def __init__(self, quantum: int) -> None:
+        """``quantum``: tokens per tenant and round."""
+        self._quantum = quantum
+        self._levels: dict[int, _Level] = {}
+        self._priorities: list[int] = []
+        self.num_requests = 0
+        self.num_tokens = 0
+        """Tokens to compute before each of the fresh requests draws its first one."""
+
+    def __bool__(self) -> bool:
+        return bool(self._priorities)
+
+    def returning(self) -> Iterator[Sequence]:
+        """Sequences that were admitted before, or whose prompt another choice has computed."""
+        for level in self._levels.values():
+            yield from level.returning
+
+    def append(self, seq: Sequence) -> None:
+        """A request arrives; ``seq`` stands for it."""
+        self._level(seq.group.priority).append(seq)
+        self.num_requests += 1
+        self.num_tokens += seq.num_tokens
+
+    def put_back(self, seq: Sequence) -> None:
+        """A sequence of an admitted group waits again, in front of its priority."""
+        seq.state = SequenceState.RETURNING
+        insort(self._level(seq.group.priority).returning, seq, key=_rank)
+
+    def peek(self) -> Sequence | None:
+        """Who is admitted next; stays the same until something is added, removed or popped."""
+        return self._levels[self._priorities[0]].head() if self._priorities else None
+
+    def pop(self) -> Sequence:
+        """Take away what ``peek`` shows."""
+        priority = self._priorities[0]
+        level = self._levels[priority]
+        seq = level.head()
+        if seq.state is SequenceState.RETURNING:
+            level.returning.pop(0)
+        else:
+            level.pop_fresh()
+            self._forget(seq)
+        self._tidy(priority)
+        return seq
+
+    def remove(self, seq: Sequence) -> None:
+        """Take away a sequence that waits anywhere in the queue."""
+        priority = seq.group.priority
+        level = self._levels[priority]
+        if seq.state is SequenceState.RETURNING:
+            del level.returning[bisect_left(level.returning, seq.rank, key=_rank)]
+        else:
+            level.remove(seq.group)
+            self._forget(seq)
+        self._tidy(priority)
+
+    def replace(self, old: Sequence, new: Sequence) -> None:
+        """Let another choice stand for a fresh request, in the same place."""
+        self._levels[new.group.priority].replace(new)
+        self.num_tokens += new.num_tokens - old.num_tokens
+
+    def _forget(self, seq: Sequence) -> None:
+        self.num_requests -= 1
+        self.num_tokens -= seq.num_tokens
+
+    def _level(self, priority: int) -> _Level:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level(self._quantum)
+            insort(self._priorities, priority)
+        return level
+
+    def _tidy(self, priority: int) -> None:
+        if not self._levels[priority]:
+            del self._levels[priority]
+            del self._priorities[bisect_left(self._priorities, priority)]

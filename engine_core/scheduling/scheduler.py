@@ -1,0 +1,220 @@
+"""The scheduler: which sequences compute how many tokens in the next step.
+
+There is no prefill phase and no decode phase: every sequence has computed tokens chasing its total tokens, and a
+step spends one token budget over all of them. Running sequences come first, in order of rank, then waiting ones.
+When blocks run out, the lowest-ranked running sequence gives up all of its own and later computes them anew.
+
+``schedule`` and ``update`` alternate, but a further step may be scheduled before the results of earlier ones are in,
+as long as results arrive in order: a sequence whose next token is still being drawn is passed over, and results for
+a sequence that has ended or was preempted meanwhile are ignored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+from engine_core.config import CacheConfig, CacheSize, ModelSpec, SchedulerConfig
+from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
+from engine_core.request import Finish, FinishCause, Request
+from engine_core.scheduling.kv_cache import KVCache
+from engine_core.scheduling.lifecycle import Lifecycle
+from engine_core.scheduling.outputs import output_of_step
+from engine_core.scheduling.queue import WaitingQueue
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.stats import Counters, SchedulerStats
+from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.step import SequenceOutput, StepPlan, StepResult
+
+
+class Scheduler:
+    """Plans steps for validated requests. Used from one thread."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        cache_size: CacheSize,
+        model: ModelSpec,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` tells the time that deadlines are on. Raises ``ConfigError`` and ``OutOfMemoryError``."""
+        _check_limits(config, cache_size, model)
+        self._config = config
+        self._clock = clock
+        self._counters = Counters()
+        self._kv = KVCache(cache_size, prefix_caching=cache.enable_prefix_caching)
+        self._queue = WaitingQueue(quantum=config.max_num_batched_tokens)
+        self._sequences = Lifecycle(self._kv, self._queue, model, self._counters, fair=config.policy == "priority")
+        self._step_ids = count()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
+        if request.request_id in self._sequences.groups:
+            raise InvalidRequestError("request_id", f"{request.request_id!r} is in use; expected one that is not live")
+        limit = self._config.max_num_queued_reqs
+        if self._queue.num_requests >= limit:
+            raise QueueFullError(f"{limit} requests are waiting, as many as max_num_queued_reqs lets; try again later")
+        self._sequences.add(request)
+
+    def cancel(
+        self, request_id: str, choice: int | None = None, cause: FinishCause | None = FinishCause.CANCELLED
+    ) -> bool:
+        """End a request, or one choice of it; False if there was nothing to end.
+
+        The end is reported with ``cause`` by ``take_ended``, or not at all if that is None. Its blocks are free at
+        once, or as soon as the steps in flight that use them are over.
+        """
+        group = self._sequences.groups.get(request_id)
+        if group is None:
+            return False
+        # Those without a sequence first: they need not inherit the place of one that goes too.
+        choices = [*group.unstarted, *group.members] if choice is None else [choice]
+        finish = None if cause is None else Finish(cause)
+        return sum(self._sequences.end(group, each, finish) for each in choices) > 0
+
+    def take_ended(self) -> list[SequenceOutput]:
+        """Ends since the last call that no step brought about: cancelled, or past the deadline."""
+        return self._sequences.take_ended()
+
+    def has_work(self) -> bool:
+        """Whether a step could bring anything about."""
+        return bool(self._sequences.groups) or self._sequences.has_ended()
+
+    def reset_prefix_cache(self) -> None:
+        """Let nothing computed so far be found by later requests."""
+        self._kv.pool.forget_contents()
+
+    def schedule(self) -> StepPlan | None:
+        """Plan a step; None when there is nothing to compute."""
+        for group in self._sequences.deadlines.pop_expired(self._clock()):
+            self.cancel(group.request.request_id, cause=FinishCause.DEADLINE)
+        step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
+        self._schedule_running(step)
+        if not step.short_of_blocks:
+            self._schedule_waiting(step)
+        if not step.sequences:
+            return None
+        self._sequences.in_flight[step.step_id] = step
+        self._counters.steps += 1
+        self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
+        return step.plan(self._sequences.take_released())
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Take in the results of ``plan``. Raises ``ExecutorError`` if they are not what the plan asked for."""
+        step = self._sequences.in_flight.pop(plan.step_id)
+        if result.step_id != plan.step_id or [bool(drawn) for drawn in result.token_ids] != step.samples:
+            raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
+        for block_ids in step.deferred:
+            self._kv.release(block_ids)
+        outputs = []
+        for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
+            if step.dropped and seq.seq_id in step.dropped:
+                continue
+            if end >= seq.watch_at:
+                self._sequences.advance(seq, end)
+            output = output_of_step(seq, end, token_ids, result)
+            if output is None:
+                continue
+            outputs.append(output)
+            self._counters.generated_tokens += len(output.token_ids)
+            if output.finish is not None:
+                self._sequences.remove(seq)
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        """Load and counters now."""
+        counters, pool = self._counters, self._kv.pool
+        returning = sum(seq.num_tokens for seq in self._queue.returning())
+        return SchedulerStats(
+            running_seqs=len(self._sequences.running),
+            waiting_reqs=self._queue.num_requests,
+            waiting_seqs=self._sequences.num_choices - len(self._sequences.running),
+            queued_tokens=self._queue.num_tokens + returning,
+            kv_blocks=pool.num_blocks,
+            kv_blocks_used=pool.num_blocks - pool.num_free,
+            steps=counters.steps,
+            computed_tokens=counters.computed_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+        )
+
+    def _schedule_running(self, step: StepInFlight) -> None:
+        running = self._sequences.running
+        index = 0
+        while index < len(running) and step.budget > 0:
+            seq = running[index]
+            index += 1
+            wanted = seq.num_tokens - seq.num_computed
+            if wanted == 0:
+                continue
+            if wanted > 1:
+                # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
+                wanted = min(wanted, max(1, step.budget - (len(running) - index)))
+            if seq.num_computed + wanted > seq.capacity:
+                added = self._make_room(seq, seq.num_computed + wanted, step)
+                if added is None:
+                    continue
+                step.new_block_ids[seq.seq_id] = added
+            step.add(seq, wanted)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> list[int] | None:
+        """Blocks so that ``seq`` can hold ``num_tokens`` tokens, others' if need be; None if it has to wait."""
+        sequences = self._sequences
+        while True:
+            added = self._kv.grow(seq, num_tokens)
+            if added is not None:
+                return added
+            step.short_of_blocks = True
+            if sequences.drop_idle_prompt():
+                continue
+            if any(flight.deferred for flight in sequences.in_flight.values()):
+                return None  # Blocks are about to come back: nobody has to give up its own.
+            victim = sequences.running[-1]
+            sequences.preempt(victim)
+            if victim is seq:
+                return None
+
+    def _schedule_waiting(self, step: StepInFlight) -> None:
+        while step.budget > 0 and len(self._sequences.running) < self._config.max_num_seqs:
+            seq = self._queue.peek()
+            if seq is None:
+                return
+            if seq.group.leader is not None:
+                self._sequences.wait_for_leader(self._queue.pop())
+                continue
+            prefix = self._kv.find_prefix(seq)
+            wanted = seq.num_tokens - len(prefix) * self._kv.block_size
+            if wanted > step.budget:
+                if not self._config.enable_chunked_prefill:
+                    return
+                wanted = step.budget
+            if not self._admit(seq, prefix):
+                return
+            self._sequences.start(self._queue.pop())
+            step.introduce(seq)
+            step.add(seq, wanted)
+
+    def _admit(self, seq: Sequence, prefix: list[int]) -> bool:
+        """Give blocks to who is first in the queue, if there are enough without taking any from running sequences."""
+        headroom = len(self._sequences.running)
+        while not self._kv.admit(seq, prefix, headroom):
+            if not self._sequences.drop_idle_prompt(keep=seq.group):
+                return False
+        return True
+
+
+def _check_limits(config: SchedulerConfig, cache_size: CacheSize, model: ModelSpec) -> None:
+    budget, longest = config.max_num_batched_tokens, model.max_model_len
+    if not config.enable_chunked_prefill and budget < longest:
+        accepted = f"at least max_model_len ({longest}) while enable_chunked_prefill is off"
+        raise ConfigError("max_num_batched_tokens", budget, accepted)
+    room = cache_size.num_blocks * cache_size.block_size
+    if room < longest:
+        raise OutOfMemoryError(
+            f"the KV cache holds {room} tokens ({cache_size.num_blocks} blocks of {cache_size.block_size}), fewer than "
+            f"max_model_len={longest}: lower max_model_len or give the cache more memory"
+        )

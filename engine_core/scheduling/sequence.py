@@ -1,0 +1,178 @@
+"""What the scheduler remembers of a request (``SequenceGroup``) and of each of its choices (``Sequence``)."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from dataclasses import replace
+
+from engine_core.config import ModelSpec
+from engine_core.request import Request, SamplingParams
+from engine_core.step import TokenLogprobs
+
+NEVER = sys.maxsize
+"""A position no sequence reaches."""
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is."""
+
+    QUEUED = enum.auto()
+    """In the waiting queue, never admitted; it stands for its whole group."""
+    RETURNING = enum.auto()
+    """In front of the waiting queue: preempted, or a choice whose prompt another choice has computed."""
+    PENDING = enum.auto()
+    """Off the queue until its group's leader has computed the prompt."""
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+
+
+class SequenceGroup:
+    """One request. Its choices share the blocks that the prompt fills.
+
+    The *leader* is the choice that computes the prompt. Once it has passed ``share_at`` tokens, the group itself
+    holds the shared blocks for as long as a choice still waits to start from them.
+    """
+
+    __slots__ = (
+        "admission",
+        "cached_tokens",
+        "cost",
+        "ended",
+        "has_news",
+        "leader",
+        "max_output",
+        "members",
+        "min_tokens",
+        "num_prompt_tokens",
+        "num_running",
+        "num_shared_blocks",
+        "pending",
+        "plain_params",
+        "prefilled_tokens",
+        "priority",
+        "prompt_hashes",
+        "prompt_logprobs",
+        "request",
+        "share_at",
+        "shared_blocks",
+        "stop_ids",
+        "tenant",
+        "unstarted",
+    )
+
+    def __init__(
+        self, request: Request, model: ModelSpec, *, block_size: int, priority: int | None, tenant: str | None
+    ) -> None:
+        """``priority`` and ``tenant`` replace the request's own if given."""
+        params = request.params
+        self.request = request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.priority = request.priority if priority is None else priority
+        self.tenant = request.tenant if tenant is None else tenant
+        self.stop_ids = params.stop_token_ids
+        if not params.ignore_eos:
+            self.stop_ids = self.stop_ids.union(model.eos_token_ids)
+        self.min_tokens = params.min_tokens
+        self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
+        self.cost = 0
+        """Tokens this request may come to, prompt and outputs: what its tenant pays for it."""
+        self.admission: int | None = None
+        """Number of its first admission, None before."""
+        self.unstarted: list[int] = []
+        """Choices without a sequence yet: until admission one sequence stands for all of them."""
+        self.members: dict[int, Sequence] = {}
+        """Choices that have a sequence and have not ended."""
+        self.pending: list[Sequence] = []
+        self.num_running = 0
+        self.leader: Sequence | None = None
+        self.ended = False
+        """No choice is left."""
+
+        # One token at least is left to each choice to compute, since logits come from nowhere else.
+        self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
+        self.shared_blocks: list[int] | None = None
+        self.prompt_hashes: list[bytes] | None = None
+
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        """Entries so far while they are collected; None when not asked for or delivered."""
+        self.share_at = self.num_shared_blocks * block_size
+        self.plain_params = params
+        """For sequences that need not report prompt log probabilities."""
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
+            self.plain_params = replace(params, prompt_logprobs=None)
+            # Whoever starts from shared blocks cannot report on the prompt, so it must be complete by then.
+            self.share_at = self.num_prompt_tokens - 1
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache, from the first admission until reported."""
+        self.prefilled_tokens = 0
+        """Prompt progress last reported."""
+        self.has_news = True
+        """Whether an output may have to carry something about the prompt."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that are not running and have not ended."""
+        return len(self.unstarted) + len(self.members) - self.num_running
+
+    @property
+    def params(self) -> SamplingParams:
+        """What the next admitted choice is to be computed with."""
+        return self.plain_params if self.prompt_logprobs is None else self.request.params
+
+
+class Sequence:
+    """One choice: its output, its place in the KV cache, and how far it is computed.
+
+    ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` is prompt and
+    output. There is no prefill and no decode, only the one chasing the other.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "capacity",
+        "choice",
+        "group",
+        "last_step",
+        "num_computed",
+        "num_published",
+        "num_tokens",
+        "output",
+        "rank",
+        "seq_id",
+        "state",
+        "watch_at",
+    )
+
+    def __init__(self, seq_id: int, group: SequenceGroup, choice: int, state: SequenceState) -> None:
+        self.seq_id = seq_id
+        self.group = group
+        self.choice = choice
+        self.output: list[int] = list(group.request.resume.get(choice, ()))
+        self.num_tokens = group.num_prompt_tokens + len(self.output)
+        self.state = state
+        self.rank: tuple[int, int, int] = (group.priority, group.admission or 0, choice)
+        """Smaller is served first and preempted last; fixed when the group is first admitted."""
+        self.num_computed = 0
+        self.block_ids: list[int] = []
+        self.capacity = 0
+        """Tokens that ``block_ids`` can hold."""
+        self.block_hashes: list[bytes] = []
+        """Hash chain over the leading full blocks, as far as it was needed."""
+        self.num_published = 0
+        """Leading blocks that are known to the prefix cache."""
+        self.watch_at = NEVER
+        """Computed tokens at which there is a block to publish or a prompt to share."""
+        self.last_step: int | None = None
+        """The last step this sequence was planned in."""
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Token ids at positions ``start … stop − 1``."""
+        prompt = self.group.request.prompt_token_ids
+        border = len(prompt)
+        if stop <= border:
+            return prompt[start:stop]
+        tail = tuple(self.output[max(start - border, 0) : stop - border])
+        return prompt[start:] + tail

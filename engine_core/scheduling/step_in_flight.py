@@ -1,0 +1,84 @@
+"""A step from the moment the scheduler begins to plan it until its results are in."""
+
+from __future__ import annotations
+
+from engine_core.scheduling.sequence import Sequence
+from engine_core.step import NewSequence, StepPlan
+
+
+class StepInFlight:
+    """Collects a plan, then remembers what ``update`` must know about it.
+
+    Several steps may be in flight. A sequence that ends or is preempted meanwhile is *dropped* from them, and its
+    blocks come back only with the last of them, because that step still reads and writes them.
+    """
+
+    __slots__ = (
+        "budget",
+        "deferred",
+        "dropped",
+        "ends",
+        "new",
+        "new_block_ids",
+        "num_tokens",
+        "samples",
+        "sequences",
+        "short_of_blocks",
+        "step_id",
+    )
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.step_id = step_id
+        self.budget = budget
+        """Tokens that may still be planned."""
+        self.short_of_blocks = False
+        """A running sequence lacked blocks, so nobody is admitted in this step."""
+        self.sequences: list[Sequence] = []
+        self.num_tokens: list[int] = []
+        self.samples: list[bool] = []
+        self.ends: list[int] = []
+        """Tokens of each sequence that are computed when this step is."""
+        self.new: list[NewSequence] = []
+        self.new_block_ids: dict[int, list[int]] = {}
+        self.dropped: set[int] = set()
+        """seq_ids whose results are to be ignored."""
+        self.deferred: list[list[int]] = []
+        """Block tables to release when the step is over."""
+
+    def add(self, seq: Sequence, num_tokens: int) -> None:
+        """Compute the next ``num_tokens`` tokens of ``seq``."""
+        end = seq.num_computed + num_tokens
+        seq.num_computed = end
+        seq.last_step = self.step_id
+        self.budget -= num_tokens
+        self.sequences.append(seq)
+        self.num_tokens.append(num_tokens)
+        self.ends.append(end)
+        self.samples.append(end == seq.num_tokens)
+
+    def introduce(self, seq: Sequence) -> None:
+        """Tell workers about ``seq``; call it before ``add``."""
+        group = seq.group
+        self.new.append(
+            NewSequence(
+                seq_id=seq.seq_id,
+                choice=seq.choice,
+                token_ids=[*group.request.prompt_token_ids, *seq.output],
+                num_prompt_tokens=group.num_prompt_tokens,
+                num_computed_tokens=seq.num_computed,
+                block_ids=list(seq.block_ids),
+                params=group.params,
+            )
+        )
+
+    def plan(self, released: list[int]) -> StepPlan:
+        """The step as workers get it."""
+        return StepPlan(
+            step_id=self.step_id,
+            released=released,
+            new=self.new,
+            seq_ids=[seq.seq_id for seq in self.sequences],
+            num_tokens=self.num_tokens,
+            samples=self.samples,
+            new_block_ids=self.new_block_ids,
+        )

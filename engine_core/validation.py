@@ -1,0 +1,144 @@
+"""What a ``Request`` must be like to be taken. Everything else may rely on it having been checked here.
+
+Each check raises ``InvalidRequestError`` with the name of the field and what it accepts. Comparisons are written so
+that NaN, for which every comparison is false, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import chain
+from math import isfinite
+
+from engine_core.config import ModelSpec
+from engine_core.errors import InvalidRequestError
+from engine_core.request import Request, SamplingParams
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+MAX_LIST_ITEMS = 1024
+"""Entries of ``logit_bias`` and ``stop_token_ids``; tokens of ``bad_words_token_ids`` in all."""
+
+
+def validate_request(request: Request, model: ModelSpec) -> None:
+    """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve."""
+    if not request.request_id:
+        raise InvalidRequestError("request_id", "is empty; expected a name that no live request has")
+    _check_prompt(request.prompt_token_ids, model)
+    params = request.params
+    _check_numbers(params)
+    _check_lengths(params)
+    _check_token_sets(params, model)
+    _check_something_is_left(params, model)
+    _check_resume(request, model)
+    if request.deadline is not None and not isfinite(request.deadline):
+        raise InvalidRequestError("deadline", f"is {request.deadline}; expected seconds on the engine's clock")
+
+
+def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
+    if not prompt:
+        raise InvalidRequestError("prompt_token_ids", "is empty; expected at least one token")
+    longest = model.max_model_len - 1
+    if len(prompt) > longest:
+        raise InvalidRequestError(
+            "prompt_token_ids",
+            f"has {len(prompt)} tokens; expected at most {longest}, which leaves room for one of output "
+            f"(max_model_len is {model.max_model_len})",
+        )
+    _check_ids("prompt_token_ids", prompt, model.vocab_size)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    if not (params.temperature >= 0 and isfinite(params.temperature)):
+        _refuse("temperature", params.temperature, "a finite number of at least 0")
+    if params.top_k is not None and not params.top_k >= 1:
+        _refuse("top_k", params.top_k, "at least 1, or none to keep all tokens")
+    if not 0 < params.top_p <= 1:
+        _refuse("top_p", params.top_p, "more than 0 and at most 1")
+    if not 0 <= params.min_p <= 1:
+        _refuse("min_p", params.min_p, "from 0 to 1")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not -2 <= (value := getattr(params, name)) <= 2:
+            _refuse(name, value, "from -2 to 2")
+    if not (params.repetition_penalty > 0 and isfinite(params.repetition_penalty)):
+        _refuse("repetition_penalty", params.repetition_penalty, "a finite number above 0")
+    if not 0 <= params.seed < 2**64:
+        _refuse("seed", params.seed, "an unsigned number of 64 bits")
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    if not 1 <= params.n <= MAX_CHOICES:
+        _refuse("n", params.n, f"from 1 to {MAX_CHOICES}")
+    if not params.max_tokens >= 1:
+        _refuse("max_tokens", params.max_tokens, "at least 1")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        _refuse("min_tokens", params.min_tokens, f"from 0 to max_tokens ({params.max_tokens})")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            _refuse(name, value, f"from 0 to {MAX_LOGPROBS}, or none")
+
+
+def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
+    vocab_size = model.vocab_size
+    _check_count("logit_bias", params.logit_bias)
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    for token_id, bias in params.logit_bias.items():
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            _refuse("logit_bias", f"{bias} for token {token_id}", f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")
+    _check_count("stop_token_ids", params.stop_token_ids)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    if not all(params.bad_words_token_ids):
+        raise InvalidRequestError("bad_words_token_ids", "has an empty word; expected at least one token in each")
+    in_bad_words = list(chain.from_iterable(params.bad_words_token_ids))
+    _check_count("bad_words_token_ids", in_bad_words)
+    _check_ids("bad_words_token_ids", in_bad_words, vocab_size)
+    allowed = params.allowed_token_ids
+    if allowed is not None:
+        if not 1 <= len(allowed) <= vocab_size:
+            problem = f"has {len(allowed)} tokens; expected from 1 to {vocab_size}, or none to allow all"
+            raise InvalidRequestError("allowed_token_ids", problem)
+        _check_ids("allowed_token_ids", allowed, vocab_size)
+
+
+def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
+    """No combination of bans may leave a first token without any candidate."""
+    banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    allowed: Iterable[int] = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+    if all(token_id in banned for token_id in allowed):
+        raise InvalidRequestError("bad_words_token_ids", "bans every token that may be sampled; expected some left")
+    if params.min_tokens == 0:
+        return
+    banned |= params.stop_token_ids
+    if not params.ignore_eos:
+        banned.update(model.eos_token_ids)
+    if all(token_id in banned for token_id in allowed):
+        problem = "leaves no token to sample before the output may stop; expected 0, or more tokens allowed"
+        raise InvalidRequestError("min_tokens", problem)
+
+
+def _check_resume(request: Request, model: ModelSpec) -> None:
+    params = request.params
+    longest = min(params.max_tokens, model.max_model_len - len(request.prompt_token_ids))
+    for choice, output in request.resume.items():
+        if not 0 <= choice < params.n:
+            _refuse("resume", f"for choice {choice}", f"choices from 0 to {params.n - 1}, as n is {params.n}")
+        if len(output) > longest:
+            _refuse("resume", f"{len(output)} tokens for choice {choice}", f"at most {longest}, as many as it may get")
+        _check_ids("resume", output, model.vocab_size)
+
+
+def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        outside = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(field, f"has token id {outside}; expected ids from 0 to {vocab_size - 1}")
+
+
+def _check_count(field: str, items: Collection[object]) -> None:
+    if len(items) > MAX_LIST_ITEMS:
+        raise InvalidRequestError(field, f"has {len(items)} tokens; expected at most {MAX_LIST_ITEMS}")
+
+
+def _refuse(field: str, value: object, accepted: str) -> None:
+    raise InvalidRequestError(field, f"is {value}; expected {accepted}")
