@@ -15,7 +15,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[2]
-GRPCIO_TOOLS = "1.74.0"
+OLDEST = Path(__file__).resolve().parent / "oldest.txt"
 
 
 def generate(out: Path) -> None:
@@ -35,11 +35,14 @@ def _protoc(outputs: list[str], sources: list[Path]) -> None:
 
 
 def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="where ringline/ is written")
     args = parser.parse_args()
-    if version("grpcio-tools") != GRPCIO_TOOLS:
-        sys.exit(f"stubs are generated with grpcio-tools {GRPCIO_TOOLS}, not {version('grpcio-tools')}: run `make stubs`")
+    pins = OLDEST.read_text().split()
+    for tool in ("grpcio-tools", "mypy-protobuf"):
+        if f"{tool}=={version(tool)}" not in pins:
+            sys.exit(f"stubs are not generated with {tool} {version(tool)}, see {OLDEST.name}: run `make stubs`")
     generate(args.out)
 
 
