@@ -1,0 +1,79 @@
+"""Client of Ringline, which serves language models over gRPC.
+
+``Client`` and ``AsyncClient`` are the library; the contract's generated stubs are beside it, in
+``ringline.inference.v1`` and its neighbours.
+"""
+
+from ringline.aio import AsyncClient
+from ringline.client import Client, Stream
+from ringline.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    ProtocolError,
+    RingError,
+    ServerError,
+    Truncated,
+    Unavailable,
+)
+from ringline.options import Message, Options, ToolCall
+from ringline.results import (
+    Admitted,
+    Choice,
+    Continued,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Model,
+    Partial,
+    Prefill,
+    PromptLogprobs,
+    Tokenization,
+    TokenLogprob,
+    Usage,
+)
+from ringline.session import AsyncStream, Session
+
+__all__ = [
+    "Admitted",
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "Choice",
+    "Client",
+    "Continued",
+    "DeadlineExceeded",
+    "Delta",
+    "Event",
+    "FailedPrecondition",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "InvalidRequest",
+    "Message",
+    "Model",
+    "NotFound",
+    "Options",
+    "Overloaded",
+    "Partial",
+    "PermissionDenied",
+    "Prefill",
+    "PromptLogprobs",
+    "ProtocolError",
+    "RingError",
+    "ServerError",
+    "Session",
+    "Stream",
+    "TokenLogprob",
+    "Tokenization",
+    "ToolCall",
+    "Truncated",
+    "Unavailable",
+    "Usage",
+]

@@ -1,0 +1,264 @@
+"""What a generation brings: the events of a stream, the whole answer, and how the contract's messages become them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ringline.errors import RingError
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import output_pb2
+
+if TYPE_CHECKING:
+    from ringline.options import Options
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    """An eos token, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_tokens or the model's context length was reached."""
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of one token: log-softmax of the raw logits, before penalties and temperature."""
+
+    logprob: float
+    rank: int
+    """Among the vocabulary; 1 is the likeliest."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens as (token id, logprob), likeliest first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request took. Exact: the ids delivered are the ids counted."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt's, found in the prefix cache."""
+    completion_tokens: int
+    """Over all choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request as the server took it."""
+
+    model: str
+    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None
+    """If ``return_prompt_token_ids``."""
+    options: Options
+    """Every option with its resolved value, the seed included: given again, they repeat the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """How far the prompt is, tokens."""
+
+    computed_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt's tokens 1 and following; the first has none."""
+
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens of one choice and the text they complete."""
+
+    choice: int
+    position: int
+    """Output position of the first token: the number of ids of this choice delivered before."""
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    """If asked for: one per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a choice."""
+
+    choice: int
+    reason: FinishReason
+    stop: int | str | None
+    """What stopped it, if the reason is STOP: a token id or a stop string."""
+    error: RingError | None
+    """What failed, if the reason is not STOP or LENGTH."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """For information: the request moved to another engine or detokenizer, and goes on."""
+
+    reason: str
+    identical: bool
+    """Whether the tokens are those it would have had."""
+
+
+Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Continued
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer, or what was delivered of it."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    """None: it was cut before its end."""
+    stop: int | str | None
+    """What stopped it, if it was a token id or a stop string."""
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What had been delivered when a request failed."""
+
+    choices: tuple[Choice, ...]
+    request: Admitted
+    usage: Usage | None
+    """None: the request was cut before the server counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole answer: every choice ended with STOP or LENGTH."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    request: Admitted
+    prompt_logprobs: tuple[TokenLogprob, ...] | None
+    """Of the prompt's tokens 1 and following, if asked for."""
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first choice."""
+        return self.choices[0].finish_reason
+
+    @property
+    def stop(self) -> int | str | None:
+        """Of the first choice."""
+        return self.choices[0].stop
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of the first choice."""
+        return self.choices[0].logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """The ids of a text or chat."""
+
+    token_ids: tuple[int, ...]
+    rendered: str
+    """What the template made of a chat."""
+    max_model_len: int
+    """The model's context length, tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be asked for."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    """Prompt and output together, tokens."""
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    tokenizer_fingerprint: str
+
+
+FINISH_REASONS = {
+    output_pb2.FINISH_CAUSE_STOP: FinishReason.STOP,
+    output_pb2.FINISH_CAUSE_LENGTH: FinishReason.LENGTH,
+    output_pb2.FINISH_CAUSE_CANCELLED: FinishReason.CANCELLED,
+    output_pb2.FINISH_CAUSE_DEADLINE: FinishReason.DEADLINE,
+    output_pb2.FINISH_CAUSE_ERROR: FinishReason.ERROR,
+}
+
+
+def admitted_from(message: pb.Admitted) -> Admitted:
+    """The request as taken; scalars that the server left absent are absent from ``options`` too."""
+    options: dict[str, object] = {}
+    for params in (message.sampling, message.stopping, message.output):
+        for field, value in params.ListFields():
+            options[field.name] = _plain(value)
+    return Admitted(
+        message.model, message.prompt_tokens, tuple(message.prompt_token_ids) or None, cast("Options", options)
+    )
+
+
+def _plain(value: Any) -> object:
+    """Containers of a message as values that outlive it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
+    """One entry per token; raise ValueError when the arrays are not aligned."""
+    k = packed.top_count
+    ids, values = list(packed.top_ids), list(packed.top_logprobs)
+    if len(ids) != k * len(packed.logprobs):
+        raise ValueError(f"{len(ids)} alternatives for {len(packed.logprobs)} tokens of {k} each")
+    tops = tuple(zip(ids, values, strict=True))
+    return tuple(
+        TokenLogprob(logprob, rank, tops[i * k : (i + 1) * k])
+        for i, (logprob, rank) in enumerate(zip(packed.logprobs, packed.ranks, strict=True))
+    )
+
+
+def usage_from(message: pb.Usage) -> Usage:
+    """The numbers of a terminal."""
+    return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens)
+
+
+def tokenization_from(message: pb.TokenizeResponse) -> Tokenization:
+    """The answer of ``Tokenize``."""
+    return Tokenization(tuple(message.token_ids), message.rendered, message.max_model_len)
+
+
+def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
+    """The answer of ``ListModels``."""
+    return tuple(
+        Model(
+            model.name,
+            model.architecture,
+            model.vocab_size,
+            model.max_model_len,
+            tuple(model.eos_token_ids),
+            model.has_chat_template,
+            model.tokenizer_fingerprint,
+        )
+        for model in message.models
+    )
