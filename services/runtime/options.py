@@ -114,12 +114,12 @@ class Setting:
             noun = "a number of bytes (such as 1048576, 512MiB or 4GiB)"
         elif self.declared.unit is not None:
             noun = f"{noun} of {self.declared.unit}"
-        low, high = self.declared.minimum, self.declared.maximum
+        low, high = (_bound(bound) for bound in (self.declared.minimum, self.declared.maximum))
         if low is not None and high is not None:
-            return f"{noun} from {low:g} to {high:g}"
+            return f"{noun} from {low} to {high}"
         if low is not None:
-            return f"{noun}, at least {low:g}"
-        return noun if high is None else f"{noun}, at most {high:g}"
+            return f"{noun}, at least {low}"
+        return noun if high is None else f"{noun}, at most {high}"
 
     def check(self, value: Any) -> None:
         """Raise ``SettingError`` if ``value`` is out of range."""
@@ -217,6 +217,11 @@ def _kind(hint: Any) -> tuple[type, bool]:
     if kind not in (bool, int, float, str, tuple):
         raise TypeError(f"an option cannot be of type {hint}")
     return kind, optional
+
+
+def _bound(value: float | None) -> str | None:
+    """In digits, never with an exponent."""
+    return None if value is None else str(int(value)) if float(value).is_integer() else str(value)
 
 
 def _parse_bytes(text: str) -> int:

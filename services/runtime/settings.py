@@ -185,6 +185,12 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
+    max_ledgers: int = option(
+        16384,
+        "Requests remembered, those included whose submitter has not yet said that it has everything; more are "
+        "refused with RESOURCE_EXHAUSTED.",
+        minimum=1,
+    )
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -1,0 +1,42 @@
+"""Channels to the ring's servers, and waiting for a server to be there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.runtime.transport import channel_options
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Largest answer taken, for callers without settings of their own."""
+
+
+def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used."""
+    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+
+
+async def wait_connected(channel: grpc.aio.Channel, seconds: float) -> bool:
+    """Whether ``channel`` is connected within ``seconds``; tries for all of that time."""
+    try:
+        await asyncio.wait_for(channel.channel_ready(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
+    """The health of ``service`` ("" is the whole server) in one word.
+
+    SERVING, NOT_SERVING or SERVICE_UNKNOWN as the server says; UNREACHABLE if nobody answers within ``seconds``.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know only the synchronous one
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        return "SERVICE_UNKNOWN" if error.code() is grpc.StatusCode.NOT_FOUND else "UNREACHABLE"
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

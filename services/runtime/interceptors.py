@@ -1,0 +1,129 @@
+"""What happens around every RPC of a server: malformed messages are refused, unexpected errors stay inside.
+
+A handler that raises something it did not mean to gives its caller INTERNAL with the number under which the log has
+the traceback, never the traceback. A message that is no protobuf of its type gives INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+log = structlog.get_logger()
+
+
+class MalformedMessage(Exception):
+    """A message could not be parsed as its type. Raised where a handler reads its stream; let it pass through."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """The interceptor of every server of the ring."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else _guarded(handler, str(handler_call_details.method))
+
+
+def _guarded(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """``handler`` with every behaviour wrapped; the four kinds of RPC have a field and a constructor each."""
+    kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+    behavior = getattr(handler, "_".join(kind))
+    wrap = _around_generator if inspect.isasyncgenfunction(behavior) else _around_coroutine
+    make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
+    parse = handler.request_deserializer
+    deserializer = _raising(parse) if handler.request_streaming else _returning(parse)
+    return make(wrap(behavior, method), deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+
+
+def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Of a stream: the error surfaces where the handler reads, and ends the stream through it."""
+    if parse is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            raise MalformedMessage(str(error)) from None
+
+    return deserialize
+
+
+def _returning(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Of a single request: gRPC parses before the handler runs and would answer UNKNOWN, so hand the error in."""
+    if parse is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return MalformedMessage(str(error))
+
+    return deserialize
+
+
+def _around_coroutine(behavior: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with _watched(request, context, method):
+            return await behavior(request, context)
+
+    return call
+
+
+def _around_generator(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async with _watched(request, context, method), aclosing(behavior(request, context)) as responses:  # type: ignore[type-var]
+            async for response in responses:
+                yield response
+
+    return call
+
+
+@asynccontextmanager
+async def _watched(request: Any, context: grpc.aio.ServicerContext[Any, Any], method: str) -> AsyncIterator[None]:
+    """Log the RPC at debug level, and turn what its handler raises into a status."""
+    start = time.monotonic()
+    try:
+        if isinstance(request, MalformedMessage):
+            raise request
+        yield
+    except asyncio.CancelledError:
+        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code="CANCELLED")
+        raise
+    except (grpc.aio.AbortError, GeneratorExit):
+        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
+        raise
+    except MalformedMessage as error:
+        log.info("malformed message", method=method, peer=context.peer(), error=str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
+    except Exception:
+        await _abort_internal(context, method)
+    else:
+        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
+
+
+async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
+    error_id = secrets.token_hex(4)
+    log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
+    await context.abort(grpc.StatusCode.INTERNAL, f"internal error; the server's log has it as {error_id}")
+
+
+def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Name of the status the handler set; without one it is OK."""
+    code = context.code()
+    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name

@@ -1,0 +1,152 @@
+"""The life of a gRPC server: bind, load, serve, drain, stop.
+
+Health says NOT_SERVING until the service says otherwise, and again from the first moment of a drain. SIGTERM and
+SIGINT drain; a second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.runtime.errors import ExitCode, FatalError
+from services.runtime.interceptors import Guard
+from services.runtime.listening import check_listenable, remove_socket_file
+from services.runtime.settings import ServerSettings, join_address
+from services.runtime.transport import server_options
+
+log = structlog.get_logger()
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_LAST_WORDS = 0.5
+"""Seconds for handlers that are returning to send their status, after the drain."""
+
+_DRAIN_MARGIN = 2.0
+"""Seconds beyond its grace before a drain that does not return is given up."""
+
+
+class Server:
+    """One grpc.aio server with health, reflection and the interceptor of every server of the ring.
+
+    Register servicers on ``.grpc``, then either ``start()`` and ``stop()``, or ``run()`` for a process's whole life.
+    """
+
+    def __init__(self, settings: ServerSettings, services: Sequence[str]) -> None:
+        """``services`` are the full names of the services that will be registered. Needs a running event loop."""
+        self._settings = settings
+        self._services = tuple(services)
+        self._health = health.aio.HealthServicer()
+        self._stopping = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._exit_code: int = ExitCode.OK
+        self._grace = settings.drain_grace
+        self.address = settings.address
+        """Where it listens; after ``start`` with the port that was taken."""
+        self.grpc = grpc.aio.server(interceptors=[Guard()], options=server_options(settings.max_message_bytes))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self) -> str:
+        """Listen, NOT_SERVING; return the address. Raise ``FatalError`` if it cannot be listened on."""
+        await self.set_serving(False)
+        check_listenable(self._settings)
+        try:
+            port = self.grpc.add_insecure_port(self._settings.address)
+        except RuntimeError as error:
+            raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
+        if self._settings.uds is None:
+            self.address = join_address(self._settings.host, port)
+        await self.grpc.start()
+        return self.address
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health says of every service here, and of the whole server; final once a drain began."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
+        """Begin to drain, for ``grace`` seconds (default: the settings'), and then let ``run`` return ``exit_code``.
+
+        Only the first request counts. Call it on the event loop.
+        """
+        if not self._stopping.is_set():
+            self._exit_code = exit_code
+            self._grace = self._settings.drain_grace if grace is None else grace
+            self._stopping.set()
+
+    async def run(
+        self, work: Callable[[], Coroutine[Any, Any, None]], drain: Callable[[float], Coroutine[Any, Any, None]]
+    ) -> int:
+        """Start, run ``work()`` (loading, links to peers) beside the server, and return the process's exit code.
+
+        Ends after a signal or ``request_stop``: first ``drain(grace)`` runs, which must take nothing new, finish what
+        is there within ``grace`` seconds and end the streams that are still open; then ``work`` is cancelled. It may
+        also have returned long before. What ``work`` raises ends the server and is raised here.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        stopping = loop.create_task(self._stopping.wait())
+        working: asyncio.Task[None] | None = None
+        try:
+            await self.start()
+            working = loop.create_task(work())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            await stopping
+            await self._drain(drain)
+            return self._exit_code
+        finally:
+            stopping.cancel()
+            if working is not None and not working.done():
+                await _end(working)
+            await self.stop(None if self._cut.is_set() else _LAST_WORDS)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """End every RPC, after ``grace`` seconds if given, and stop listening."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace)
+        remove_socket_file(self._settings)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("stopping at once", signal=number.name)
+            self._exit_code = 128 + number
+            self._cut.set()
+        else:
+            log.info("draining", signal=number.name, grace=self._settings.drain_grace)
+            self.request_stop()
+
+    async def _drain(self, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        await self._health.enter_graceful_shutdown()
+        draining = asyncio.create_task(drain(self._grace))
+        cut = asyncio.create_task(self._cut.wait())
+        await asyncio.wait({draining, cut}, timeout=self._grace + _DRAIN_MARGIN, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done() and not self._cut.is_set():
+            log.warning("the drain did not end in time", grace=self._grace)
+        await _end(cut)
+        await _end(draining)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel ``task`` unless it is done, and log what it raised meanwhile."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+    except Exception:
+        log.exception("failed while stopping")

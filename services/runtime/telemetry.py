@@ -1,0 +1,117 @@
+"""What a process tells about itself: structured logs on stderr, and a Prometheus endpoint.
+
+One line per event, as JSON (``{"time", "level", "service", "event", …}``) or for people. Modules log with
+``structlog.get_logger()``; what is bound with ``structlog.contextvars.bound_contextvars(request_id=…)`` is on every
+line written meanwhile, in whatever module.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TextIO
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+from structlog.typing import EventDict, Processor
+
+from services.runtime.errors import FatalError
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from services.runtime.settings import ServiceSettings, TelemetrySettings
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | None = None) -> None:
+    """Send the logs of this process, those of libraries included, to ``stream`` (default: stderr)."""
+    stream = stream or sys.stderr
+    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
+    level = _LEVELS[settings.log_level]
+
+    def name_service(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=as_json, key="time"),
+        name_service,
+    ]
+    render: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str, ensure_ascii=False)]
+        if as_json
+        else [console_renderer(stream.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,  # a second configuration (tests, the demo) must reach every module's logger
+    )
+    # Libraries log through the standard library; theirs become the same lines, from warnings up.
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.WARNING))
+
+
+def console_renderer(colors: bool) -> Processor:
+    """Renders one event, with its time under ``time``, as a line for people."""
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, timestamp_key="time", pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+    )
+
+
+def report_fatal(message: str) -> None:
+    """Say why the process ends: one JSON event ``fatal`` with ``error``, or one plain line for people.
+
+    Without ``configure_logs`` (it ends before it knows its options) the line is plain.
+    """
+    processors = structlog.get_config()["processors"] if structlog.is_configured() else []
+    if any(isinstance(processor, structlog.processors.JSONRenderer) for processor in processors):
+        structlog.get_logger().critical("fatal", error=message)
+    else:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def start_metrics(settings: ServiceSettings, registry: CollectorRegistry) -> MetricsEndpoint | None:
+    """The metrics endpoint that ``settings`` ask for, if any; raise ``FatalError`` if its port cannot be had."""
+    if settings.metrics_address is None:
+        return None
+    host, port = settings.metrics_address
+    try:
+        return MetricsEndpoint(registry, host, port)
+    except OSError as error:
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
+        raise FatalError(f"metrics port {port} {reason}: choose another with --metrics-port, or --no-metrics") from None
+
+
+class MetricsEndpoint:
+    """Answers Prometheus from a thread of its own, so that a scrape never waits for the event loop."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Listen on ``host:port`` (0 takes a free port); raise ``OSError`` if that cannot be."""
+        self._server: WSGIServer
+        self._thread: Thread
+        self._server, self._thread = start_http_server(port, host, registry)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

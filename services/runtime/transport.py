@@ -1,0 +1,67 @@
+"""Every gRPC option of both ends of a connection, with its reason; the two ends' keepalive must fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Options = Sequence[tuple[str, int | str]]
+
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+
+_BOTH: Options = (
+    # A cable that was pulled says nothing: without pings a half-open link would look idle for ever. A dead one is
+    # found after 15 s at most. (A process that hangs is found sooner, by the load it no longer pushes.)
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # A link without a request on it must be known to be alive before a request is routed over it.
+    ("grpc.keepalive_permit_without_calls", 1),
+    # 0 is no limit. By default pings stop after two without data between them, and a quiet link would go unwatched.
+    ("grpc.http2.max_pings_without_data", 0),
+    # Metadata carries identity and deadlines, nothing large.
+    ("grpc.max_metadata_size", 16 * 1024),
+    # Windows follow the measured bandwidth-delay product: wide for a far reader that keeps up, while one that stops
+    # reading is owed no more than the window it last earned. (Is the default; said because memory depends on it.)
+    ("grpc.http2.bdp_probe", 1),
+)
+
+
+def server_options(max_message_bytes: int) -> Options:
+    """Of every server."""
+    return (
+        *_BOTH,
+        # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
+        ("grpc.max_receive_message_length", max_message_bytes),
+        # What we send is bounded where it is made (link frames of 1 MiB); whether it is too large is for the reader.
+        ("grpc.max_send_message_length", -1),
+        # Two servers on one port would share its connections at random; the second must fail instead.
+        ("grpc.so_reuseport", 0),
+        # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
+        # bound one connection could hold any number of handlers.
+        ("grpc.max_concurrent_streams", 4096),
+        # Clients may ping as often as ours do, with room for jitter; by default the server takes a ping more often
+        # than every five minutes for abuse and closes the connection (too_many_pings).
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    )
+
+
+def channel_options(max_message_bytes: int) -> Options:
+    """Of every channel to a server of the ring."""
+    return (
+        *_BOTH,
+        # The largest frame is 1 MiB and a whole tokenizer file comes in chunks; more than this is not of the ring.
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Each channel has its own connection. By default channels to one address share one, and with it the HTTP/2
+        # window: a stalled link would stall its neighbour, and closing one would not close the connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        # gRPC's own reconnects: the first soon, because peers of one machine restart within a second; never rarer
+        # than every 5 s, because somebody waits. (gRPC adds its own jitter of 20 %.)
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time one attempt to connect may take
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        # A proxy of the environment is for the web, not for the ring.
+        ("grpc.enable_http_proxy", 0),
+        # Who repeats what is decided where it is known what was delivered, never by the transport.
+        ("grpc.enable_retries", 0),
+    )
