@@ -19,8 +19,8 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCa
 
 _KEYS_PER_TILE = 128
 _ROWS_MULTIPLE = 8
-_SEQUENCES_AT_ONCE = 16
-"""Bounds scratch memory: gathered keys of one tile should stay in the processor's cache."""
+_SCRATCH_ELEMENTS = 2**19
+"""Bound on each float32 intermediate of a group, so that it stays in the processor's cache. Changes speed only."""
 
 
 class TorchTiledAttention(AttentionBackend):
@@ -50,7 +50,7 @@ class TorchTiledAttention(AttentionBackend):
         kv_cache[1, blocks, :, offsets] = value
         out = torch.empty_like(query)
         tiling = _Tiling.of(query, kv_cache)
-        for group in _groups(metadata):
+        for group in _groups(metadata, tiling):
             out[group.rows] = _attend(query[group.rows].float() * scale, kv_cache, group, tiling).to(query.dtype)
         return out.flatten(1)
 
@@ -68,73 +68,85 @@ class _Tiling:
     """Cache blocks in a key tile."""
     keys: int
     """Keys in a key tile."""
+    sequences_at_once: int
+    """Sequences whose keys of one tile fill the scratch bound."""
+    query_tiles_at_once: int
+    """Query tiles whose scores (or outputs) over one key tile fill the scratch bound."""
 
     @staticmethod
     def of(query: torch.Tensor, kv_cache: torch.Tensor) -> _Tiling:
-        num_kv_heads, block_size = kv_cache.shape[2:4]
+        num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
         heads_per_group = query.shape[1] // num_kv_heads
         positions = max(1, _ROWS_MULTIPLE // heads_per_group)
         rows = -(-heads_per_group * positions // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
         blocks = max(1, _KEYS_PER_TILE // block_size)
-        return _Tiling(heads_per_group, positions, rows, blocks, blocks * block_size)
+        keys = blocks * block_size
+        sequences = max(1, _SCRATCH_ELEMENTS // (num_kv_heads * keys * head_dim))
+        query_tiles = max(1, _SCRATCH_ELEMENTS // (num_kv_heads * rows * max(keys, head_dim)))
+        return _Tiling(heads_per_group, positions, rows, blocks, keys, sequences, query_tiles)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sequences computed together: several of one row each, in ascending length, or one of several rows."""
+    """Rows computed together: one row each of several sequences in ascending length, or several of one sequence."""
 
     rows: torch.Tensor
     """[R] rows of the step."""
     positions: torch.Tensor
     """[R] position of each row in its sequence."""
     starts: list[int]
-    """Position of each sequence's first row."""
-    lens: list[int]
-    """Length of each sequence after this step."""
+    """Position of the first row of each sequence."""
+    ends: list[int]
+    """One past the position of the last row of each sequence: the keys it may see."""
     block_table: torch.Tensor
-    """[sequences, ≥ blocks] with no block past a sequence's end read."""
+    """[sequences, ≥ blocks]; no block past ``ends`` is read."""
 
 
-def _groups(metadata: AttentionMetadata) -> Iterator[_Group]:
-    """Divide a step. Which sequences end up together changes speed only."""
+def _groups(metadata: AttentionMetadata, tiling: _Tiling) -> Iterator[_Group]:
+    """Divide a step. Which rows end up together changes speed only."""
     starts, lens = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
     device = metadata.slot_mapping.device
     single = sorted((s for s in range(len(lens)) if starts[s + 1] - starts[s] == 1), key=lens.__getitem__)
-    for at in range(0, len(single), _SEQUENCES_AT_ONCE):
-        chosen = single[at : at + _SEQUENCES_AT_ONCE]
+    for at in range(0, len(single), tiling.sequences_at_once):
+        chosen = single[at : at + tiling.sequences_at_once]
         rows = torch.tensor([starts[s] for s in chosen], device=device)
         last = [lens[s] - 1 for s in chosen]
         table = metadata.block_tables[torch.tensor(chosen, device=device)]
         yield _Group(rows, torch.tensor(last, device=device), last, [lens[s] for s in chosen], table)
     for s, length in enumerate(lens):
-        count = starts[s + 1] - starts[s]
-        if count > 1:
-            rows = torch.arange(starts[s], starts[s + 1], device=device)
-            positions = torch.arange(length - count, length, device=device)
-            yield _Group(rows, positions, [length - count], [length], metadata.block_tables[s : s + 1])
+        if starts[s + 1] - starts[s] > 1:
+            first_row = starts[s]
+            first = length - (starts[s + 1] - starts[s])
+            for start in range(first, length, tiling.query_tiles_at_once * tiling.positions):
+                positions = torch.arange(
+                    start, min(length, start + tiling.query_tiles_at_once * tiling.positions), device=device
+                )
+                rows = positions + (first_row - first)
+                yield _Group(rows, positions, [start], [start + len(rows)], metadata.block_tables[s : s + 1])
 
 
 def _attend(query: torch.Tensor, kv_cache: torch.Tensor, group: _Group, tiling: _Tiling) -> torch.Tensor:
     """Attention output [R, Hq, D] float32 of the scaled ``query`` [R, Hq, D] float32 of one group's rows."""
     places, num_tiles = _places(group, tiling)
     tiles, visible = _query_tiles(query, places, num_tiles, group, tiling)
-    lens = torch.tensor(group.lens, device=query.device)
-    block_rows = _block_rows(group, kv_cache, lens, tiling)
+    ends = torch.tensor(group.ends, device=query.device)
+    block_rows = _block_rows(group, kv_cache, ends, tiling)
+    scratch = query.new_empty(2, len(group.ends), kv_cache.shape[2], tiling.keys, kv_cache.shape[4])
     accumulated = torch.zeros_like(tiles)
     maximum = tiles.new_full(tiles.shape[:-1], -torch.inf)
     total = torch.zeros_like(maximum)
-    for first_key in range(0, max(group.lens), tiling.keys):
+    for first_key in range(0, max(group.ends), tiling.keys):
         seqs, tail, nearest = _reached(group, num_tiles, first_key, tiling)
         here = (seqs, slice(None), tail)
         columns = slice(first_key // tiling.keys * tiling.blocks, (first_key // tiling.keys + 1) * tiling.blocks)
-        keys = _gather(kv_cache[0], block_rows[seqs, :, columns])
-        values = _gather(kv_cache[1], block_rows[seqs, :, columns])
+        keys = _gather(kv_cache[0], block_rows[seqs, :, columns], scratch[0, seqs])
+        values = _gather(kv_cache[1], block_rows[seqs, :, columns], scratch[1, seqs])
         scores = _products(tiles[here], keys.transpose(2, 3))
         if first_key + tiling.keys > nearest + 1:
             key_positions = torch.arange(first_key, first_key + tiling.keys, device=query.device)
             scores.masked_fill_(key_positions > visible[here].unsqueeze(-1), -torch.inf)
             # Unwritten memory may hold NaN, which a weight of zero does not silence.
-            values.masked_fill_((key_positions >= lens[seqs, None])[:, None, :, None], 0.0)
+            values.masked_fill_((key_positions >= ends[seqs, None])[:, None, :, None], 0.0)
         highest = torch.maximum(maximum[here], scores.amax(-1))
         weights = scores.sub_(highest.unsqueeze(-1)).exp_()
         decay = torch.exp(maximum[here] - highest)
@@ -146,8 +158,8 @@ def _attend(query: torch.Tensor, kv_cache: torch.Tensor, group: _Group, tiling: 
 
 def _places(group: _Group, tiling: _Tiling) -> tuple[torch.Tensor, int]:
     """Where rows lie among the positions of the query tiles of all sequences, and the number of tiles of each."""
-    if len(group.lens) == len(group.rows):
-        sequence = torch.arange(len(group.lens), device=group.rows.device)
+    if len(group.ends) == len(group.rows):
+        sequence = torch.arange(len(group.ends), device=group.rows.device)
         return sequence * tiling.positions + group.positions % tiling.positions, 1
     lead = group.starts[0] % tiling.positions
     places = torch.arange(lead, lead + len(group.rows), device=group.rows.device)
@@ -161,7 +173,7 @@ def _query_tiles(
 
     Rows of padding are zero and see position 0.
     """
-    num_seqs, (_, num_heads, head_dim) = len(group.lens), query.shape
+    num_seqs, (_, num_heads, head_dim) = len(group.ends), query.shape
     used = tiling.heads_per_group * tiling.positions
     padded = query.new_zeros(num_seqs * num_tiles * tiling.positions, num_heads, head_dim)
     padded[places] = query
@@ -182,14 +194,14 @@ def _rows_of(tiles: torch.Tensor, places: torch.Tensor, tiling: _Tiling) -> torc
     return used.permute(0, 2, 3, 1, 4, 5).reshape(num_seqs * num_tiles * tiling.positions, -1, head_dim)[places]
 
 
-def _block_rows(group: _Group, kv_cache: torch.Tensor, lens: torch.Tensor, tiling: _Tiling) -> torch.Tensor:
-    """[S, Hkv, blocks of whole key tiles]: rows of the cache seen as [blocks · Hkv, …]; 0 past a sequence's end."""
+def _block_rows(group: _Group, kv_cache: torch.Tensor, ends: torch.Tensor, tiling: _Tiling) -> torch.Tensor:
+    """[S, Hkv, blocks of whole key tiles]: rows of the cache seen as [blocks · Hkv, …]; 0 past ``ends``."""
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    num_blocks = -(-max(group.lens) // tiling.keys) * tiling.blocks
+    num_blocks = -(-max(group.ends) // tiling.keys) * tiling.blocks
     table = group.block_table[:, :num_blocks].long()
     table = torch.nn.functional.pad(table, (0, num_blocks - table.shape[1]))
     block_starts = torch.arange(0, num_blocks * block_size, block_size, device=table.device)
-    table = table.masked_fill_(block_starts >= lens[:, None], 0)
+    table = table.masked_fill_(block_starts >= ends[:, None], 0)
     return table[:, None, :] * num_kv_heads + torch.arange(num_kv_heads, device=table.device)[:, None]
 
 
@@ -198,19 +210,18 @@ def _reached(group: _Group, num_tiles: int, first_key: int, tiling: _Tiling) -> 
 
     Also the lowest position among their rows.
     """
-    if len(group.lens) > 1:
-        seq = next(i for i, length in enumerate(group.lens) if length > first_key)
+    if len(group.ends) > 1:
+        seq = next(i for i, length in enumerate(group.ends) if length > first_key)
         return slice(seq, None), slice(None), group.starts[seq]
     base = group.starts[0] // tiling.positions * tiling.positions
     tile = max(0, (first_key - base) // tiling.positions)
     return slice(None), slice(tile, None), max(group.starts[0], base + tile * tiling.positions)
 
 
-def _gather(cache: torch.Tensor, block_rows: torch.Tensor) -> torch.Tensor:
-    """One tile of keys or values [S, Hkv, keys, D] float32 from ``cache`` [blocks, Hkv, block size, D]."""
-    num_seqs, num_kv_heads, _ = block_rows.shape
+def _gather(cache: torch.Tensor, block_rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill ``out`` [S, Hkv, keys, D] float32 with a tile of keys or values of ``cache`` [blocks, Hkv, size, D]."""
     found = cache.flatten(0, 1).flatten(1).index_select(0, block_rows.reshape(-1))
-    return found.view(num_seqs, num_kv_heads, -1, cache.shape[-1]).float()
+    return out.copy_(found.view(out.shape))
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -218,5 +229,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     num_seqs, num_kv_heads, num_tiles = a.shape[:3]
     if num_tiles == 1:
         return torch.bmm(a.flatten(0, 2), b.flatten(0, 1)).view(num_seqs, num_kv_heads, 1, a.shape[3], -1)
-    heads = [torch.bmm(a[0, h], b[0, h].expand(num_tiles, -1, -1)) for h in range(num_kv_heads)]
-    return torch.stack(heads).unsqueeze(0)
+    out = a.new_empty(*a.shape[:4], b.shape[3])
+    for head in range(num_kv_heads):
+        torch.bmm(a[0, head], b[0, head].expand(num_tiles, -1, -1), out=out[0, head])
+    return out

@@ -1,9 +1,12 @@
-"""The interface of a model as workers see it. Symbols in shapes: T rows of a step, R rows that sample, H hidden size,
-V vocabulary size."""
+"""The interface of a model as workers see it.
+
+Symbols in shapes: T rows of a step, R rows that sample, H hidden size, V vocabulary size.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 
@@ -13,13 +16,16 @@ from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 class CausalLM(ABC):
     """A decoder with its weights loaded. It keeps no state between calls; ``forward`` changes only the KV cache.
 
-    A row's result has the same bits whatever else is in the step (on CPU).
+    On CPU, a row's result has the same bits whatever else is in the step and however many threads compute it.
     """
 
     vocab_size: int
     hidden_size: int
-    weight_bytes: int
-    """Memory the loaded weights take, as packed."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Memory of the weights as they are kept, packed and padded."""
 
     @abstractmethod
     def forward(
@@ -43,6 +49,9 @@ class CausalLM(ABC):
         """What the attention backend has to allocate for this model."""
 
     @abstractmethod
-    def first_layers(self, count: int) -> CausalLM:
-        """The same model cut to its first ``count`` layers, sharing weights: all layers cost alike, so profiling one
-        (with embedding, norm and head) tells the peak of them all. Its ``kv_cache_spec`` has ``count`` layers."""
+    def first_layers(self, count: int) -> Self:
+        """The same model cut to its first ``count`` layers, sharing weights.
+
+        All layers need equal scratch memory, so profiling one, with embedding, norm and head, tells the peak of all.
+        The ``kv_cache_spec`` of the result has ``count`` layers.
+        """

@@ -1,0 +1,18 @@
+"""Mistral: Llama's shape without biases; early releases attend over a sliding window."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.shape import DecoderShape, read_shape
+
+
+class MistralForCausalLM(DecoderForCausalLM):
+    """A window, where there is one, holds for every layer."""
+
+    model_type = "mistral"
+
+    @classmethod
+    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+        return read_shape(config, sliding_window=config.sliding_window)
