@@ -80,6 +80,11 @@ class PersistentBatch:
         """How many sequences there are."""
         return len(self._slot_of)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays that grow with the longest sequence, when all of it has been written."""
+        return self.token_ids.nbytes + self._block_table.nbytes
+
     def update(self, plan: StepPlan) -> None:
         """Release, then take in what ``plan`` says."""
         for seq_id in plan.released:

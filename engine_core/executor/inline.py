@@ -1,0 +1,87 @@
+"""The executor of one worker in this process (``uni`` in the field): a plan is run by the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine_core.config import CacheSize, EngineConfig
+from engine_core.errors import ExecutorError
+from engine_core.executor.base import Executor
+from engine_core.loading.checkpoint import open_checkpoint
+from engine_core.progress import StartupProgress
+from engine_core.step import StepPlan, StepResult
+from engine_core.worker.memory import size_as_told, size_by_profile
+from engine_core.worker.worker import Worker
+
+
+class InlineExecutor(Executor):
+    """Starts, runs and closes one ``Worker``."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Nothing is read or taken before ``start``."""
+        self._config = config
+        self._worker: Worker | None = None
+        self._callbacks: list[Callable[[BaseException], None]] = []
+        self._failed = False
+
+    def start(self, progress: StartupProgress) -> None:
+        try:
+            self._start(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, progress: StartupProgress) -> None:
+        with progress.stage("configuration") as stage:
+            checkpoint = open_checkpoint(self._config.model, self._config.load)
+            self.model = checkpoint.spec
+            stage.detail = f"{self.model.architecture}, {self.model.dtype}, max_model_len {self.model.max_model_len}"
+            worker = self._worker = Worker(self._config, checkpoint)
+        with progress.stage("device") as stage:
+            worker.init_device()
+            stage.bytes = worker.usable
+            stage.detail = worker.describe_device()
+        with progress.stage("load weights") as stage:
+            worker.load_model(lambda done, total: progress.advance(stage, done, total))
+            stage.bytes = worker.model.weight_bytes
+            self.numerics_fingerprint = worker.numerics_fingerprint()
+            stage.detail = f"numerics {self.numerics_fingerprint}"
+        self.cache_size = self._size_cache(worker, progress)
+        with progress.stage("allocate KV cache") as stage:
+            worker.allocate(self.cache_size)
+            stage.bytes = self.cache_size.num_blocks * self.cache_size.bytes_per_block
+            tokens = self.cache_size.num_blocks * self.cache_size.block_size
+            stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
+        with progress.stage("warm up"):
+            worker.warm_up()
+
+    def _size_cache(self, worker: Worker, progress: StartupProgress) -> CacheSize:
+        cache = self._config.cache
+        if cache.kv_cache_memory_bytes is not None:
+            return size_as_told(cache.kv_cache_memory_bytes, worker.limits, worker.bytes_per_block)
+        with progress.stage("profile") as stage:
+            profile = worker.profile()
+            stage.bytes = profile.step_peak
+            stage.detail = profile.describe(cache.gpu_memory_utilization)
+        return size_by_profile(profile, cache, worker.limits, worker.bytes_per_block)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._failed or self._worker is None:
+            raise ExecutorError("the executor does not run: it was not started, has failed, or is closed")
+        try:
+            return self._worker.execute(plan)
+        except BaseException as cause:
+            self._failed = True
+            for callback in self._callbacks:
+                callback(cause)
+            if not isinstance(cause, Exception):
+                raise  # an interrupt is the caller's, not a failure of the step
+            raise ExecutorError(f"step {plan.step_id} failed: {type(cause).__name__}: {cause}") from cause
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()

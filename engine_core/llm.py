@@ -1,0 +1,174 @@
+"""Offline use: a model in this process, without any service.
+
+    with LLM("checkpoints/tiny", dtype="float32") as llm:
+        [result] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=8))
+        print(result.choices[0].token_ids)
+
+Prompts and results are token ids: there is no tokenizer in the engine. The ring's services, and any tokenizer a
+caller has, turn them into text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from engine_core.config import EngineConfig, ModelSpec, options_of
+from engine_core.errors import ConfigError, QueueFullError
+from engine_core.progress import StartupProgress
+from engine_core.request import Finish, Request, SamplingParams
+from engine_core.scheduling import SchedulerStats
+from engine_core.startup import start_engine
+from engine_core.step import SequenceOutput, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice of one prompt."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token, or empty when not asked for."""
+    finish: Finish | None = None
+    """Why it ended; set on every completion that ``generate`` returns."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one prompt."""
+
+    prompt_token_ids: list[int]
+    choices: list[Completion]
+    """``params.n`` of them, by choice."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """For prompt tokens 1…, when asked for."""
+
+    def take(self, output: SequenceOutput) -> None:
+        """Add the news of one choice."""
+        choice = self.choices[output.choice]
+        choice.token_ids += output.token_ids
+        choice.logprobs += output.logprobs
+        choice.finish = output.finish or choice.finish
+        if output.cached_tokens is not None:
+            self.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+
+
+class LLM:
+    """A started engine. Not for use from several threads at a time."""
+
+    def __init__(self, model: str, *, progress: StartupProgress | None = None, **options: Any) -> None:
+        """Load ``model`` (a directory or a hub id).
+
+        ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
+        ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
+        """
+        self._engine = start_engine(configure(model=model, **options), progress or StartupProgress())
+        self._next_id = 0
+
+    @property
+    def model(self) -> ModelSpec:
+        """What the checkpoint turned out to be."""
+        return self._engine.core.model
+
+    @property
+    def numerics_fingerprint(self) -> str:
+        """Equal fingerprints compute equal tokens for equal prompts and parameters."""
+        return self._engine.executor.numerics_fingerprint
+
+    def stats(self) -> SchedulerStats:
+        """Counters since the start."""
+        return self._engine.core.stats()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]:
+        """Complete every prompt (token ids), batching them; results are in the order of the prompts.
+
+        ``params`` are for all, or one for each; None takes the checkpoint's own defaults (generation_config.json).
+        A prompt's result depends on its ids and parameters alone, so equal ones with equal seeds give equal tokens.
+        Raises ``InvalidRequestError`` if any cannot be taken; then none is computed further. An engine on which
+        ``ExecutorError`` was raised is of no more use.
+        """
+        requests = deque(self._requests(prompts, params))
+        results = {r.request_id: Result(list(r.prompt_token_ids), _completions(r.params)) for r in requests}
+        core = self._engine.core
+        try:
+            while requests or core.has_work():
+                self._add_as_many_as_fit(requests)
+                for output in core.step():
+                    results[output.request_id].take(output)
+        except BaseException:
+            for request_id in results:
+                core.cancel(request_id, cause=None)
+            raise
+        return list(results.values())
+
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        if params is None:
+            params = default_params(self.model)
+        if isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(params)} params for {len(prompts)} prompts: give one for all, or one for each")
+        requests = []
+        for prompt, chosen in zip(prompts, params, strict=True):
+            requests.append(Request(f"offline-{self._next_id}", tuple(prompt), chosen))
+            self._next_id += 1
+        return requests
+
+    def _add_as_many_as_fit(self, requests: deque[Request]) -> None:
+        while requests:
+            try:
+                self._engine.core.add(requests[0])
+            except QueueFullError:
+                return
+            requests.popleft()
+
+    def close(self) -> None:
+        """Free weights and cache. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _completions(params: SamplingParams) -> list[Completion]:
+    return [Completion() for _ in range(params.n)]
+
+
+def default_params(model: ModelSpec) -> SamplingParams:
+    """What the checkpoint's own generation_config.json recommends, and the engine's defaults for the rest."""
+    recommended: dict[str, Any] = dict(model.default_sampling)
+    if "top_k" in recommended:
+        recommended["top_k"] = int(recommended["top_k"])
+    return SamplingParams(**recommended)
+
+
+def configure(**options: Any) -> EngineConfig:
+    """An ``EngineConfig`` from options by name, whichever section they are of.
+
+    Raises ``ConfigError`` for an unknown option, listing what it may have been meant to be, and for unusable values.
+    """
+    sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
+    known = {option: name for name, section in sections.items() for option in options_of(section)}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for option, value in options.items():
+        if option not in known:
+            close = difflib.get_close_matches(option, known, cutoff=0.5)
+            raise ConfigError(option, value, f"a known option; did you mean {' or '.join(close) or 'something else'}?")
+        chosen[known[option]][option] = value
+    return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})

@@ -1,0 +1,40 @@
+"""From an ``EngineConfig`` to an engine that serves, stage by stage: configuration, device, load weights, profile,
+allocate KV cache, warm up, serving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_core.config import EngineConfig
+from engine_core.engine import EngineCore
+from engine_core.executor.base import Executor
+from engine_core.executor.inline import InlineExecutor
+from engine_core.progress import StartupProgress
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """An engine that can take requests, and the executor under it."""
+
+    core: EngineCore
+    executor: Executor
+
+    def close(self) -> None:
+        """Free weights and cache; the engine computes nothing more. Idempotent."""
+        self.executor.close()
+
+
+def start_engine(config: EngineConfig, progress: StartupProgress) -> StartedEngine:
+    """Start an engine, telling ``progress`` each stage with its seconds and bytes.
+
+    Raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``) with everything closed again.
+    """
+    executor = InlineExecutor(config)
+    executor.start(progress)
+    try:
+        with progress.stage("serving"):
+            return StartedEngine(EngineCore(config, executor), executor)
+    except BaseException:
+        executor.close()
+        raise

@@ -1,0 +1,147 @@
+"""What the operating system says about memory and processors: what this process may use, what it uses, its peaks.
+
+Linux, with or without control groups (v1 and v2), so that a container's limit counts and not its host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+_POLL_SECONDS = 0.001
+
+
+def usable_memory(root: Path = Path("/")) -> int:
+    """Bytes this process can grow to, itself included: what the machine and every control group above it leave.
+
+    ``root`` is where /proc and /sys are found.
+    """
+    own = _entries(root / "proc/self/status").get("RssAnon", 0)
+    free = [_entries(root / "proc/meminfo")["MemAvailable"], *_free_in_cgroups(root)]
+    return min(free) + own
+
+
+def resident_memory() -> int:
+    """Bytes of physical memory this process holds now."""
+    return _entries(Path("/proc/self/status"))["VmRSS"]
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Processors this process may keep busy: those it may run on, and no more than its control groups' quotas."""
+    return max(1, min([len(os.sched_getaffinity(0)), *_cpu_quotas(root)]))
+
+
+def trim() -> None:
+    """Return freed memory to the system, so that what is measured next is in use. Does nothing without glibc."""
+    gc.collect()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+class Peak:
+    """The result of ``measure_peak``; complete when the block has ended."""
+
+    growth: int = 0
+    """Bytes that the process was larger at its largest than at the start."""
+
+
+@contextmanager
+def measure_peak() -> Iterator[Peak]:
+    """Measure how far this process grows while the block runs.
+
+    The kernel's own high-water mark is used where it lets the process reset it; elsewhere a thread looks every
+    millisecond, which misses shorter peaks.
+    """
+    peak = Peak()
+    trim()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc_pid_clear_refs(5))
+    except OSError:
+        with _polled_peak(peak):
+            yield peak
+        return
+    before = resident_memory()
+    yield peak
+    peak.growth = max(0, _entries(Path("/proc/self/status"))["VmHWM"] - before)
+
+
+@contextmanager
+def _polled_peak(peak: Peak) -> Iterator[None]:
+    before, done = resident_memory(), threading.Event()
+
+    def poll() -> None:
+        while not done.is_set():
+            peak.growth = max(peak.growth, resident_memory() - before)
+            time.sleep(_POLL_SECONDS)
+
+    thread = threading.Thread(target=poll, name="memory peak", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _free_in_cgroups(root: Path) -> Iterator[int]:
+    """What each limited control group that this process is in leaves to it, reclaimable file cache included."""
+    for group, unified in _control_groups(root, "memory"):
+        limit = _number(group / ("memory.max" if unified else "memory.limit_in_bytes"))
+        usage = _number(group / ("memory.current" if unified else "memory.usage_in_bytes"))
+        if limit is not None and usage is not None:
+            statistics = dict(line.split() for line in _lines(group / "memory.stat"))
+            prefix = "" if unified else "total_"
+            cache = sum(int(statistics.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+            yield limit - usage + cache
+
+
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """Processors' worth of time that each limited control group gives, rounded up."""
+    for group, unified in _control_groups(root, "cpu"):
+        names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(line for name in names for line in _lines(group / name)).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            yield -(-int(words[0]) // int(words[1]))
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Directories of the groups this process is in, and whether they are of the unified hierarchy (v2).
+
+    From its own group upwards, as far as they are visible from inside a container.
+    """
+    cgroups = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        hierarchy, controllers, path = line.split(":", 2)
+        unified = hierarchy == "0"
+        if not unified and controller not in controllers.split(","):
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for mount in (cgroups, cgroups / "unified") if unified else (cgroups / controller,):
+            for part in (group, *group.parents):
+                yield mount / part, unified
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none (``max`` in cgroup v2 is no limit)."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _entries(path: Path) -> dict[str, int]:
+    """Entries in kB of a file such as /proc/meminfo, in bytes."""
+    fields = (line.split() for line in _lines(path))
+    return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if len(field) == 3 and field[2] == "kB"}

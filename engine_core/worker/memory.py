@@ -1,0 +1,100 @@
+"""How many KV blocks fit: arithmetic on what was measured.
+
+blocks = (budget − resident − step peak − batch state) ÷ bytes per block, where the budget is
+``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not touched before
+it is used, so an idle engine stays small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_core.config import CacheConfig, CacheSize
+from engine_core.errors import OutOfMemoryError
+from engine_core.worker.batch import BatchLimits
+
+SCHEDULER_BYTES_PER_BLOCK = 512
+"""What the scheduler and its prefix cache keep in Python for a block (list entries, a hash, its dictionary entry):
+negligible beside the blocks of a real model, not beside those of a tiny one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """What was measured between loading and allocating; all in bytes."""
+
+    usable: int
+    """What this process may grow to."""
+    resident: int
+    """What it takes after loading: weights, libraries, interpreter."""
+    weights: int
+    """The part of ``resident`` that is weights."""
+    step_peak: int
+    """What the largest step takes on top."""
+    batch_state: int
+    """What the persistent batch can take."""
+
+    def left(self, utilization: float) -> int:
+        """What remains for the KV cache of a budget of that share of ``usable``."""
+        return int(self.usable * utilization) - self.resident - self.step_peak - self.batch_state
+
+    def describe(self, utilization: float) -> str:
+        """The numbers behind ``left``, for a person."""
+        return (
+            f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
+            f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
+            f"the largest step {size(self.step_peak)}, the batch's state {size(self.batch_state)}"
+        )
+
+
+def size_by_profile(profile: MemoryProfile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+    """The KV cache that fits into the budget.
+
+    It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
+    caching: so much again for prefixes that nobody uses at the moment. Raises ``OutOfMemoryError`` when one sequence
+    of ``max_model_len`` does not fit.
+    """
+    utilization = cache.gpu_memory_utilization
+    left = profile.left(utilization)
+    blocks = max(0, left) // (bytes_per_block + SCHEDULER_BYTES_PER_BLOCK)
+    numbers = profile.describe(utilization)
+    if left <= 0:
+        raise OutOfMemoryError(
+            f"nothing is left for the KV cache: {numbers}. Raise --gpu-memory-utilization, give the process more "
+            f"memory, lower --max-num-batched-tokens or --max-num-seqs, or choose a smaller model or dtype."
+        )
+    _require_longest(blocks, limits, bytes_per_block, f"{size(left)} are left: {numbers}", "--gpu-memory-utilization")
+    useful = limits.max_num_seqs * limits.max_blocks_per_seq * (2 if cache.enable_prefix_caching else 1)
+    return CacheSize(min(blocks, useful), limits.block_size, bytes_per_block)
+
+
+def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+    """The KV cache of the size that ``kv_cache_memory_bytes`` asks for.
+
+    Raises ``OutOfMemoryError`` when one sequence of ``max_model_len`` does not fit into it.
+    """
+    blocks = kv_cache_memory_bytes // bytes_per_block
+    told = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
+    _require_longest(blocks, limits, bytes_per_block, told, "--kv-cache-memory-bytes")
+    return CacheSize(blocks, limits.block_size, bytes_per_block)
+
+
+def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, numbers: str, flag: str) -> None:
+    needed = limits.max_blocks_per_seq
+    if blocks >= needed:
+        return
+    fitting = blocks * limits.block_size
+    shorter = f"lower --max-model-len to at most {fitting}" if fitting > 1 else "choose a smaller model or dtype"
+    raise OutOfMemoryError(
+        f"max_model_len={limits.max_model_len} does not fit: a sequence of that length takes "
+        f"{size(needed * bytes_per_block)} of KV cache ({needed} blocks of {limits.block_size} tokens, "
+        f"{bytes_per_block} bytes each), but {numbers}. Raise {flag}, or {shorter}."
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes for a person: 1.50 GiB."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,133 @@
+"""One worker: a device, the model on it, its KV cache and the state of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine_core.attention.base import AttentionBackend
+from engine_core.attention.torch_tiled import TorchTiledAttention
+from engine_core.config import CacheSize, EngineConfig
+from engine_core.errors import OutOfMemoryError
+from engine_core.loading.checkpoint import Checkpoint
+from engine_core.models.base import CausalLM
+from engine_core.models.registry import build_model
+from engine_core.step import StepPlan, StepResult
+from engine_core.worker.batch import BatchLimits, PersistentBatch
+from engine_core.worker.dummy_steps import largest_step, warm_up_steps
+from engine_core.worker.fingerprint import numerics_fingerprint
+from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
+from engine_core.worker.memory import MemoryProfile, size
+from engine_core.worker.model_runner import ModelRunner
+
+
+class Worker:
+    """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
+    then ``execute`` for each plan, in order.
+    """
+
+    device: torch.device
+    usable: int
+    """Bytes of memory the process may grow to, as it was before loading."""
+    model: CausalLM
+    bytes_per_block: int
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        """Remember what to run; nothing is taken yet."""
+        scheduler = config.scheduler
+        self.checkpoint = checkpoint
+        self.limits = BatchLimits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=checkpoint.spec.max_model_len,
+            block_size=config.cache.block_size,
+        )
+        self._config = config
+        self._attention: AttentionBackend = TorchTiledAttention()
+        self._batch: PersistentBatch | None = None
+        self._runner: ModelRunner | None = None
+        self._kv_caches: list[torch.Tensor] = []
+
+    def init_device(self) -> None:
+        """Choose the device and its threads, and see how much memory there is."""
+        self.device = torch.device("cpu")
+        threads = self._config.device.num_threads
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
+        self.usable = usable_memory()
+
+    def describe_device(self) -> str:
+        """The device, for a person."""
+        return f"{self.device}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+    def load_model(self, on_progress: Callable[[int, int], None]) -> None:
+        """Read the weights; ``on_progress`` takes bytes done and in all. Raises ``CheckpointError``."""
+        self.model = build_model(self.checkpoint, self._attention, self.device, on_progress)
+        self.bytes_per_block = self._attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
+        trim()
+
+    def numerics_fingerprint(self) -> str:
+        """Equal for workers that compute equal tokens."""
+        return numerics_fingerprint(self.checkpoint, type(self._attention).__name__)
+
+    def profile(self) -> MemoryProfile:
+        """Run the largest step through one layer, head and sampler, and read the peak.
+
+        All layers are alike and leave nothing behind but their output, so one tells the peak of them all.
+        """
+        model = self.model.first_layers(1)
+        batch = self._new_batch()
+        runner = ModelRunner(model, batch, self.device)
+        kv_caches = self._allocate(model, num_blocks=1)
+        plan = largest_step(self.limits, model.vocab_size)
+        resident = resident_memory()
+        with measure_peak() as peak:
+            runner.execute(plan, kv_caches)
+        batch_state = batch.nbytes
+        del runner, batch, kv_caches, plan, model
+        trim()
+        return MemoryProfile(
+            usable=self.usable,
+            resident=resident,
+            weights=self.model.weight_bytes,
+            step_peak=peak.growth,
+            batch_state=batch_state,
+        )
+
+    def allocate(self, cache_size: CacheSize) -> None:
+        """Make room for the KV cache and the batch. Memory is reserved now and taken as it is first written."""
+        try:
+            self._kv_caches = self._allocate(self.model, cache_size.num_blocks)
+        except RuntimeError as error:
+            wanted = size(cache_size.num_blocks * cache_size.bytes_per_block)
+            raise OutOfMemoryError(
+                f"the system refused {wanted} for the KV cache. Lower --gpu-memory-utilization or "
+                f"--kv-cache-memory-bytes."
+            ) from error
+        self._batch = self._new_batch()
+        self._runner = ModelRunner(self.model, self._batch, self.device)
+
+    def warm_up(self) -> None:
+        """Generate a few tokens, so that the first request does not wait for kernels to be made."""
+        for plan in warm_up_steps(self.limits, self.model.vocab_size):
+            self.execute(plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step; needs ``allocate``."""
+        if self._runner is None:
+            raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
+        return self._runner.execute(plan, self._kv_caches)
+
+    def close(self) -> None:
+        """Free weights, cache and batch. Idempotent."""
+        self._runner = self._batch = None
+        self._kv_caches = []
+        if hasattr(self, "model"):
+            del self.model
+            trim()
+
+    def _new_batch(self) -> PersistentBatch:
+        return PersistentBatch(self.limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+
+    def _allocate(self, model: CausalLM, num_blocks: int) -> list[torch.Tensor]:
+        return self._attention.allocate(model.kv_cache_spec(self.limits.block_size), num_blocks, self.device)

@@ -1,0 +1,49 @@
+"""The arithmetic of the KV cache's size and the refusals, by hand-computed numbers."""
+
+import pytest
+
+from engine_core.config import CacheConfig
+from engine_core.errors import OutOfMemoryError
+from engine_core.worker.batch import BatchLimits
+from engine_core.worker.memory import SCHEDULER_BYTES_PER_BLOCK, MemoryProfile, size_as_told, size_by_profile
+
+MIB = 1 << 20
+PROFILE = MemoryProfile(
+    usable=1000 * MIB, resident=300 * MIB, weights=200 * MIB, step_peak=90 * MIB, batch_state=10 * MIB
+)
+LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2048, block_size=16)
+BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB
+
+
+def test_blocks_are_what_the_budget_leaves() -> None:
+    sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), LIMITS, BLOCK)
+    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 90 - 10, 16, BLOCK)
+
+
+@pytest.mark.parametrize(("prefix_caching", "factor"), [(False, 1), (True, 2)])
+def test_never_more_than_the_batch_can_use(prefix_caching: bool, factor: int) -> None:
+    cache = CacheConfig(enable_prefix_caching=prefix_caching)
+    assert size_by_profile(PROFILE, cache, LIMITS, 1000).num_blocks == factor * 64 * (2048 // 16)
+
+
+def test_refusal_names_the_numbers_the_flag_and_the_longest_that_fits() -> None:
+    limits = BatchLimits(64, 512, 16 * 501, 16)
+    with pytest.raises(OutOfMemoryError) as refused:
+        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), limits, BLOCK)
+    text = str(refused.value)
+    for part in ("max_model_len=8016", "501 blocks", "500 MiB", "900 MiB", "200 MiB", "--gpu-memory-utilization"):
+        assert part in text
+    assert "lower --max-model-len to at most 8000" in text
+    fitting = BatchLimits(64, 512, 8000, 16)
+    assert size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), fitting, BLOCK).num_blocks == 500
+
+
+def test_refusal_when_weights_alone_exceed_the_budget() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"nothing is left.*weights take 200 MiB.*smaller model or dtype"):
+        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.3), LIMITS, BLOCK)
+
+
+def test_a_size_that_was_given_is_taken_as_it_is() -> None:
+    assert size_as_told(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
+    with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 2032"):
+        size_as_told(128 * BLOCK - 5, LIMITS, BLOCK)

@@ -1,0 +1,124 @@
+"""The persistent batch against a plain model of it: lists per sequence, rebuilt at every step."""
+
+import random
+
+import numpy as np
+
+from engine_core.request import SamplingParams
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.batch import BatchLimits, PersistentBatch
+
+LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
+VOCAB = 100
+
+
+class Sequence:
+    """What the batch should know of a sequence."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.tokens = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        self.prompt = len(self.tokens)
+        self.computed = rng.choice([0, max(0, (len(self.tokens) - 1) // 4 * 4)])
+        self.blocks: list[int] = []
+
+    def needed(self, length: int) -> int:
+        return -(-length // LIMITS.block_size) - len(self.blocks)
+
+
+class Driver:
+    """Makes random plans, as a scheduler with preemption might, and checks the inputs made of each."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.batch = PersistentBatch(LIMITS, VOCAB, [0])
+        self.running: dict[int, Sequence] = {}
+        self.preempted: dict[int, Sequence] = {}
+        self.next_id = 0
+
+    def blocks(self, count: int) -> list[int]:
+        return [self.rng.randrange(1000) for _ in range(count)]
+
+    def release_some(self) -> list[int]:
+        released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
+        for seq_id in released:
+            seq = self.running.pop(seq_id)
+            if self.rng.random() < 0.5 and len(seq.tokens) < 39:
+                seq.computed, seq.blocks = 0, []
+                self.preempted[seq_id] = seq
+        return released
+
+    def introduce(self) -> NewSequence:
+        if self.preempted and self.rng.random() < 0.5:
+            seq_id, seq = self.preempted.popitem()
+        else:
+            seq_id, seq = self.next_id, Sequence(self.rng)
+            self.next_id += 1
+        seq.blocks = self.blocks(seq.needed(len(seq.tokens)))
+        self.running[seq_id] = seq
+        params = SamplingParams()
+        return NewSequence(seq_id, 0, list(seq.tokens), seq.prompt, seq.computed, list(seq.blocks), params)
+
+    def step(self) -> None:
+        released = self.release_some()
+        for seq_id in [i for i, s in self.running.items() if len(s.tokens) == LIMITS.max_model_len]:
+            released.append(seq_id)
+            del self.running[seq_id]
+        new = [self.introduce() for _ in range(self.rng.randint(0, LIMITS.max_num_seqs - len(self.running)))]
+        if not self.running:
+            new.append(self.introduce())
+        fresh = {sequence.seq_id for sequence in new}
+        order = [i for i in self.running if i in fresh or self.rng.random() < 0.8] or list(self.running)
+        self.rng.shuffle(order)
+        num_tokens, samples, added = [], [], {}
+        for seq_id in order:
+            seq = self.running[seq_id]
+            pending = len(seq.tokens) - seq.computed
+            count = self.rng.randint(1, min(pending, 10))
+            num_tokens.append(count)
+            samples.append(count == pending)
+            if seq_id not in fresh and (more := seq.needed(seq.computed + count)) > 0:
+                added[seq_id] = self.blocks(more)
+                seq.blocks += added[seq_id]
+        self.check(StepPlan(0, released, new, order, num_tokens, samples, added))
+
+    def check(self, plan: StepPlan) -> None:
+        self.batch.update(plan)
+        inputs = self.batch.prepare(plan)
+        rows = [
+            (self.running[seq_id], position)
+            for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True)
+            for position in range(self.running[seq_id].computed, self.running[seq_id].computed + count)
+        ]
+        assert inputs.input_ids.tolist() == [seq.tokens[position] for seq, position in rows]
+        assert inputs.positions.tolist() == [position for _, position in rows]
+        metadata, size = inputs.metadata, LIMITS.block_size
+        assert metadata.slot_mapping.tolist() == [seq.blocks[p // size] * size + p % size for seq, p in rows]
+        assert metadata.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
+        lengths = [self.running[i].computed + n for i, n in zip(plan.seq_ids, plan.num_tokens, strict=True)]
+        assert metadata.seq_lens.tolist() == lengths
+        assert (metadata.max_query_len, metadata.max_seq_len) == (max(plan.num_tokens), max(lengths))
+        for seq_id, table, length in zip(plan.seq_ids, metadata.block_tables.tolist(), lengths, strict=True):
+            used = -(-length // size)
+            assert table[:used] == self.running[seq_id].blocks[:used]
+        sampled = [seq_id for seq_id, drawn in zip(plan.seq_ids, plan.samples, strict=True) if drawn]
+        drawn_for = inputs.sampling_rows
+        assert [plan.seq_ids[place] for place in inputs.sampled] == sampled
+        assert drawn_for.num_tokens.tolist() == [len(self.running[i].tokens) for i in sampled]
+        assert drawn_for.num_prompt_tokens.tolist() == [self.running[i].prompt for i in sampled]
+        self.advance(plan, inputs, sampled)
+
+    def advance(self, plan: StepPlan, inputs, sampled: list[int]) -> None:
+        drawn = [self.rng.randrange(VOCAB) for _ in sampled]
+        self.batch.advance(inputs, np.array(drawn, np.int64))
+        for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
+            self.running[seq_id].computed += count
+        for seq_id, token in zip(sampled, drawn, strict=True):
+            self.running[seq_id].tokens.append(token)
+
+
+def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:
+    for seed in range(20):
+        driver = Driver(seed)
+        for _ in range(60):
+            driver.step()
+            assert len(driver.batch) == len(driver.running)
