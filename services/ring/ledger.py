@@ -63,6 +63,7 @@ class LedgerEntry:
     submitter: PeerId
     deliver_to: str
     output_context: bytes
+    prompt_tokens: int
     choices: dict[int, ChoiceLog]
     delivered: Mapping[int, int] = field(default_factory=dict)
     """Per choice, what the submitter had when it last said where to deliver."""

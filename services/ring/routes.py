@@ -83,6 +83,10 @@ class Routes:
             and detokenizer.peer in engine.attached
         )
 
+    def any_joined(self) -> bool:
+        """Whether any pair takes work."""
+        return next(self._pairs(), None) is not None
+
     def choose(self, *, engine: PeerId | None = None) -> Route | None:
         """The least loaded joined pair (of one engine, if given), or None; the choice counts as load at once."""
         pairs = [(e, d) for e, d in self._pairs() if engine is None or e.peer == engine]

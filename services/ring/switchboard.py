@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.ring.cursor import OutboundLink
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, TokenLogprob
 from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.ledger import ChoiceLog, LedgerEntry
 
@@ -30,6 +30,7 @@ class Submission:
     choices: Mapping[int, Sequence[int]]
     """Unfinished choices and the ids they already have."""
     keeps_logprobs: bool
+    prompt_tokens: int
     order: object
     """What the engine core makes of it; opaque here."""
 
@@ -116,6 +117,7 @@ class Switchboard:
             submitter=peer,
             deliver_to=receiver.peer.name,
             output_context=submission.output_context,
+            prompt_tokens=submission.prompt_tokens,
             choices={choice: ChoiceLog(ids, submission.keeps_logprobs) for choice, ids in submission.choices.items()},
             delivered={choice: len(ids) for choice, ids in submission.choices.items() if ids},
         )
@@ -183,10 +185,15 @@ class Switchboard:
             log.finish(end)
         self._mark(entry)
 
-    def prefilled(self, core_id: str, prefill: Prefill) -> None:
-        """A prompt got further."""
+    def prefilled(self, core_id: str, computed_tokens: int | None, cached_tokens: int | None) -> None:
+        """A prompt got further (None: to its end), or was found to be cached so far (None: as said before)."""
         if entry := self._by_core_id.get(core_id):
-            entry.prefill = prefill
+            before = entry.prefill.cached_tokens if entry.prefill is not None else 0
+            entry.prefill = Prefill(
+                entry.prompt_tokens,
+                entry.prompt_tokens if computed_tokens is None else computed_tokens,
+                before if cached_tokens is None else cached_tokens,
+            )
             self._mark(entry)
 
     def prompt_scored(self, core_id: str, logprobs: Sequence[TokenLogprob]) -> None:
@@ -195,7 +202,7 @@ class Switchboard:
             entry.prompt_logprobs = logprobs
             self._mark(entry)
 
-    def refuse(self, core_id: str, status: Status) -> tuple[OutboundLink | None, LedgerEntry] | None:
+    def refuse(self, core_id: str) -> tuple[OutboundLink | None, LedgerEntry] | None:
         """The core did not take a submission: forget it; returns the submitter's link, to be told, and the entry."""
         entry = self._by_core_id.get(core_id)
         if entry is None:

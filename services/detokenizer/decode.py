@@ -1,0 +1,227 @@
+"""One engine's requests: their ids become text, stop strings are found, and the news goes to the subscribers.
+
+The state belongs to the link that brought it: it is built from the request's first frame, and goes with the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import DecodeError
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+
+from services.detokenizer.subscribers import Subscriber, Subscribers
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
+from services.ring.identity import PeerId
+from services.ring.positions import Fit, fit
+from services.runtime.wire import status_from_proto, unpack_logprobs
+from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
+from services.text.tokenizer import Tokenizer
+
+
+class _Choice:
+    """One choice: its decoder, and the log probabilities of ids that are held back."""
+
+    __slots__ = ("decoder", "logprobs")
+
+    def __init__(self, decoder: ChoiceDecoder) -> None:
+        self.decoder = decoder
+        self.logprobs: list[TokenLogprob] = []
+
+    def take_logprobs(self, delta: Delta) -> list[TokenLogprob]:
+        """Those of the ids in ``delta``."""
+        taken = self.logprobs[: len(delta.token_ids)]
+        del self.logprobs[: len(delta.token_ids)]
+        return taken
+
+
+class _Request:
+    """One request under one epoch."""
+
+    __slots__ = ("choices", "epoch", "subscriber")
+
+    def __init__(self, epoch: int, subscriber: Subscriber, choices: dict[int, _Choice]) -> None:
+        self.epoch = epoch
+        self.subscriber = subscriber
+        self.choices = choices
+
+
+class EngineDecoder:
+    """Everything that one Attach stream brought."""
+
+    def __init__(self, tokenizer: Tokenizer, subscribers: Subscribers) -> None:
+        self._tokenizer = tokenizer
+        self._subscribers = subscribers
+        self._requests: dict[str, _Request] = {}
+        self.decoded_tokens = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests with a choice that goes on."""
+        return len(self._requests)
+
+    def drop_subscriber(self, peer: PeerId) -> None:
+        """A subscription ended: what was held for it goes."""
+        gone = [request_id for request_id, request in self._requests.items() if request.subscriber.peer == peer]
+        for request_id in gone:
+            del self._requests[request_id]
+
+    def frame(self, outputs: engine_pb2.StepOutputs) -> list[engine_pb2.Command]:
+        """Take one frame; what it completes is in the outboxes. Returns the Stops to send to the engine."""
+        stops: list[engine_pb2.Command] = []
+        for opened in outputs.opened:
+            self._open(opened)
+        self._prompts(outputs)
+        finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finishes}
+        for request_id, epoch, choice, first_position, ids, logprobs in _entries(outputs):
+            request = self._requests.get(request_id)
+            if request is not None and request.epoch == epoch and choice in request.choices:
+                finish = finishes.pop((request_id, choice), None)
+                self._advance(request_id, request, choice, first_position, ids, logprobs, finish, stops)
+        for (request_id, choice), finish in finishes.items():
+            request = self._requests.get(request_id)
+            if request is not None and request.epoch == finish.epoch and choice in request.choices:
+                self._advance(request_id, request, choice, finish.position, (), (), finish, stops)
+        for closed in outputs.closed:
+            self._close(closed)
+        return stops
+
+    def _open(self, opened: engine_pb2.Opened) -> None:
+        """A request begins on this link, or begins anew under a higher epoch."""
+        context = detokenizer_pb2.OutputContext()
+        try:
+            context.ParseFromString(opened.output_context)
+        except DecodeError:
+            return  # not a processor's request: nobody here to tell
+        subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
+        if subscriber is None:
+            return
+        if context.tokenizer_fingerprint != self._tokenizer.fingerprint():
+            self._refuse(opened, subscriber, context.tokenizer_fingerprint)
+            return
+        options = DecodeOptions(
+            context=tuple(context.prompt_tail),
+            stop=tuple(context.stop_strings),
+            include_stop_str_in_output=context.include_stop_str_in_output,
+            min_tokens=context.min_tokens,
+        )
+        pieces = self._tokenizer.pieces(skip_special_tokens=context.skip_special_tokens)
+        delivered = {one.choice: one.count for one in opened.delivered}
+        self._requests[opened.request_id] = _Request(
+            opened.epoch,
+            subscriber,
+            {choice: _Choice(ChoiceDecoder(pieces, options, delivered.get(choice, 0))) for choice in opened.choices},
+        )
+
+    def _refuse(self, opened: engine_pb2.Opened, subscriber: Subscriber, fingerprint: str) -> None:
+        status = Status(
+            Code.FAILED_PRECONDITION,
+            f"the prompt's ids are of tokenizer {fingerprint}, this detokenizer has {self._tokenizer.fingerprint()}",
+        )
+        delivered = {one.choice: one.count for one in opened.delivered}
+        for choice in opened.choices:
+            end = ChoiceEnd(Cause.ERROR, delivered.get(choice, 0), error=status)
+            subscriber.outbox.end(opened.request_id, opened.epoch, choice, end)
+
+    def _prompts(self, outputs: engine_pb2.StepOutputs) -> None:
+        for prefill in outputs.prefills:
+            request = self._requests.get(prefill.request_id)
+            if request is not None and request.epoch == prefill.epoch:
+                news = request.subscriber.outbox.of(prefill.request_id, prefill.epoch)
+                if news is not None:
+                    news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+        for scored in outputs.prompt_logprobs:
+            request = self._requests.get(scored.request_id)
+            if request is not None and request.epoch == scored.epoch:
+                news = request.subscriber.outbox.of(scored.request_id, scored.epoch)
+                if news is not None:
+                    news.prompt_logprobs = unpack_logprobs(scored.logprobs)
+
+    def _advance(
+        self,
+        request_id: str,
+        request: _Request,
+        choice: int,
+        first_position: int,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        finish: engine_pb2.Finish | None,
+        stops: list[engine_pb2.Command],
+    ) -> None:
+        """Decode one choice's ids, and its end if it has one."""
+        state = request.choices[choice]
+        decoder = state.decoder
+        match fit(first_position, len(ids), decoder.received):
+            case Fit.GAP:
+                return  # the processor sees the gap too, and asks for a replay
+            case Fit.OLD | Fit.OVERLAP:
+                ids = ids[decoder.received - first_position :]
+                logprobs = logprobs[max(0, len(logprobs) - len(ids)) :]
+            case Fit.NEXT:
+                pass
+        self.decoded_tokens += len(ids)
+        # Log probabilities align to the end of the ids; those of ids that were delivered before are not repeated.
+        fresh = decoder.received + len(ids) - max(decoder.delivered, decoder.received)
+        state.logprobs.extend(logprobs[max(0, len(logprobs) - max(fresh, 0)) :])
+        outbox, epoch = request.subscriber.outbox, request.epoch
+        if finish is None:
+            delta = decoder.feed(ids)
+        else:
+            delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
+        if delta is not None and (delta.token_ids or delta.text):
+            outbox.delta(
+                request_id,
+                epoch,
+                choice,
+                delta.first_position,
+                delta.token_ids,
+                delta.text,
+                state.take_logprobs(delta),
+            )
+        if delta is not None and delta.stop is not None:
+            stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
+            stops.append(engine_pb2.Command(stop=stop))
+            outbox.end(request_id, epoch, choice, ChoiceEnd(Cause.STOP, delta.end, stop_string=delta.stop))
+        elif finish is not None:
+            outbox.end(request_id, epoch, choice, _end_of(finish))
+        else:
+            return
+        del request.choices[choice]
+        if not request.choices:
+            del self._requests[request_id]
+
+    def _close(self, closed: engine_pb2.Closed) -> None:
+        request = self._requests.get(closed.request_id)
+        if request is not None and request.epoch <= closed.epoch:
+            del self._requests[closed.request_id]
+            request.subscriber.outbox.drop(closed.request_id)
+
+
+def _entries(
+    outputs: engine_pb2.StepOutputs,
+) -> Iterable[tuple[str, int, int, int, Sequence[int], Sequence[TokenLogprob]]]:
+    """(request id, epoch, choice, first position, ids, log probabilities) of every entry."""
+    ids = list(outputs.token_ids)
+    logprobs = {scored.entry: unpack_logprobs(scored.logprobs) for scored in outputs.logprobs}
+    arrays = zip(
+        outputs.request_ids,
+        outputs.epochs,
+        outputs.choices,
+        outputs.first_positions,
+        outputs.token_counts,
+        strict=True,
+    )
+    start = 0
+    for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
+        yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index, ())
+        start += count
+
+
+def _end_of(finish: engine_pb2.Finish) -> ChoiceEnd:
+    return ChoiceEnd(
+        cause=Cause(finish.cause),
+        position=finish.position,
+        stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
+        error=status_from_proto(finish.error) if finish.HasField("error") else None,
+    )

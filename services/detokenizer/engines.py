@@ -1,0 +1,92 @@
+"""The detokenizer's engines: each link has a decoder of its own, and all have one tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.detokenizer.decode import EngineDecoder
+from services.detokenizer.subscribers import Subscribers
+from services.ring.identity import PeerId
+from services.runtime.attach_client import EngineLink, IncompatibleEngine
+from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.text.tokenizer import Tokenizer, TokenizerError
+
+log = structlog.get_logger(__name__)
+
+MODEL_TIMEOUT = 10.0
+
+
+class Engines:
+    """Implements ``EngineOwner``."""
+
+    def __init__(self) -> None:
+        self.subscribers = Subscribers(self._subscriber_gone)
+        self._tokenizer: Tokenizer | None = None
+        self._decoders: dict[PeerId, EngineDecoder] = {}
+        self._lock = asyncio.Lock()
+        self._decoded_before = 0
+
+    @property
+    def attached(self) -> list[link_pb2.Peer]:
+        """The engines that are attached to."""
+        return [link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in self._decoders]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests held."""
+        return sum(decoder.num_requests for decoder in self._decoders.values())
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Since start."""
+        return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
+
+    async def prepare(self, stub: Any, address: str) -> None:
+        """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
+        model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
+        async with self._lock:
+            ours = self._tokenizer
+            if ours is not None and ours.fingerprint() == model.tokenizer_fingerprint:
+                return
+            if ours is not None and self._decoders:
+                raise IncompatibleEngine(
+                    f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, expected {ours.fingerprint()}"
+                )
+            self._tokenizer = await self._fetch(stub, model.tokenizer_fingerprint)
+
+    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+        """Attached."""
+        assert self._tokenizer is not None
+        self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers)
+        log.info("engine attached", engine=engine.name, address=link.address)
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        """Ids become text; stop strings go back."""
+        if frame.HasField("outputs"):
+            link.send(self._decoders[engine].frame(frame.outputs))
+            self.subscribers.wake()
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        """What the link brought goes with it."""
+        self._decoded_before += self._decoders.pop(engine).decoded_tokens
+        log.info("engine lost", engine=engine.name, address=link.address)
+
+    def _subscriber_gone(self, peer: PeerId) -> None:
+        for decoder in self._decoders.values():
+            decoder.drop_subscriber(peer)
+
+    async def _fetch(self, stub: Any, fingerprint: str) -> Tokenizer:
+        try:
+            files = await fetch_tokenizer(stub)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+        except (ValueError, TokenizerError) as error:
+            raise IncompatibleEngine(f"its tokenizer cannot be used: {error}") from error
+        if tokenizer.fingerprint() != fingerprint:
+            raise IncompatibleEngine("the fingerprint of the tokenizer it sent is not the one it names")
+        log.info("learned tokenizer", fingerprint=fingerprint)
+        return tokenizer

@@ -1,0 +1,102 @@
+"""The detokenizer process: bind, attach to the engines, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+
+from services.detokenizer.engines import Engines
+from services.detokenizer.service import DetokenizerService
+from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_INTERVAL
+from services.runtime.attach_client import EngineLink
+from services.runtime.drain import wait_until_idle
+from services.runtime.incarnation import new_incarnation
+from services.runtime.metrics import DetokenizerMetrics
+from services.runtime.process import die_with_parent, forbid_modules, run_service
+from services.runtime.server import Server
+from services.runtime.settings import DetokenizerSettings
+from services.runtime.telemetry import configure_logs, start_metrics
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "ringline.detokenizer.v1.DetokenizerService"
+
+
+def run(settings: DetokenizerSettings) -> int:
+    """Run the process; returns its exit code."""
+    die_with_parent()
+    forbid_modules()
+    configure_logs(settings.telemetry, "detokenizer")
+    return run_service(lambda: _Detokenizer(settings).run())
+
+
+class _Detokenizer:
+    """One life of the process."""
+
+    def __init__(self, settings: DetokenizerSettings) -> None:
+        server = settings.server
+        me = PeerId(settings.name, new_incarnation())
+        self._settings = settings
+        self._engines = Engines()
+        self._links = [
+            EngineLink(
+                address,
+                me,
+                self._engines,
+                stall_timeout=server.stall_timeout,
+                max_message_bytes=server.max_message_bytes,
+            )
+            for address in settings.engines
+        ]
+        self._server = Server(server, [SERVICE])
+        self._service = DetokenizerService(
+            me,
+            self._engines.subscribers,
+            self._load,
+            stall_timeout=server.stall_timeout,
+            max_message_bytes=server.max_message_bytes,
+            drain_grace=server.drain_grace,
+        )
+        detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(self._service, self._server.grpc)
+        self._metrics = DetokenizerMetrics()
+
+    async def run(self) -> int:
+        metrics = start_metrics(self._settings, self._metrics.registry)
+        try:
+            return await self._server.run(self._work, self._drain)
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for link in self._links:
+                tasks.create_task(link.run())
+            serving = False
+            while True:
+                attached = bool(self._engines.attached)
+                if attached != serving:
+                    serving = attached
+                    await self._server.set_serving(serving)
+                    log.info("serving" if serving else "not serving", address=self._server.address)
+                await self._beat()
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
+        self._engines.subscribers.push_load()
+        self._metrics.update(self._engines.num_requests, self._engines.decoded_tokens)
+
+    async def _drain(self, grace: float) -> None:
+        """Finish the requests that are there; processors are told."""
+        self._service.drain()
+        log.info("drained", left=await wait_until_idle(lambda: self._engines.num_requests, grace))
+
+    def _load(self) -> detokenizer_pb2.Load:
+        return detokenizer_pb2.Load(
+            live_requests=self._engines.num_requests,
+            decoded_tokens=self._engines.decoded_tokens,
+            engines=self._engines.attached,
+        )

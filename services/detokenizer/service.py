@@ -1,0 +1,108 @@
+"""``DetokenizerService``: one stream per processor, each frame with everything that is new."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from services.detokenizer.frames import outputs_of
+from services.detokenizer.subscribers import Subscriber, Subscribers
+from services.ring.events import Refused
+from services.ring.identity import CONTRACT_VERSION, PeerId, hello_problem
+
+log = structlog.get_logger(__name__)
+
+MAX_FRAME_BYTES = 1 << 20
+
+
+class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
+    """The RPC; what it sends is put into the outboxes by ``decode``."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        subscribers: Subscribers,
+        load: Callable[[], detokenizer_pb2.Load],
+        *,
+        stall_timeout: float,
+        max_message_bytes: int,
+        drain_grace: float,
+    ) -> None:
+        """``stall_timeout`` in seconds: a processor that takes nothing for so long loses its stream."""
+        self._me = me
+        self._subscribers = subscribers
+        self._load = load
+        self._stall_timeout = stall_timeout
+        self._max_message_bytes = max_message_bytes
+        self._drain_grace = drain_grace
+        self._draining = False
+
+    def drain(self) -> None:
+        """Tell every subscriber that nothing new is taken."""
+        self._draining = True
+        self._subscribers.push_load()
+
+    async def Subscribe(  # type: ignore[override]  # it writes through the context
+        self, request: detokenizer_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        hello = request.hello
+        problem = hello_problem(hello.name, hello.incarnation, hello.contract_version)
+        if problem is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        try:
+            subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        log.info("subscribed", peer=hello.name, incarnation=hello.incarnation)
+        try:
+            await self._serve(subscriber, context)
+        except TimeoutError:
+            message = f"the subscriber took nothing for {self._stall_timeout:g} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        finally:
+            self._subscribers.remove(subscriber)
+            log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
+
+    async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        welcome = link_pb2.Welcome(
+            name=self._me.name,
+            incarnation=self._me.incarnation,
+            contract_version=CONTRACT_VERSION,
+            max_message_bytes=self._max_message_bytes,
+        )
+        await self._send(context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
+        draining_told = False
+        while True:
+            await subscriber.wake.wait()
+            subscriber.wake.clear()
+            if subscriber.superseded:
+                await context.abort(
+                    grpc.StatusCode.ABORTED, "a newer stream of the same processor took this one's place"
+                )
+            while subscriber.outbox.pending or subscriber.load_due:
+                response = self._next(subscriber)
+                if self._draining and not draining_told:
+                    draining_told = True
+                    response.draining.grace_ms = round(self._drain_grace * 1000)
+                await self._send(context, response)
+
+    def _next(self, subscriber: Subscriber) -> detokenizer_pb2.SubscribeResponse:
+        response = detokenizer_pb2.SubscribeResponse()
+        if subscriber.load_due:
+            subscriber.load_due = False
+            response.load.CopyFrom(self._load())
+        if subscriber.outbox.pending:
+            response.outputs.CopyFrom(outputs_of(subscriber.outbox.take(MAX_FRAME_BYTES)))
+        return response
+
+    async def _send(
+        self, context: grpc.aio.ServicerContext[Any, Any], response: detokenizer_pb2.SubscribeResponse
+    ) -> None:
+        async with asyncio.timeout(self._stall_timeout):
+            await context.write(response)

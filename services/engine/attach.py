@@ -1,0 +1,200 @@
+"""One attached peer: its commands in, its frames out, until either side gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import structlog
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.engine.frames import response_of
+from services.engine.hub import Hub, LinkWaker
+from services.engine.wire import submission_of
+from services.ring.cursor import RejectedCommand
+from services.ring.events import Code, Refused, Status
+from services.ring.identity import CONTRACT_VERSION, PeerId, hello_problem
+
+log = structlog.get_logger(__name__)
+
+HELLO_TIMEOUT = 10.0
+"""Seconds within which a peer must say who it is."""
+MAX_PENDING_REJECTIONS = 1000
+"""While so many wait to be written, the peer's next commands are not read."""
+
+
+class StreamEnded(Exception):
+    """The peer broke the stream's rules; it ends with this status, and it alone."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Attachment:
+    """One Attach stream."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        me: PeerId,
+        load: Callable[[], engine_pb2.Load],
+        *,
+        stall_timeout: float,
+        max_message_bytes: int,
+        drain_grace: float,
+    ) -> None:
+        """``load`` is asked every time the load is due; ``stall_timeout`` in seconds."""
+        self._hub = hub
+        self._me = me
+        self._load = load
+        self._stall_timeout = stall_timeout
+        self._max_message_bytes = max_message_bytes
+        self._drain_grace = drain_grace
+        self._room_for_rejections = asyncio.Event()
+        self._draining_told = False
+
+    async def run(
+        self,
+        requests: AsyncIterator[engine_pb2.AttachRequest],
+        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+    ) -> None:
+        """Serve the stream; returns when the peer closed it, raises ``StreamEnded`` when it must be ended."""
+        first = await self._first_frame(requests)
+        try:
+            waker = self._hub.attach(PeerId(first.hello.name, first.hello.incarnation))
+        except Refused as refused:
+            raise StreamEnded(grpc.StatusCode.FAILED_PRECONDITION, str(refused)) from None
+        reader = asyncio.create_task(self._read(first, requests, waker))
+        writer = asyncio.create_task(self._write(context, waker))
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._hub.detach(waker)
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _first_frame(self, requests: AsyncIterator[engine_pb2.AttachRequest]) -> engine_pb2.AttachRequest:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise StreamEnded(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
+        if first is None or not first.HasField("hello"):
+            raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "hello: the first frame must say who attaches")
+        problem = hello_problem(first.hello.name, first.hello.incarnation, first.hello.contract_version)
+        if problem is not None:
+            raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        return first
+
+    async def _read(
+        self,
+        first: engine_pb2.AttachRequest,
+        requests: AsyncIterator[engine_pb2.AttachRequest],
+        waker: LinkWaker,
+    ) -> None:
+        ordinal = self._carry_out(first, waker, 0)
+        async for frame in requests:
+            if frame.HasField("hello"):
+                raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "hello: only the first frame may have one")
+            ordinal = self._carry_out(frame, waker, ordinal)
+            while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
+                self._room_for_rejections.clear()
+                await self._room_for_rejections.wait()
+
+    def _carry_out(self, frame: engine_pb2.AttachRequest, waker: LinkWaker, ordinal: int) -> int:
+        for command in frame.commands:
+            ordinal += 1
+            try:
+                self._command(command, waker.link.peer)
+            except Refused as refused:
+                waker.link.reject(_rejection(command, ordinal, refused.status))
+        if frame.commands:
+            self._hub.wake()
+        return ordinal
+
+    def _command(self, command: engine_pb2.Command, peer: PeerId) -> None:
+        board = self._hub.switchboard
+        match command.WhichOneof("command"):
+            case "submit":
+                board.submit(peer, submission_of(command.submit, time.monotonic()))
+            case "cancel":
+                board.cancel(peer, command.cancel.request_id, command.cancel.epoch)
+            case "stop":
+                stop = command.stop
+                board.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
+            case "redirect":
+                redirect = command.redirect
+                delivered = {one.choice: one.count for one in redirect.delivered}
+                board.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
+            case "done":
+                board.done(peer, command.done.request_id, command.done.epoch)
+            case _:
+                raise Refused(
+                    Code.INVALID_ARGUMENT, "command: none is set: expected submit, cancel, stop, redirect or done"
+                )
+
+    async def _write(
+        self,
+        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+        waker: LinkWaker,
+    ) -> None:
+        welcome = link_pb2.Welcome(
+            name=self._me.name,
+            incarnation=self._me.incarnation,
+            contract_version=CONTRACT_VERSION,
+            max_message_bytes=self._max_message_bytes,
+        )
+        await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
+        while True:
+            await waker.event.wait()
+            waker.event.clear()
+            if waker.superseded:
+                raise StreamEnded(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+            while (response := self._next(waker)) is not None:
+                await self._send(context, response)
+
+    def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
+        frame = waker.link.take()
+        response = None if frame is None else response_of(frame)
+        self._room_for_rejections.set()
+        if waker.load_due:
+            waker.load_due = False
+            response = response or engine_pb2.AttachResponse()
+            response.load.CopyFrom(self._load())
+        if self._hub.switchboard.draining and not self._draining_told:
+            self._draining_told = True
+            response = response or engine_pb2.AttachResponse()
+            response.draining.grace_ms = int(self._drain_grace * 1000)
+        return response
+
+    async def _send(
+        self,
+        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+        response: engine_pb2.AttachResponse,
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout):
+                await context.write(response)
+        except TimeoutError:
+            raise StreamEnded(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"the peer took nothing for {self._stall_timeout:g} s"
+            ) from None
+
+
+def _rejection(command: engine_pb2.Command, ordinal: int, status: Status) -> RejectedCommand:
+    kind = command.WhichOneof("command")
+    subject = getattr(command, kind) if kind is not None else None
+    return RejectedCommand(
+        request_id=getattr(subject, "request_id", ""),
+        epoch=getattr(subject, "epoch", 0),
+        in_reply_to=ordinal,
+        status=status,
+    )

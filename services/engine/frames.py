@@ -1,0 +1,90 @@
+"""A link's frame as protobuf: ring data in, one AttachResponse out."""
+
+from __future__ import annotations
+
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2, output_pb2
+
+from services.ring.cursor import OutputFrame
+from services.ring.events import ChoiceEnd, Prefill
+from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
+from services.runtime.wire import pack_logprobs, status_to_proto
+
+
+def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
+    """Everything a link had new."""
+    response = engine_pb2.AttachResponse()
+    if frame.peers is not None:
+        response.peers.CopyFrom(peers_message(frame.peers))
+    for rejected in frame.rejections:
+        response.rejections.add(
+            request_id=rejected.request_id,
+            epoch=rejected.epoch,
+            in_reply_to=rejected.in_reply_to,
+            status=status_to_proto(rejected.status),
+        )
+    if frame.opened or frame.prefills or frame.prompt_logprobs or frame.request_ids or frame.ends or frame.closed:
+        response.outputs.CopyFrom(_outputs(frame))
+    return response
+
+
+def peers_message(peers: list[PeerId]) -> link_pb2.Peers:
+    """Who is attached."""
+    return link_pb2.Peers(attached=[link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in peers])
+
+
+def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
+    return engine_pb2.StepOutputs(
+        opened=map(_opened, frame.opened),
+        prefills=[_prefill(*news) for news in frame.prefills],
+        prompt_logprobs=[
+            engine_pb2.PromptLogprobs(request_id=request_id, epoch=epoch, logprobs=pack_logprobs(entries))
+            for request_id, epoch, entries in frame.prompt_logprobs
+        ],
+        request_ids=frame.request_ids,
+        epochs=frame.epochs,
+        choices=frame.choices,
+        first_positions=frame.first_positions,
+        token_counts=frame.token_counts,
+        token_ids=frame.token_ids,
+        logprobs=[
+            engine_pb2.EntryLogprobs(entry=entry, logprobs=pack_logprobs(entries)) for entry, entries in frame.logprobs
+        ],
+        finishes=[_finish(*news) for news in frame.ends],
+        closed=[engine_pb2.Closed(request_id=request_id, epoch=epoch) for request_id, epoch in frame.closed],
+    )
+
+
+def _opened(entry: LedgerEntry) -> engine_pb2.Opened:
+    return engine_pb2.Opened(
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        output_context=entry.output_context,
+        delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in entry.delivered.items()],
+        choices=entry.choices,
+    )
+
+
+def _prefill(request_id: str, epoch: int, prefill: Prefill) -> engine_pb2.Prefill:
+    return engine_pb2.Prefill(
+        request_id=request_id,
+        epoch=epoch,
+        prompt_tokens=prefill.prompt_tokens,
+        computed_tokens=prefill.computed_tokens,
+        cached_tokens=prefill.cached_tokens,
+    )
+
+
+def _finish(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engine_pb2.Finish:
+    finish = engine_pb2.Finish(
+        request_id=request_id,
+        epoch=epoch,
+        choice=choice,
+        position=end.position,
+        cause=output_pb2.FinishCause.ValueType(end.cause),
+        stop_token_id=end.stop_token_id,
+    )
+    if end.error is not None:
+        finish.error.CopyFrom(status_to_proto(end.error))
+    return finish

@@ -1,0 +1,119 @@
+"""The switchboard among running things: orders go to the step loop, its reports to the links, and writers wake."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from engine_core.errors import RequestError
+from engine_core.step import SequenceOutput
+from services.engine.step_loop import StepLoop, StepReport
+from services.engine.wire import end_of, logprobs_of, status_of
+from services.ring.cursor import OutboundLink, RejectedCommand
+from services.ring.identity import PeerId
+from services.ring.switchboard import Switchboard
+
+log = structlog.get_logger(__name__)
+
+
+class LinkWaker:
+    """Tells the writer of one link that there is something to do."""
+
+    def __init__(self, link: OutboundLink) -> None:
+        self.link = link
+        self.event = asyncio.Event()
+        self.load_due = False
+        self.superseded = False
+
+
+class Hub:
+    """Everything on the event loop that is shared between attached peers."""
+
+    def __init__(self, *, orphan_grace: float, max_ledgers: int) -> None:
+        self.step_loop: StepLoop | None = None
+        """Set once the engine has loaded."""
+        self.switchboard = Switchboard(self, orphan_grace=orphan_grace, max_ledgers=max_ledgers)
+        self._wakers: dict[OutboundLink, LinkWaker] = {}
+        self.on_report: Callable[[StepReport], None] | None = None
+        """Whoever counts (metrics) sees each report first."""
+
+    # CorePort
+
+    def add(self, core_id: str, order: object) -> None:
+        """Begin to compute."""
+        assert self.step_loop is not None
+        self.step_loop.add(core_id, order)
+
+    def cancel(self, core_id: str, choice: int | None) -> None:
+        """Stop computing."""
+        assert self.step_loop is not None
+        self.step_loop.cancel(core_id, choice)
+
+    # Peers
+
+    def attach(self, peer: PeerId) -> LinkWaker:
+        """A peer said Hello; raises ``Refused`` if a newer life of it is attached."""
+        link, superseded = self.switchboard.attach(peer)
+        if superseded is not None and (old := self._wakers.get(superseded)) is not None:
+            old.superseded = True
+            old.event.set()
+        waker = self._wakers[link] = LinkWaker(link)
+        waker.load_due = True
+        self.wake()
+        log.info("attached", peer=peer.name, incarnation=peer.incarnation)
+        return waker
+
+    def detach(self, waker: LinkWaker) -> None:
+        """A peer's stream ended."""
+        self._wakers.pop(waker.link, None)
+        self.switchboard.detach(waker.link, time.monotonic())
+        self.wake()
+        log.info("detached", peer=waker.link.peer.name, incarnation=waker.link.peer.incarnation)
+
+    def wake(self) -> None:
+        """Wake every writer whose link has something new."""
+        for waker in self._wakers.values():
+            if waker.link.pending:
+                waker.event.set()
+
+    def push_load(self) -> None:
+        """Have every writer send the load."""
+        for waker in self._wakers.values():
+            waker.load_due = True
+            waker.event.set()
+
+    # News from the step loop
+
+    def report(self, report: StepReport) -> None:
+        """Enter what a step brought into the ledger."""
+        if self.on_report is not None:
+            self.on_report(report)
+        for core_id, error in report.refused:
+            self._refuse(core_id, error)
+        for output in report.outputs:
+            self._enter(output)
+        self.wake()
+
+    def _enter(self, output: SequenceOutput) -> None:
+        board, core_id = self.switchboard, output.request_id
+        if output.cached_tokens is not None or output.prefilled_tokens is not None:
+            board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
+        if output.prompt_logprobs is not None:
+            board.prompt_scored(core_id, logprobs_of(output.prompt_logprobs))
+        if output.token_ids or output.finish is not None:
+            end = None
+            if output.finish is not None:
+                end = end_of(output.finish, output.first_position + len(output.token_ids))
+            board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
+
+    def _refuse(self, core_id: str, error: RequestError) -> None:
+        found = self.switchboard.refuse(core_id)
+        if found is None:
+            return
+        link, entry = found
+        log.info("refused", request_id=entry.request_id, reason=str(error))
+        if link is not None:
+            link.reject(RejectedCommand(entry.request_id, entry.epoch, 0, status_of(error)))

@@ -1,0 +1,125 @@
+"""The engine process: bind, load stage by stage, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from ringline.engine.v1 import engine_pb2_grpc
+
+from engine_core.config import EngineConfig
+from engine_core.errors import ConfigError, EngineError
+from engine_core.progress import StartupProgress
+from engine_core.startup import StartedEngine, start_engine
+from services.engine.hub import Hub
+from services.engine.metrics import EngineExporter
+from services.engine.progress import StageLog
+from services.engine.service import EngineService
+from services.engine.step_loop import StepLoop
+from services.engine.tokenizer import fingerprint_of, read_tokenizer
+from services.engine.wire import model_message
+from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_INTERVAL
+from services.runtime.drain import wait_until_idle
+from services.runtime.errors import ExitCode, FatalError
+from services.runtime.incarnation import new_incarnation
+from services.runtime.process import die_with_parent, run_service
+from services.runtime.server import Server
+from services.runtime.settings import EngineServiceSettings
+from services.runtime.telemetry import configure_logs, start_metrics
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "ringline.engine.v1.EngineService"
+_STOP_TIMEOUT = 10.0
+"""Seconds that the step under way has to end when the process does."""
+_LEDGERS_PER_REQUEST = 4
+"""Ledgers held at most, in multiples of what may wait and run: finished ones are held until Done."""
+
+
+def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
+    """Run the process; returns its exit code."""
+    die_with_parent()
+    configure_logs(settings.telemetry, "engine")
+    return run_service(
+        lambda: _Engine(settings, config).run(),
+        {ConfigError: ExitCode.USAGE, EngineError: ExitCode.STARTUP},
+    )
+
+
+class _Engine:
+    """One life of the process."""
+
+    def __init__(self, settings: EngineServiceSettings, config: EngineConfig) -> None:
+        scheduler = config.scheduler
+        self._settings = settings
+        self._config = config
+        self._hub = Hub(
+            orphan_grace=settings.orphan_grace,
+            max_ledgers=_LEDGERS_PER_REQUEST * (scheduler.max_num_queued_reqs + scheduler.max_num_seqs),
+        )
+        self._server = Server(settings.server, [SERVICE])
+        self._service = EngineService(
+            self._hub,
+            PeerId(settings.name, new_incarnation()),
+            stall_timeout=settings.server.stall_timeout,
+            max_message_bytes=settings.server.max_message_bytes,
+            drain_grace=settings.server.drain_grace,
+            drain=lambda grace: self._server.request_stop(grace=grace),
+        )
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self._service, self._server.grpc)
+        self._exporter = EngineExporter(self._service)
+        self._engine: StartedEngine | None = None
+
+    async def run(self) -> int:
+        metrics = start_metrics(self._settings, self._exporter.registry)
+        try:
+            return await self._server.run(self._work, self._drain)
+        finally:
+            if metrics is not None:
+                metrics.close()
+            self._close()
+
+    async def _work(self) -> None:
+        start = time.monotonic()
+        self._engine = await asyncio.to_thread(start_engine, self._config, StartupProgress(StageLog()))
+        files = await asyncio.to_thread(read_tokenizer, self._engine.tokenizer_directory)
+        executor = self._engine.executor
+        model = model_message(
+            executor.model,
+            executor.cache_size,
+            self._config.scheduler,
+            tokenizer_fingerprint=await asyncio.to_thread(fingerprint_of, files),
+            numerics_fingerprint=executor.numerics_fingerprint,
+        )
+        loop = asyncio.get_running_loop()
+        self._hub.step_loop = StepLoop(self._engine.core, loop, self._hub.report, self._failed)
+        self._hub.on_report = self._exporter.count
+        self._exporter.serve(model.model, self._hub.step_loop)
+        self._hub.step_loop.start()
+        self._service.serve(model, files)
+        await self._server.set_serving(True)
+        log.info("serving", address=self._server.address, seconds=round(time.monotonic() - start, 3))
+        while True:
+            await asyncio.sleep(BEAT_INTERVAL)
+            self._hub.switchboard.expire(time.monotonic())
+            self._hub.push_load()
+
+    async def _drain(self, grace: float) -> None:
+        """Finish what is there; peers are told, and nothing new is taken."""
+        self._hub.switchboard.draining = True
+        self._hub.push_load()
+        log.info("drained", left=await wait_until_idle(lambda: self._hub.switchboard.num_ledgers, grace))
+
+    def _failed(self, error: BaseException) -> None:
+        """A step raised: the engine's state cannot be trusted, so the process ends, at once."""
+        log.critical("a step failed", error=str(error), exc_info=error)
+        self._server.request_stop(ExitCode.FAILURE, grace=0.0)
+
+    def _close(self) -> None:
+        loop = self._hub.step_loop
+        if loop is not None and not loop.stop(_STOP_TIMEOUT):
+            raise FatalError(f"the step under way did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
+        if self._engine is not None:
+            self._engine.close()

@@ -1,0 +1,49 @@
+"""Recording a profile of the next steps while the engine serves."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import torch.profiler
+from ringline.engine.v1 import engine_pb2
+
+MAX_STEPS = 1000
+DEFAULT_TIMEOUT = 30.0
+"""Seconds after which a profile ends with the steps it has."""
+_TABLE_ROWS = 30
+
+
+class StepProfile:
+    """Records ``steps`` steps; started, fed and finished in the step loop's thread, since profilers follow threads."""
+
+    def __init__(self, steps: int) -> None:
+        self._remaining = steps
+        self._seconds: list[float] = []
+        self._tokens: list[int] = []
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self.result: Future[engine_pb2.ProfileResponse] = Future()
+
+    def start(self) -> None:
+        """Begin before the next step."""
+        self._profiler.start()
+
+    def step(self, seconds: float, tokens: int) -> bool:
+        """Enter a step; returns whether more are wanted."""
+        self._seconds.append(seconds)
+        self._tokens.append(tokens)
+        self._remaining -= 1
+        if self._remaining == 0:
+            self.finish()
+        return self._remaining > 0
+
+    def finish(self) -> None:
+        """End with what there is. Idempotent."""
+        if self.result.done():
+            return
+        self._profiler.stop()
+        table = self._profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_TABLE_ROWS)
+        self.result.set_result(
+            engine_pb2.ProfileResponse(
+                steps=len(self._seconds), step_seconds=self._seconds, step_tokens=self._tokens, table=table
+            )
+        )

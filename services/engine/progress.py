@@ -1,0 +1,38 @@
+"""Start-up as log lines: each stage with its seconds and bytes, and how far a long one is."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from engine_core.progress import Stage
+
+log = structlog.get_logger(__name__)
+
+_ADVANCE_INTERVAL = 0.5
+"""Seconds between two lines about one stage."""
+
+
+class StageLog:
+    """A ``StartupObserver`` that logs."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def stage_started(self, stage: Stage) -> None:
+        """A stage begins."""
+        self._told = time.monotonic()
+        log.info("stage started", name=stage.name)
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
+        """A stage got further."""
+        now = time.monotonic()
+        if now - self._told >= _ADVANCE_INTERVAL or done == total:
+            self._told = now
+            log.info("stage advanced", name=stage.name, done=done, total=total)
+
+    def stage_finished(self, stage: Stage) -> None:
+        """A stage is over."""
+        seconds = None if stage.seconds is None else round(stage.seconds, 3)
+        log.info("stage", name=stage.name, seconds=seconds, bytes=stage.bytes, detail=stage.detail)

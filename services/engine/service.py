@@ -1,0 +1,175 @@
+"""The RPCs of ``EngineService``; what they do is in ``hub``, ``attach`` and the core."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from engine_core.engine import EngineCore
+from services.engine.attach import Attachment, StreamEnded
+from services.engine.hub import Hub
+from services.engine.profile import DEFAULT_TIMEOUT, MAX_STEPS, StepProfile
+from services.engine.step_loop import StepLoop
+from services.engine.tokenizer import chunks
+from services.ring.identity import PeerId
+
+_CALL_TIMEOUT = 60.0
+"""Seconds that an RPC waits for the step under way."""
+
+
+class EngineService(engine_pb2_grpc.EngineServiceServicer):
+    """Answers UNAVAILABLE until ``serve`` has been called."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        me: PeerId,
+        *,
+        stall_timeout: float,
+        max_message_bytes: int,
+        drain_grace: float,
+        drain: Callable[[float], None],
+    ) -> None:
+        """``drain`` begins to end the process, with a grace in seconds."""
+        self._hub = hub
+        self._me = me
+        self._stall_timeout = stall_timeout
+        self._max_message_bytes = max_message_bytes
+        self._drain_grace = drain_grace
+        self._drain = drain
+        self._model: engine_pb2.GetModelResponse | None = None
+        self._tokenizer: dict[str, bytes] = {}
+
+    def serve(self, model: engine_pb2.GetModelResponse, tokenizer: dict[str, bytes]) -> None:
+        """The engine has loaded."""
+        self._model = model
+        self._tokenizer = tokenizer
+
+    async def Attach(  # type: ignore[override]  # it writes through the context
+        self,
+        request_iterator: AsyncIterator[engine_pb2.AttachRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        await self._loaded(context)
+        attachment = Attachment(
+            self._hub,
+            self._me,
+            self.load,
+            stall_timeout=self._stall_timeout,
+            max_message_bytes=self._max_message_bytes,
+            drain_grace=self._drain_grace,
+        )
+        try:
+            await attachment.run(request_iterator, context)
+        except StreamEnded as ended:
+            await context.abort(ended.code, ended.message)
+
+    async def GetModel(
+        self, request: engine_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.GetModelResponse:
+        await self._loaded(context)
+        assert self._model is not None
+        return self._model
+
+    async def GetTokenizer(
+        self, request: engine_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[engine_pb2.GetTokenizerResponse]:
+        await self._loaded(context)
+        for chunk in chunks(self._tokenizer):
+            yield chunk
+
+    async def GetLoad(
+        self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.GetLoadResponse:
+        await self._loaded(context)
+        return engine_pb2.GetLoadResponse(load=self.load())
+
+    async def Drain(
+        self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.DrainResponse:
+        live = self._hub.switchboard.num_unfinished
+        self._drain(_seconds(request.grace, self._drain_grace) if request.HasField("grace") else self._drain_grace)
+        return engine_pb2.DrainResponse(live_requests=live)
+
+    async def ResetPrefixCache(
+        self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.ResetPrefixCacheResponse:
+        loop = await self._loaded(context)
+        blocks = await self._between_steps(loop, EngineCore.reset_prefix_cache, context)
+        return engine_pb2.ResetPrefixCacheResponse(blocks=blocks)
+
+    async def Profile(
+        self, request: engine_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.ProfileResponse:
+        loop = await self._loaded(context)
+        if not 1 <= request.steps <= MAX_STEPS:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"steps: {request.steps} is out of range: expected 1 to {MAX_STEPS}"
+            )
+        if loop.recorder is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a profile is being recorded already")
+        profile = StepProfile(request.steps)
+
+        def start(_: EngineCore) -> None:
+            profile.start()
+            loop.recorder = profile
+
+        def finish(_: EngineCore) -> None:
+            profile.finish()
+            loop.recorder = None
+
+        await self._between_steps(loop, start, context)
+        try:
+            async with asyncio.timeout(_seconds(request.timeout, DEFAULT_TIMEOUT)):
+                return await asyncio.shield(asyncio.wrap_future(profile.result))
+        except TimeoutError:
+            await self._between_steps(loop, finish, context)
+            return profile.result.result()
+
+    def load(self) -> engine_pb2.Load:
+        """The load at this moment; it does not wait for the step under way."""
+        loop = self._hub.step_loop
+        if loop is None:
+            return engine_pb2.Load()
+        stats = loop.stats
+        return engine_pb2.Load(
+            steps=loop.steps,
+            longest_step_ms=round(loop.longest_step * 1000),
+            running=stats.running_seqs,
+            waiting=stats.waiting_reqs,
+            waiting_tokens=stats.queued_tokens,
+            kv_usage=stats.kv_usage,
+            prefix_queries=stats.prefix_query_tokens,
+            prefix_hits=stats.prefix_hit_tokens,
+            preemptions=stats.preemptions,
+            ledgers=self._hub.switchboard.num_ledgers,
+            blocks_used=stats.kv_blocks_used,
+            blocks_total=stats.kv_blocks,
+            generated_tokens=stats.generated_tokens,
+        )
+
+    async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
+        if self._model is None or self._hub.step_loop is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is loading")
+        return self._hub.step_loop
+
+    async def _between_steps(
+        self, loop: StepLoop, function: Callable[[EngineCore], Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any:
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT):
+                return await asyncio.wrap_future(loop.call(function))
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"the step under way did not end within {_CALL_TIMEOUT:g} s"
+            )
+
+
+def _seconds(duration: Duration, default: float) -> float:
+    seconds = duration.seconds + duration.nanos / 1e9
+    return seconds if seconds > 0 else default

@@ -1,0 +1,172 @@
+"""The thread in which the engine core computes.
+
+The event loop hands it orders through a bounded-by-its-senders inbox; after each step it hands the outputs back in
+one call on the event loop. It never waits for a peer: between steps it only empties the inbox, and it sleeps when
+the core has no work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from engine_core.engine import EngineCore
+from engine_core.errors import RequestError
+from engine_core.request import Request
+from engine_core.scheduling.stats import SchedulerStats
+from engine_core.step import SequenceOutput
+
+_T = TypeVar("_T")
+_STATS_INTERVAL = 0.1
+_RECENT_STEPS = 100
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What one turn of the loop brought."""
+
+    outputs: list[SequenceOutput]
+    refused: list[tuple[str, RequestError]] = field(default_factory=list)
+    """Requests that the core did not take."""
+    seconds: float = 0.0
+    """The step's duration; 0 if none was computed."""
+
+
+class StepRecorder(Protocol):
+    """Somebody who wants to see each step."""
+
+    def step(self, seconds: float, tokens: int) -> bool:
+        """Called after a step, in the step loop's thread; returns whether to go on."""
+
+
+class StepLoop:
+    """Runs ``core`` in a thread of its own. ``add``, ``cancel`` and ``call`` are safe from any thread."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[StepReport], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """``report`` and ``failed`` run on ``loop``; after ``failed`` nothing is computed any more."""
+        self._core = core
+        self._loop = loop
+        self._report = report
+        self._failed = failed
+        self._inbox: deque[Callable[[StepReport], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.steps = 0
+        """Steps computed since start."""
+        self.stats: SchedulerStats = core.stats()
+        """Not older than 0.1 s while the core is busy, exact when it is idle."""
+        self._stats_at = 0.0
+        self.recorder: StepRecorder | None = None
+        """Set through ``call``; it is gone when it has seen enough."""
+        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """End after the step under way; returns whether that came within ``timeout`` seconds."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def add(self, core_id: str, order: object) -> None:
+        """Hand a ``Request`` to the core before the next step."""
+        assert isinstance(order, Request)
+
+        def add(report: StepReport) -> None:
+            try:
+                self._core.add(order)
+            except RequestError as error:
+                report.refused.append((core_id, error))
+
+        self._post(add)
+
+    def cancel(self, core_id: str, choice: int | None) -> None:
+        """Stop computing before the next step, silently."""
+
+        def cancel(_: StepReport) -> None:
+            self._core.cancel(core_id, choice, cause=None)
+
+        self._post(cancel)
+
+    def call(self, function: Callable[[EngineCore], _T]) -> Future[_T]:
+        """Run ``function`` between two steps."""
+        future: Future[_T] = Future()
+
+        def run(_: StepReport) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(self._core))
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._post(run)
+        return future
+
+    @property
+    def longest_step(self) -> float:
+        """Of the last 100, seconds."""
+        return max(self._step_seconds, default=0.0)
+
+    def _post(self, order: Callable[[StepReport], None]) -> None:
+        with self._wake:
+            self._inbox.append(order)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._turn()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._failed, error)
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._inbox or self._stopping or self._core.has_work()):
+                self._wake.wait()
+            return not self._stopping
+
+    def _turn(self) -> None:
+        report = StepReport([])
+        while self._inbox:
+            self._inbox.popleft()(report)
+        if self._core.has_work():
+            self._step(report)
+        self._refresh_stats()
+        if report.outputs or report.refused:
+            self._loop.call_soon_threadsafe(self._report, report)
+
+    def _step(self, report: StepReport) -> None:
+        before = self._core.stats().computed_tokens if self.recorder is not None else 0
+        start = time.perf_counter()
+        report.outputs = self._core.step()
+        report.seconds = time.perf_counter() - start
+        self._step_seconds.append(report.seconds)
+        self.steps += 1
+        if self.recorder is not None:
+            tokens = self._core.stats().computed_tokens - before
+            if not self.recorder.step(report.seconds, tokens):
+                self.recorder = None
+
+    def _refresh_stats(self) -> None:
+        now = time.monotonic()
+        if now - self._stats_at >= _STATS_INTERVAL or not self._core.has_work():
+            self._stats_at = now
+            self.stats = self._core.stats()

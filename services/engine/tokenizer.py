@@ -1,0 +1,62 @@
+"""The tokenizer's files for the CPU tiers: read from the checkpoint, converted where they are of an older kind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringline.engine.v1 import engine_pb2
+
+from engine_core.errors import CheckpointError
+from services.text.tokenizer import TOKENIZER_FILES, Tokenizer
+
+CHUNK_BYTES = 1 << 20
+
+
+def read_tokenizer(directory: Path) -> dict[str, bytes]:
+    """The allow-listed files in ``directory``, by name, with a ``tokenizer.json`` among them.
+
+    A checkpoint without one is converted through transformers. Raises ``CheckpointError``.
+    """
+    if not (directory / "tokenizer.json").is_file():
+        return _convert(directory)
+    return _read(directory)
+
+
+def fingerprint_of(files: dict[str, bytes]) -> str:
+    """What the CPU tiers compare; raises ``CheckpointError`` if the files are damaged."""
+    try:
+        return Tokenizer.from_files(files).fingerprint()
+    except ValueError as error:
+        raise CheckpointError(f"the tokenizer cannot be read: {error}") from error
+
+
+def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]:
+    """The files one after the other, in pieces of at most 1 MiB; an empty file is one empty piece."""
+    for name, data in files.items():
+        for start in range(0, max(1, len(data)), CHUNK_BYTES):
+            yield engine_pb2.GetTokenizerResponse(
+                name=name, total_bytes=len(data), data=data[start : start + CHUNK_BYTES]
+            )
+
+
+def _read(directory: Path) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name in TOKENIZER_FILES if (path := directory / name).is_file()}
+
+
+def _convert(directory: Path) -> dict[str, bytes]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever a broken file makes its parsers raise
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {error}"
+        ) from error
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer.save_pretrained(scratch)
+        files = _read(Path(scratch))
+    if "tokenizer.json" not in files:
+        raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")
+    return files

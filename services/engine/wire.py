@@ -1,0 +1,137 @@
+"""The one place where protobuf meets ``engine_core``: a Submit becomes a Request, outputs become ring events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import sampling_pb2
+
+from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
+from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
+from engine_core.request import Finish, FinishCause, Request, SamplingParams
+from engine_core.step import TokenLogprobs
+from engine_core.validation import MAX_LOGPROBS
+from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
+from services.ring.switchboard import Submission
+
+RETRY_AFTER_MS = 500
+_CAUSES = {
+    FinishCause.STOP: Cause.STOP,
+    FinishCause.LENGTH: Cause.LENGTH,
+    FinishCause.CANCELLED: Cause.CANCELLED,
+    FinishCause.DEADLINE: Cause.DEADLINE,
+}
+
+
+def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
+    """What the ring and the core make of a Submit; ``now`` is on the core's clock.
+
+    Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.
+    """
+    params = sampling_params_of(submit)
+    resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
+    if len(resume) < len(submit.resume):
+        raise Refused(Code.INVALID_ARGUMENT, "resume: a choice is listed twice")
+    timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
+    request = Request(
+        request_id=f"{submit.request_id}@{submit.epoch}",
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        params=params,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        cache_salt=submit.cache_salt,
+        deadline=None if timeout is None else now + timeout,
+        resume=resume,
+    )
+    return Submission(
+        request_id=submit.request_id,
+        epoch=submit.epoch,
+        deliver_to=submit.deliver_to,
+        output_context=submit.output_context,
+        choices=resume or dict.fromkeys(range(params.n), ()),
+        keeps_logprobs=params.logprobs is not None,
+        prompt_tokens=len(request.prompt_token_ids),
+        order=request,
+    )
+
+
+def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
+    """The core's parameters; absent scalars are neutral."""
+    sampling = submit.sampling
+    neutral = SamplingParams()
+
+    def scalar(name: str) -> float:
+        return float(getattr(sampling if sampling.HasField(name) else neutral, name))  # type: ignore[arg-type]
+
+    return SamplingParams(
+        temperature=scalar("temperature"),
+        top_k=sampling.top_k or None,
+        top_p=scalar("top_p"),
+        min_p=scalar("min_p"),
+        frequency_penalty=scalar("frequency_penalty"),
+        presence_penalty=scalar("presence_penalty"),
+        repetition_penalty=scalar("repetition_penalty"),
+        logit_bias=dict(sampling.logit_bias),
+        bad_words_token_ids=tuple(tuple(word.ids) for word in submit.bad_words),
+        allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
+        seed=sampling.seed,
+        n=sampling.n if sampling.HasField("n") else 1,
+        max_tokens=submit.max_tokens,
+        min_tokens=submit.min_tokens,
+        stop_token_ids=frozenset(submit.stop_token_ids),
+        ignore_eos=submit.ignore_eos,
+        logprobs=submit.logprobs if submit.HasField("logprobs") else None,
+        prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
+    )
+
+
+def status_of(error: RequestError) -> Status:
+    """How a refusal by the core reads on the wire."""
+    match error:
+        case InvalidRequestError():
+            return Status(Code.INVALID_ARGUMENT, str(error))
+        case QueueFullError():
+            return Status(Code.RESOURCE_EXHAUSTED, str(error), RETRY_AFTER_MS)
+        case _:
+            return Status(Code.INTERNAL, str(error))
+
+
+def end_of(finish: Finish, position: int) -> ChoiceEnd:
+    """The end of a choice that has ``position`` output tokens."""
+    return ChoiceEnd(_CAUSES[finish.cause], position, stop_token_id=finish.stop_token_id)
+
+
+def logprobs_of(entries: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
+    """Log probabilities as ring data."""
+    return [TokenLogprob(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in entries]
+
+
+def model_message(
+    spec: ModelSpec,
+    cache: CacheSize,
+    scheduler: SchedulerConfig,
+    *,
+    tokenizer_fingerprint: str,
+    numerics_fingerprint: str,
+) -> engine_pb2.GetModelResponse:
+    """What GetModel answers."""
+    defaults = sampling_pb2.SamplingParams()
+    for name, value in spec.default_sampling.items():
+        setattr(defaults, name, int(value) if name == "top_k" else value)
+    return engine_pb2.GetModelResponse(
+        model=spec.name,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        max_model_len=spec.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        dtype=spec.dtype,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+        numerics_fingerprint=numerics_fingerprint,
+        default_sampling=defaults,
+        max_logprobs=MAX_LOGPROBS,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        max_num_queued_reqs=scheduler.max_num_queued_reqs,
+        max_num_seqs=scheduler.max_num_seqs,
+    )

@@ -1,0 +1,76 @@
+"""One client's stream: the requests it has, and the news it is owed.
+
+News is coalesced per request in an outbox; the stream's writer takes everything new whenever a write completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.responses import refusal, responses_of
+from services.ring.events import Status
+from services.ring.outbox import Outbox
+
+if TYPE_CHECKING:
+    from services.processor.live import ClientRequest
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_REFUSALS = 1000
+"""While so many wait to be written, the client's next requests are not read."""
+
+
+class ClientStream:
+    """What a Session (or one Generate) has under way."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.outbox = Outbox()
+        self.wake = asyncio.Event()
+        self.closed = False
+        self._by_client_id: dict[str, ClientRequest] = {}
+        self._by_ring_id: dict[str, ClientRequest] = {}
+        self._refusals: list[inference_pb2.GenerateResponse] = []
+        self.room_for_refusals = asyncio.Event()
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose last terminal has not been taken."""
+        return len(self._by_ring_id)
+
+    @property
+    def num_refusals(self) -> int:
+        """Refusals not taken yet."""
+        return len(self._refusals)
+
+    def find(self, client_id: str) -> ClientRequest | None:
+        """A live request by the client's name for it."""
+        return self._by_client_id.get(client_id)
+
+    def requests(self) -> list[ClientRequest]:
+        """Every live request."""
+        return list(self._by_ring_id.values())
+
+    def add(self, call: ClientRequest) -> None:
+        """A request began."""
+        self._by_client_id[call.client_id] = call
+        self._by_ring_id[call.ring_id] = call
+
+    def refuse(self, client_id: str, in_reply_to: int, status: Status) -> None:
+        """A frame was refused before it became a request."""
+        self._refusals.append(refusal(client_id, in_reply_to, status))
+        self.wake.set()
+
+    def take(self) -> list[inference_pb2.GenerateResponse]:
+        """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live."""
+        responses, self._refusals = self._refusals, []
+        self.room_for_refusals.set()
+        for news in self.outbox.take(MAX_FRAME_BYTES):
+            call = self._by_ring_id[news.request_id]
+            responses.extend(responses_of(news, call))
+            if news.closing is not None:
+                del self._by_ring_id[call.ring_id]
+                del self._by_client_id[call.client_id]
+        return responses

@@ -1,0 +1,114 @@
+"""The processor process: bind, link to engines and detokenizers, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from ringline.inference.v1 import inference_pb2_grpc
+
+from services.processor.desk import Desk
+from services.processor.detokenizers import Subscription
+from services.processor.peers import Peers
+from services.processor.ring import Ring
+from services.processor.service import InferenceService, SessionBounds
+from services.processor.vocabulary import VocabularySource
+from services.ring.identity import PeerId
+from services.runtime.attach_client import EngineLink
+from services.runtime.drain import wait_until_idle
+from services.runtime.incarnation import new_incarnation
+from services.runtime.metrics import ProcessorMetrics
+from services.runtime.process import die_with_parent, forbid_modules, run_service
+from services.runtime.server import Server
+from services.runtime.settings import ProcessorSettings
+from services.runtime.telemetry import configure_logs, start_metrics
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "ringline.inference.v1.InferenceService"
+_TICK = 0.05
+"""Seconds between looks at who lives and who waits."""
+
+
+def run(settings: ProcessorSettings) -> int:
+    """Run the process; returns its exit code."""
+    die_with_parent()
+    forbid_modules()
+    configure_logs(settings.telemetry, "processor")
+    return run_service(lambda: _Processor(settings).run())
+
+
+class _Processor:
+    """One life of the process."""
+
+    def __init__(self, settings: ProcessorSettings) -> None:
+        server = settings.server
+        me = PeerId(settings.name, new_incarnation())
+        vocabulary = VocabularySource()
+        self._settings = settings
+        self._metrics = ProcessorMetrics()
+        self._peers = Peers(vocabulary)
+        self._ring = Ring(self._peers, self._metrics, patience=settings.patience)
+        self._peers.events = self._ring
+        self._links: list[EngineLink | Subscription] = [
+            *(
+                EngineLink(
+                    address,
+                    me,
+                    self._peers,
+                    stall_timeout=server.stall_timeout,
+                    max_message_bytes=server.max_message_bytes,
+                )
+                for address in settings.engines
+            ),
+            *(
+                Subscription(address, me, self._peers, max_message_bytes=server.max_message_bytes)
+                for address in settings.detokenizers
+            ),
+        ]
+        self._desk = Desk(vocabulary, self._ring, me)
+        self._server = Server(server, [SERVICE])
+        self._service = InferenceService(
+            me,
+            vocabulary,
+            self._ring,
+            self._desk,
+            SessionBounds(
+                max_live_requests=settings.max_live_requests,
+                max_message_bytes=server.max_message_bytes,
+                stall_timeout=server.stall_timeout,
+                drain_grace=server.drain_grace,
+            ),
+        )
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server.grpc)
+
+    async def run(self) -> int:
+        metrics = start_metrics(self._settings, self._metrics.registry)
+        try:
+            return await self._server.run(self._work, self._drain)
+        finally:
+            self._desk.close()
+            if metrics is not None:
+                metrics.close()
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for link in self._links:
+                tasks.create_task(link.run())
+            serving = False
+            while True:
+                await asyncio.sleep(_TICK)
+                now = time.monotonic()
+                self._peers.watch(now)
+                self._ring.tick(now)
+                self._metrics.update(self._ring.num_live, *self._peers.counts())
+                if self._peers.ready != serving:
+                    serving = self._peers.ready
+                    await self._server.set_serving(serving)
+                    log.info("serving" if serving else "not serving", address=self._server.address)
+
+    async def _drain(self, grace: float) -> None:
+        """Finish the requests that are there; sessions are told."""
+        self._service.drain()
+        log.info("drained", left=await wait_until_idle(lambda: self._service.num_open, grace))

@@ -1,0 +1,190 @@
+"""The processor's peers: links to engines and detokenizers, whether they live, and which pairs are joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.processor.detokenizers import Subscription
+from services.processor.vocabulary import VocabularySource
+from services.ring.identity import PeerId
+from services.ring.liveness import Liveness
+from services.ring.routes import Route, Routes
+from services.runtime.attach_client import EngineLink
+
+log = structlog.get_logger(__name__)
+
+
+class PeerEvents(Protocol):
+    """Whoever owns the requests."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is live."""
+
+    def routes_changed(self) -> None:
+        """Pairs may have been joined: stranded requests may go on."""
+
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
+        """The link to an engine ended; ``crashed`` unless it was draining."""
+
+    def detokenizer_lost(self, detokenizer: PeerId) -> None:
+        """The subscription ended."""
+
+    def rejected(self, rejection: link_pb2.Rejection) -> None:
+        """An engine refused a command."""
+
+    def text(self, outputs: detokenizer_pb2.TextOutputs) -> None:
+        """A detokenizer sent text."""
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    peer: PeerId
+    link: EngineLink
+    liveness: Liveness
+    fingerprint: str
+    draining: bool = False
+    suspected: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Detokenizer:
+    peer: PeerId
+    link: Subscription
+    liveness: Liveness
+    draining: bool = False
+    suspected: bool = False
+
+
+class Peers:
+    """Implements ``EngineOwner`` and ``DetokenizerOwner``."""
+
+    def __init__(self, vocabulary: VocabularySource) -> None:
+        self.events: PeerEvents
+        """Set before anything is dialled."""
+        self._vocabulary = vocabulary
+        self._routes = Routes()
+        self._engines: dict[PeerId, _Engine] = {}
+        self._detokenizers: dict[PeerId, _Detokenizer] = {}
+        self._fingerprints: dict[str, str] = {}
+
+    def choose(self, engine: PeerId | None = None) -> Route | None:
+        """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
+        return self._routes.choose(engine=engine)
+
+    def joined(self, route: Route) -> bool:
+        """Whether the pair still stands."""
+        return self._routes.joined(route)
+
+    def has_engine(self, engine: PeerId) -> bool:
+        """Whether this life of the engine is attached to."""
+        return engine in self._engines
+
+    def fingerprint(self, engine: PeerId) -> str:
+        """The engine's numerics."""
+        return self._engines[engine].fingerprint
+
+    def send(self, engine: PeerId, commands: Iterable[engine_pb2.Command]) -> None:
+        """Send commands; they are lost with the engine if it is."""
+        if (node := self._engines.get(engine)) is not None:
+            node.link.send(commands)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any pair is joined."""
+        return self._routes.any_joined()
+
+    def counts(self) -> tuple[int, int]:
+        """Engines and detokenizers that are linked."""
+        return len(self._engines), len(self._detokenizers)
+
+    # EngineOwner
+
+    async def prepare(self, stub: Any, address: str) -> None:
+        """Learn what the engine serves before attaching to it."""
+        nobody = not self._engines and self.events.idle
+        model = await self._vocabulary.learn(stub, replace=nobody)
+        self._fingerprints[address] = model.numerics_fingerprint
+
+    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+        """Attached."""
+        now = time.monotonic()
+        self._engines[engine] = _Engine(engine, link, Liveness(now), self._fingerprints[link.address])
+        self._routes.engine_up(engine)
+        log.info("engine attached", engine=engine.name, address=link.address)
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        """Load, peers, refusals; text comes from the detokenizer."""
+        node = self._engines[engine]
+        if frame.HasField("load"):
+            load = frame.load
+            busy = load.running > 0 or load.waiting > 0
+            node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
+            self._routes.report(engine, load.running + load.waiting)
+        if frame.HasField("peers"):
+            attached = [PeerId(peer.name, peer.incarnation) for peer in frame.peers.attached]
+            self._routes.engine_peers(engine, attached)
+            self.events.routes_changed()
+        if frame.HasField("draining"):
+            node.draining = True
+            self._routes.take_work(engine, False)
+        for rejection in frame.rejections:
+            self.events.rejected(rejection)
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        """The stream ended."""
+        node = self._engines.pop(engine)
+        self._routes.engine_down(engine)
+        log.info("engine lost", engine=engine.name, address=link.address)
+        self.events.engine_lost(engine, crashed=not node.draining)
+
+    # DetokenizerOwner
+
+    def detokenizer_up(self, link: Subscription, detokenizer: PeerId) -> None:
+        """Subscribed."""
+        self._detokenizers[detokenizer] = _Detokenizer(detokenizer, link, Liveness(time.monotonic()))
+        self._routes.detokenizer_up(detokenizer)
+        log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=link.address)
+        self.events.routes_changed()
+
+    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
+        """Load and text."""
+        node = self._detokenizers[detokenizer]
+        if frame.HasField("load"):
+            node.liveness.beat(time.monotonic())
+            self._routes.report(detokenizer, frame.load.live_requests)
+        if frame.HasField("draining"):
+            node.draining = True
+            self._routes.take_work(detokenizer, False)
+        if frame.HasField("outputs"):
+            self.events.text(frame.outputs)
+
+    def detokenizer_down(self, detokenizer: PeerId) -> None:
+        """The stream ended."""
+        del self._detokenizers[detokenizer]
+        self._routes.detokenizer_down(detokenizer)
+        log.info("detokenizer lost", detokenizer=detokenizer.name)
+        self.events.detokenizer_lost(detokenizer)
+
+    # Liveness
+
+    def watch(self, now: float) -> None:
+        """Suspect who gives no sign of life, and trust again who does. Call a few times a second."""
+        changed = False
+        for node in (*self._engines.values(), *self._detokenizers.values()):
+            reason = node.liveness.suspicion(now)
+            if (reason is not None) != node.suspected:
+                node.suspected = reason is not None
+                changed |= not node.suspected
+                self._routes.take_work(node.peer, not node.suspected and not node.draining)
+                log.warning("peer suspected" if reason else "peer trusted again", peer=node.peer.name, reason=reason)
+        if changed:
+            self.events.routes_changed()

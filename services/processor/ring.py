@@ -1,0 +1,313 @@
+"""The requests this processor has on the ring: submitted, followed, moved when a peer is lost, ended.
+
+``RingRequest`` decides what a frame means; this file acts on it: commands to engines, news to clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import link_pb2, sampling_pb2
+
+from services.processor.live import ClientRequest, LiveRequest
+from services.processor.peers import Peers
+from services.processor.responses import end_without_choice
+from services.processor.text_frames import TextEntry, ends_of, entries_of
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
+from services.ring.identity import PeerId
+from services.ring.request import Verdict
+from services.ring.routes import Route
+from services.runtime.metrics import ProcessorMetrics
+from services.runtime.wire import status_from_proto, unpack_logprobs
+
+log = structlog.get_logger(__name__)
+
+MAX_CRASH_RESUBMITS = 2
+"""A request that was being computed in so many engines that died is not given to another."""
+MAX_REDIRECTS = 5
+"""Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
+_CLIENT_EPOCH = 0
+"""Towards clients there are no epochs: what was accepted stands."""
+
+
+class Ring:
+    """Implements ``PeerEvents``."""
+
+    def __init__(self, peers: Peers, metrics: ProcessorMetrics, *, patience: float) -> None:
+        """``patience`` in seconds: how long a request waits for a route."""
+        self._peers = peers
+        self._metrics = metrics
+        self._patience = patience
+        self._live: dict[str, LiveRequest] = {}
+        self._stranded: dict[str, LiveRequest] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is live."""
+        return not self._live
+
+    @property
+    def num_live(self) -> int:
+        """Requests on the ring."""
+        return len(self._live)
+
+    # From the client
+
+    def start(self, live: LiveRequest) -> None:
+        """An admitted request sets out."""
+        self._live[live.ring.request_id] = live
+        news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
+        assert news is not None
+        news.opening = live.admission.admitted
+        live.call.client.wake.set()
+        self._route(live, "no engine and detokenizer are joined")
+
+    def end(self, call: ClientRequest, cause: Cause, error: Status | None = None) -> None:
+        """End a request here and now, from what was delivered; the ring is told to forget it. Idempotent."""
+        if call.ended:
+            return
+        if call.live is None:
+            self._close(call, end_without_choice(cause, error))
+            return
+        live = call.live
+        for choice, end in live.ring.abort(cause, error).items():
+            self._deliver_end(live, choice, end)
+        self._finish(live)
+
+    # PeerEvents
+
+    def routes_changed(self) -> None:
+        """Stranded requests may go on."""
+        for live in list(self._stranded.values()):
+            self._route(live, live.reason)
+
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
+        """Its requests need another engine."""
+        for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
+            live.route = None
+            live.crashes += crashed
+            if live.crashes > MAX_CRASH_RESUBMITS:
+                message = f"{live.crashes} engines died while they computed this request"
+                self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
+            else:
+                self._route(live, f"engine {engine.name} was lost")
+
+    def detokenizer_lost(self, detokenizer: PeerId) -> None:
+        """Its requests need another detokenizer."""
+        for live in list(self._live.values()):
+            if live.route is not None and live.route.detokenizer == detokenizer:
+                self._route(live, f"detokenizer {detokenizer.name} was lost")
+
+    def rejected(self, rejection: link_pb2.Rejection) -> None:
+        """An engine refused a Submit or Redirect: another route for what may be tried again, else the end."""
+        live = self._live.get(rejection.request_id)
+        if live is None or rejection.epoch != live.ring.epoch:
+            return
+        status = status_from_proto(rejection.status)
+        if status.code in (Code.UNAVAILABLE, Code.NOT_FOUND):
+            live.route = None
+            self._strand(live, status.message)
+        else:
+            self.end(live.call, Cause.ERROR, status)
+
+    def text(self, outputs: detokenizer_pb2.TextOutputs) -> None:
+        """A detokenizer's frame: deltas, then ends."""
+        now = time.monotonic()
+        woken: set[asyncio.Event] = set()
+        for prefill in outputs.prefills:
+            self._prefilled(prefill, woken)
+        for scored in outputs.prompt_logprobs:
+            self._prompt_scored(scored, woken)
+        for entry in entries_of(outputs):
+            self._delta(entry, now, woken)
+        for request_id, epoch, choice, end in ends_of(outputs):
+            self._end(request_id, epoch, choice, end, woken)
+        for event in woken:
+            event.set()
+
+    def tick(self, now: float) -> None:
+        """Lose patience with routes that do not come. Call a few times a second."""
+        for live in list(self._stranded.values()):
+            if live.stranded_at is not None and now - live.stranded_at > self._patience:
+                message = f"no engine for this request within {self._patience:g} s: {live.reason}"
+                self.end(live.call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
+            else:
+                self._route(live, live.reason)
+
+    # Routing
+
+    def _route(self, live: LiveRequest, reason: str) -> None:
+        """Give the request a route: another detokenizer if its engine is there, else another engine."""
+        engine = live.route.engine if live.route is not None else None
+        if engine is not None and self._peers.has_engine(engine):
+            route = self._peers.choose(engine)
+            if route is not None:
+                self._redirect(live, route)
+                return
+        else:
+            live.route = None
+            route = self._peers.choose()
+            if route is not None:
+                self._submit(live, route, reason)
+                return
+        self._strand(live, reason)
+
+    def _strand(self, live: LiveRequest, reason: str) -> None:
+        live.reason = reason
+        if live.stranded_at is None:
+            live.stranded_at = time.monotonic()
+        self._stranded[live.ring.request_id] = live
+
+    def _settle(self, live: LiveRequest, route: Route) -> None:
+        live.route, live.stranded_at = route, None
+        self._stranded.pop(live.ring.request_id, None)
+
+    def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
+        submit = engine_pb2.Submit()
+        submit.CopyFrom(live.admission.submit)
+        submit.request_id = live.ring.request_id
+        submit.epoch = live.ring.next_epoch()
+        submit.deliver_to = route.detokenizer.name
+        submit.output_context = live.admission.output_context
+        if live.call.deadline is not None:
+            submit.timeout_ms = max(1, round((live.call.deadline - time.monotonic()) * 1000))
+        unfinished = live.ring.unfinished()
+        if live.ring.epoch > 1 or any(unfinished.values()):
+            submit.resume.extend(
+                sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
+            )
+        fingerprint = self._peers.fingerprint(route.engine)
+        if live.fingerprint is not None and live.ring.completion_tokens:
+            self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
+        live.fingerprint = fingerprint
+        self._settle(live, route)
+        self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
+
+    def _redirect(self, live: LiveRequest, route: Route) -> None:
+        redirect = engine_pb2.Redirect(
+            request_id=live.ring.request_id,
+            epoch=live.ring.next_epoch(),
+            deliver_to=route.detokenizer.name,
+            delivered=[
+                engine_pb2.Delivered(choice=choice, count=count) for choice, count in live.ring.delivered().items()
+            ],
+        )
+        self._settle(live, route)
+        self._peers.send(route.engine, (engine_pb2.Command(redirect=redirect),))
+
+    def _replay(self, live: LiveRequest) -> None:
+        """A frame did not fit: ask for the log again, from what is there."""
+        live.ring.redirects += 1
+        log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
+        if live.ring.redirects > MAX_REDIRECTS:
+            message = f"its frames did not fit {live.ring.redirects} times"
+            self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
+        elif live.route is not None:
+            self._redirect(live, live.route)
+
+    def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
+        news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
+        assert news is not None
+        news.notices.append(inference_pb2.Continued(reason=reason, identical=identical))
+        live.call.client.wake.set()
+
+    # Frames
+
+    def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
+        live = self._live.get(prefill.request_id)
+        if live is None or not live.ring.prefilled(prefill.epoch, prefill.cached_tokens):
+            return
+        if live.admission.wants_prefill_progress:
+            news = live.call.client.outbox.of(prefill.request_id, _CLIENT_EPOCH)
+            assert news is not None
+            news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+            woken.add(live.call.client.wake)
+
+    def _prompt_scored(self, scored: engine_pb2.PromptLogprobs, woken: set[asyncio.Event]) -> None:
+        live = self._live.get(scored.request_id)
+        if live is None or scored.epoch != live.ring.epoch or live.prompt_scored:
+            return
+        live.prompt_scored = True
+        news = live.call.client.outbox.of(scored.request_id, _CLIENT_EPOCH)
+        assert news is not None
+        news.prompt_logprobs = unpack_logprobs(scored.logprobs)
+        woken.add(live.call.client.wake)
+
+    def _delta(self, entry: TextEntry, now: float, woken: set[asyncio.Event]) -> None:
+        live = self._live.get(entry.request_id)
+        if live is None:
+            return
+        verdict = live.ring.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
+        if verdict is Verdict.ACCEPT:
+            client = live.call.client
+            client.outbox.delta(
+                entry.request_id,
+                _CLIENT_EPOCH,
+                entry.choice,
+                entry.first_position,
+                entry.ids,
+                entry.text,
+                entry.logprobs,
+            )
+            woken.add(client.wake)
+            self._count_delta(live, len(entry.ids), now)
+        elif verdict is Verdict.REDIRECT:
+            self._replay(live)
+
+    def _end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd, woken: set[asyncio.Event]) -> None:
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        verdict = live.ring.end(epoch, choice, end)
+        if verdict is Verdict.ACCEPT:
+            self._deliver_end(live, choice, end)
+            woken.add(live.call.client.wake)
+            if live.ring.finished:
+                self._finish(live)
+        elif verdict is Verdict.REDIRECT:
+            self._replay(live)
+
+    def _deliver_end(self, live: LiveRequest, choice: int, end: ChoiceEnd) -> None:
+        live.call.client.outbox.end(live.ring.request_id, _CLIENT_EPOCH, choice, end)
+        self._metrics.choice_ended(end.cause.name.lower())
+
+    def _finish(self, live: LiveRequest) -> None:
+        """Every choice has its terminal: the usage, the end of the clock, and Done for the engine."""
+        ring = live.ring
+        usage = inference_pb2.Usage(
+            prompt_tokens=ring.prompt_tokens,
+            cached_tokens=ring.cached_tokens or 0,
+            completion_tokens=ring.completion_tokens,
+        )
+        del self._live[ring.request_id]
+        self._stranded.pop(ring.request_id, None)
+        if live.route is not None:
+            done = engine_pb2.Done(request_id=ring.request_id, epoch=ring.epoch)
+            self._peers.send(live.route.engine, (engine_pb2.Command(done=done),))
+        self._metrics.request_ended(
+            prompt_tokens=ring.prompt_tokens,
+            completion_tokens=ring.completion_tokens,
+            seconds=time.monotonic() - live.call.arrived,
+        )
+        self._close(live.call, usage)
+
+    def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+        call.ended = True
+        if call.timer is not None:
+            call.timer.cancel()
+        news = call.client.outbox.of(call.ring_id, _CLIENT_EPOCH)
+        assert news is not None
+        news.closing = closing
+        call.client.wake.set()
+
+    def _count_delta(self, live: LiveRequest, tokens: int, now: float) -> None:
+        if live.last_delta_at is None:
+            self._metrics.first_token(now - live.call.arrived)
+        else:
+            self._metrics.tokens(tokens, now - live.last_delta_at)
+        live.last_delta_at = now

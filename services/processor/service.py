@@ -1,0 +1,310 @@
+"""The RPCs of ``InferenceService``: frames in, requests begun and ended, news written out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+from grpc_status import rpc_status
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.processor.admission import render_chat
+from services.processor.client import MAX_REFUSALS, ClientStream
+from services.processor.desk import Desk
+from services.processor.live import ClientRequest
+from services.processor.responses import refusal
+from services.processor.ring import Ring
+from services.processor.validation import MAX_REQUEST_ID_BYTES, check_model, check_token_ids, refuse
+from services.processor.vocabulary import Vocabulary, VocabularySource
+from services.ring.events import Cause, Code, Refused, Status
+from services.ring.identity import PeerId, ring_id
+from services.runtime.wire import status_to_proto
+
+log = structlog.get_logger(__name__)
+
+TENANT_KEY = "x-ringline-tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBounds:
+    """What one client's stream may do."""
+
+    max_live_requests: int
+    max_message_bytes: int
+    stall_timeout: float
+    drain_grace: float
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """The front door."""
+
+    def __init__(self, me: PeerId, vocabulary: VocabularySource, ring: Ring, desk: Desk, bounds: SessionBounds) -> None:
+        self._vocabulary = vocabulary
+        self._ring = ring
+        self._desk = desk
+        self._bounds = bounds
+        self._me = me
+        self._counter = itertools.count(1)
+        self._sessions: set[ClientStream] = set()
+        self.draining = False
+
+    def drain(self) -> None:
+        """Take nothing new; every session is told."""
+        self.draining = True
+        for client in self._sessions:
+            client.wake.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose terminals have not all been taken by their clients."""
+        return sum(client.num_live for client in self._sessions)
+
+    # Generate and Session
+
+    async def Generate(  # type: ignore[override]  # it writes through the context
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        client = ClientStream(_tenant(context))
+        self._sessions.add(client)
+        try:
+            self._begin(client, request, 1, context.time_remaining())
+            error = await self._write_generate(client, context)
+        except Refused as refused:
+            await context.write(refusal(request.request_id, 1, refused.status))
+            error = refused.status
+        except TimeoutError:
+            error = self._stalled()
+        finally:
+            self._sessions.discard(client)
+            self._abandon(client)
+        if error is not None:
+            await context.abort_with_status(rpc_status.to_status(status_to_proto(error)))
+
+    async def Session(  # type: ignore[override]  # it writes through the context
+        self,
+        request_iterator: AsyncIterator[inference_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        client = ClientStream(_tenant(context))
+        self._sessions.add(client)
+        reader = asyncio.create_task(self._read_session(client, request_iterator))
+        writer = asyncio.create_task(self._write_session(client, context, reader))
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        except TimeoutError:
+            await context.abort_with_status(rpc_status.to_status(status_to_proto(self._stalled())))
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._sessions.discard(client)
+            self._abandon(client)
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read_session(self, client: ClientStream, frames: AsyncIterator[inference_pb2.SessionRequest]) -> None:
+        ordinal = 0
+        async for frame in frames:
+            ordinal += 1
+            match frame.WhichOneof("frame"):
+                case "generate":
+                    self._session_request(client, frame.generate, ordinal)
+                case "cancel":
+                    call = client.find(frame.cancel.request_id)
+                    if call is not None:
+                        self._ring.end(call, Cause.CANCELLED)
+                case _:
+                    status = Status(Code.INVALID_ARGUMENT, "frame: none is set: expected generate or cancel")
+                    client.refuse("", ordinal, status)
+            while client.num_refusals > MAX_REFUSALS:
+                client.room_for_refusals.clear()
+                await client.room_for_refusals.wait()
+
+    def _session_request(self, client: ClientStream, request: inference_pb2.GenerateRequest, ordinal: int) -> None:
+        try:
+            if not request.request_id:
+                raise refuse("request_id", "empty: a session needs a name for each of its requests")
+            if client.find(request.request_id) is not None:
+                raise Refused(
+                    Code.INVALID_ARGUMENT, f"request_id: {request.request_id[:80]!r} is live on this session already"
+                )
+            if client.num_live >= self._bounds.max_live_requests:
+                most = self._bounds.max_live_requests
+                raise Refused(Code.RESOURCE_EXHAUSTED, f"this session has {most} live requests", retry_after_ms=100)
+            self._begin(client, request, ordinal, None)
+        except Refused as refused:
+            client.refuse(request.request_id, ordinal, refused.status)
+
+    def _begin(
+        self,
+        client: ClientStream,
+        request: inference_pb2.GenerateRequest,
+        ordinal: int,
+        call_timeout: float | None,
+    ) -> ClientRequest:
+        """Begin a request; raises ``Refused``."""
+        if self.draining:
+            raise Refused(Code.UNAVAILABLE, "this processor is draining: try another", retry_after_ms=0)
+        size = len(request.request_id.encode())
+        if size > MAX_REQUEST_ID_BYTES:
+            raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
+        if request.HasField("timeout_ms") and request.timeout_ms == 0:
+            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
+        now = time.monotonic()
+        timeouts = [request.timeout_ms / 1000] if request.HasField("timeout_ms") else []
+        if call_timeout is not None:
+            timeouts.append(call_timeout)
+        call = ClientRequest(
+            ring_id=ring_id(self._me.incarnation, next(self._counter)),
+            client_id=request.request_id,
+            ordinal=ordinal,
+            client=client,
+            arrived=now,
+            deadline=now + min(timeouts) if timeouts else None,
+        )
+        if timeouts:
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(min(timeouts), self._ring.end, call, Cause.DEADLINE)
+        client.add(call)
+        self._desk.admit(call, request)
+        return call
+
+    def _abandon(self, client: ClientStream) -> None:
+        """The client is gone: what it had under way ends."""
+        for call in client.requests():
+            self._ring.end(call, Cause.CANCELLED)
+
+    async def _write_generate(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
+        """Write until the last terminal; returns the status of a request that failed."""
+        error: Status | None = None
+        while True:
+            await client.wake.wait()
+            client.wake.clear()
+            for response in client.take():
+                await self._send(context, response)
+                if response.HasField("terminal") and response.terminal.HasField("error"):
+                    error = Status(Code(response.terminal.error.code), response.terminal.error.message)
+            if client.num_live == 0:
+                return error
+
+    async def _write_session(
+        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
+    ) -> None:
+        """Write until the client has closed its side and has every terminal."""
+        limits = inference_pb2.SessionLimits(
+            max_live_requests=self._bounds.max_live_requests,
+            max_message_bytes=self._bounds.max_message_bytes,
+            stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
+        )
+        await self._send(context, inference_pb2.SessionResponse(limits=limits))
+        reader.add_done_callback(lambda _: client.wake.set())
+        draining_told = False
+        while not (reader.done() and client.num_live == 0 and client.num_refusals == 0):
+            await client.wake.wait()
+            client.wake.clear()
+            if self.draining and not draining_told:
+                draining_told = True
+                draining = inference_pb2.SessionResponse()
+                draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
+                await self._send(context, draining)
+            while responses := client.take():
+                await self._send(context, inference_pb2.SessionResponse(responses=responses))
+
+    async def _send(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+        async with asyncio.timeout(self._bounds.stall_timeout):
+            await context.write(response)
+
+    def _stalled(self) -> Status:
+        message = f"the client took nothing for {self._bounds.stall_timeout:g} s"
+        return Status(Code.RESOURCE_EXHAUSTED, message)
+
+    # The rest
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.TokenizeResponse:
+        def tokenize() -> inference_pb2.TokenizeResponse:
+            vocabulary = self._known(request.model)
+            rendered = ""
+            match request.WhichOneof("input"):
+                case "text":
+                    text, special = request.text, True
+                case "chat":
+                    text = rendered = render_chat(request.chat, vocabulary)
+                    special = False
+                case _:
+                    raise refuse("input", "none is set: expected text or chat")
+            if request.HasField("add_special_tokens"):
+                special = request.add_special_tokens
+            return inference_pb2.TokenizeResponse(
+                token_ids=vocabulary.tokenizer.encode(text, add_special_tokens=special),
+                rendered=rendered,
+                max_model_len=vocabulary.limits.max_model_len,
+            )
+
+        response = await self._off_loop(tokenize, context)
+        assert isinstance(response, inference_pb2.TokenizeResponse)
+        return response
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.DetokenizeResponse:
+        def detokenize() -> inference_pb2.DetokenizeResponse:
+            vocabulary = self._known(request.model)
+            ids = list(request.token_ids)
+            check_token_ids("token_ids", ids, vocabulary.limits)
+            skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+            text = vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
+            return inference_pb2.DetokenizeResponse(text=text)
+
+        response = await self._off_loop(detokenize, context)
+        assert isinstance(response, inference_pb2.DetokenizeResponse)
+        return response
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.ListModelsResponse:
+        vocabulary = self._vocabulary.current
+        if vocabulary is None:
+            return inference_pb2.ListModelsResponse()
+        model = vocabulary.model
+        return inference_pb2.ListModelsResponse(
+            models=[
+                inference_pb2.Model(
+                    name=model.model,
+                    architecture=model.architecture,
+                    vocab_size=model.vocab_size,
+                    max_model_len=model.max_model_len,
+                    eos_token_ids=model.eos_token_ids,
+                    has_chat_template=vocabulary.chat is not None,
+                    tokenizer_fingerprint=model.tokenizer_fingerprint,
+                )
+            ]
+        )
+
+    def _known(self, model: str) -> Vocabulary:
+        vocabulary = self._vocabulary.current
+        if vocabulary is None:
+            raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+        check_model(model, vocabulary.limits)
+        return vocabulary
+
+    async def _off_loop(self, function: Any, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+        try:
+            return await self._desk.run(function)
+        except Refused as refused:
+            await context.abort_with_status(rpc_status.to_status(status_to_proto(refused.status)))
+
+
+def _tenant(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Who asks, as the metadata says; anonymous requests are one tenant."""
+    for key, value in context.invocation_metadata() or ():
+        if key == TENANT_KEY and isinstance(value, str):
+            return value[:128]
+    return ""

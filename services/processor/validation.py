@@ -1,0 +1,222 @@
+"""What a request may ask for. Each check names the field, what it holds, and what it accepts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import sampling_pb2
+
+from services.ring.events import Code, Refused
+
+MAX_CHOICES = 128
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_STOP_BYTES_TOGETHER = 64, 1024, 8192
+MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 128, 256
+MAX_REQUEST_ID_BYTES = 128
+MAX_CACHE_SALT_BYTES = 256
+MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+MAX_TEMPERATURE = float(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the served model allows."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+
+def refuse(field: str, problem: str) -> Refused:
+    """INVALID_ARGUMENT, naming the field."""
+    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}")
+
+
+def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    """Everything that can be said before the prompt is tokenized; raises ``Refused``."""
+    check_model(request.model, limits)
+    _check_prompt(request, limits)
+    check_sampling(request.sampling, limits)
+    _check_stopping(request.stopping, limits)
+    _check_output(request.output, limits)
+    if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise refuse("cache_salt", f"longer than {MAX_CACHE_SALT_BYTES} bytes")
+    if request.HasField("timeout_ms"):
+        _check_range("timeout_ms", request.timeout_ms, 1, MAX_TIMEOUT_MS)
+    _check_resume(request, limits)
+
+
+def check_model(name: str, limits: ModelLimits) -> None:
+    """NOT_FOUND for a model that is not served."""
+    if name and name != limits.name:
+        raise Refused(Code.NOT_FOUND, f"model: {name[:200]!r} is not served here: expected {limits.name!r}")
+
+
+def check_chat(chat: inference_pb2.Chat) -> None:
+    """A conversation has messages, and each says who speaks."""
+    if not chat.messages:
+        raise refuse("chat.messages", "empty: expected at least one message")
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise refuse(f"chat.messages[{index}].role", "empty: expected a role such as user or assistant")
+    if chat.continue_final_message and chat.HasField("add_generation_prompt") and chat.add_generation_prompt:
+        raise refuse("chat.continue_final_message", "contradicts add_generation_prompt: expected one of the two")
+
+
+def check_token_ids(field: str, ids: list[int], limits: ModelLimits) -> None:
+    """Every id is in the vocabulary."""
+    if ids and max(ids) >= limits.vocab_size:
+        position = next(i for i, token in enumerate(ids) if token >= limits.vocab_size)
+        raise refuse(
+            f"{field}[{position}]",
+            f"{ids[position]} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}",
+        )
+
+
+def check_prompt_length(length: int, limits: ModelLimits) -> None:
+    """A prompt leaves room for one token."""
+    if length == 0:
+        raise refuse("prompt", "empty: expected at least one token")
+    if length >= limits.max_model_len:
+        raise refuse(
+            "prompt",
+            f"{length} tokens are too long: expected at most {limits.max_model_len - 1} "
+            f"(truncate_prompt_tokens keeps the last ones)",
+        )
+
+
+def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -> None:
+    """Ranges of the sampling parameters."""
+    _check_float("sampling.temperature", sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
+    _check_float("sampling.top_p", sampling, "top_p", 0.0, 1.0, low_open=True)
+    _check_float("sampling.min_p", sampling, "min_p", 0.0, 1.0)
+    _check_float("sampling.frequency_penalty", sampling, "frequency_penalty", -2.0, 2.0)
+    _check_float("sampling.presence_penalty", sampling, "presence_penalty", -2.0, 2.0)
+    _check_float(
+        "sampling.repetition_penalty",
+        sampling,
+        "repetition_penalty",
+        0.0,
+        MAX_TEMPERATURE,
+        low_open=True,
+        high_open=True,
+    )
+    if sampling.HasField("n"):
+        _check_range("sampling.n", sampling.n, 1, MAX_CHOICES)
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise refuse("sampling.logit_bias", f"{len(sampling.logit_bias)} entries: expected at most {MAX_LOGIT_BIAS}")
+    for token, bias in sampling.logit_bias.items():
+        if not -100 <= bias <= 100:
+            raise refuse(f"sampling.logit_bias[{token}]", f"{bias:g} is out of range: expected -100 to 100")
+    check_token_ids("sampling.logit_bias", list(sampling.logit_bias), limits)
+    check_token_ids("sampling.allowed_token_ids", list(sampling.allowed_token_ids), limits)
+    if len(sampling.allowed_token_ids) > limits.vocab_size:
+        raise refuse("sampling.allowed_token_ids", f"more than the vocabulary's {limits.vocab_size} ids")
+
+
+def _check_prompt(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    match request.WhichOneof("prompt"):
+        case "text":
+            if not request.text:
+                raise refuse("text", "empty: expected a prompt")
+        case "token_ids":
+            ids = list(request.token_ids.ids)
+            if not ids:
+                raise refuse("token_ids", "empty: expected at least one id")
+            check_token_ids("token_ids", ids, limits)
+        case "chat":
+            check_chat(request.chat)
+        case _:
+            raise refuse("prompt", "none is set: expected one of text, token_ids and chat")
+    if request.HasField("truncate_prompt_tokens"):
+        _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, 1, limits.max_model_len - 1)
+
+
+def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits) -> None:
+    if stopping.HasField("max_tokens") and stopping.max_tokens == 0:
+        raise refuse("stopping.max_tokens", "0 is out of range: expected at least 1")
+    if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
+        raise refuse(
+            "stopping.min_tokens",
+            f"{stopping.min_tokens} is out of range: expected at most max_tokens, {stopping.max_tokens}",
+        )
+    if stopping.min_tokens >= limits.max_model_len:
+        raise refuse(
+            "stopping.min_tokens", f"{stopping.min_tokens} is beyond the context of {limits.max_model_len} tokens"
+        )
+    _check_strings("stopping.stop", list(stopping.stop), MAX_STOP_STRINGS, MAX_STOP_BYTES)
+    together = sum(len(stop.encode()) for stop in stopping.stop)
+    if together > MAX_STOP_BYTES_TOGETHER:
+        raise refuse("stopping.stop", f"{together} bytes together: expected at most {MAX_STOP_BYTES_TOGETHER}")
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise refuse(
+            "stopping.stop_token_ids", f"{len(stopping.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}"
+        )
+    check_token_ids("stopping.stop_token_ids", list(stopping.stop_token_ids), limits)
+    _check_strings("stopping.bad_words", list(stopping.bad_words), MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+
+
+def _check_output(output: inference_pb2.OutputParams, limits: ModelLimits) -> None:
+    if output.HasField("logprobs"):
+        _check_range("output.logprobs", output.logprobs, 0, limits.max_logprobs)
+    if output.HasField("prompt_logprobs"):
+        _check_range("output.prompt_logprobs", output.prompt_logprobs, 0, limits.max_logprobs)
+
+
+def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    if not request.resume:
+        return
+    if not request.sampling.HasField("seed"):
+        raise refuse("sampling.seed", "absent: a resume needs the seed that Admitted returned")
+    n = request.sampling.n if request.sampling.HasField("n") else 1
+    seen: set[int] = set()
+    for index, resumed in enumerate(request.resume):
+        if resumed.choice >= n:
+            raise refuse(f"resume[{index}].choice", f"{resumed.choice} is out of range: expected 0 to {n - 1}")
+        if resumed.choice in seen:
+            raise refuse(f"resume[{index}].choice", f"{resumed.choice} is listed twice")
+        seen.add(resumed.choice)
+        check_token_ids(f"resume[{index}].token_ids", list(resumed.token_ids), limits)
+        if request.stopping.HasField("max_tokens") and len(resumed.token_ids) >= request.stopping.max_tokens:
+            raise refuse(
+                f"resume[{index}].token_ids",
+                f"{len(resumed.token_ids)} ids leave nothing of max_tokens, {request.stopping.max_tokens}",
+            )
+
+
+def _check_strings(field: str, strings: list[str], most: int, most_bytes: int) -> None:
+    if len(strings) > most:
+        raise refuse(field, f"{len(strings)} strings: expected at most {most}")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string.encode()) <= most_bytes:
+            size = len(string.encode())
+            raise refuse(f"{field}[{index}]", f"{size} bytes: expected 1 to {most_bytes}")
+
+
+def _check_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise refuse(field, f"{value} is out of range: expected {low} to {high}")
+
+
+def _check_float(
+    field: str,
+    message: sampling_pb2.SamplingParams,
+    name: str,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
+    if not message.HasField(name):  # type: ignore[arg-type]
+        return
+    value = getattr(message, name)
+    too_low = value < low or (low_open and value == low)
+    too_high = value > high or (high_open and value == high)
+    if math.isnan(value) or too_low or too_high:
+        opening, closing = "(" if low_open else "[", ")" if high_open else "]"
+        raise refuse(field, f"{value:g} is out of range: expected {opening}{low:g}, {high:g}{closing}")

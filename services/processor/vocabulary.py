@@ -1,0 +1,90 @@
+"""The model and tokenizer that this processor serves, as an engine tells it; the same for every engine of the ring."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from ringline.engine.v1 import engine_pb2
+
+from services.processor.validation import ModelLimits
+from services.runtime.attach_client import IncompatibleEngine
+from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.text.tokenizer import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+MODEL_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Everything a request is checked against and turned into ids with."""
+
+    model: engine_pb2.GetModelResponse
+    tokenizer: Tokenizer
+    limits: ModelLimits
+
+
+class VocabularySource:
+    """Learns the vocabulary from the first engine, and refuses engines that have another."""
+
+    def __init__(self) -> None:
+        self.current: Vocabulary | None = None
+        self._lock = asyncio.Lock()
+
+    async def learn(self, stub: Any, *, replace: bool) -> engine_pb2.GetModelResponse:
+        """Ask an engine; ``replace`` says that nothing holds on to the present vocabulary.
+
+        Raises ``IncompatibleEngine`` for an engine that serves something else, ``grpc.aio.AioRpcError`` for one that
+        does not answer.
+        """
+        model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
+        async with self._lock:
+            if self.current is not None and _same(self.current.model, model):
+                return model
+            if self.current is not None and not replace:
+                raise IncompatibleEngine(_difference(self.current.model, model))
+            self.current = await self._fetch(stub, model)
+        log.info("learned model", model=model.model, tokenizer=model.tokenizer_fingerprint)
+        return model
+
+    async def _fetch(self, stub: Any, model: engine_pb2.GetModelResponse) -> Vocabulary:
+        try:
+            files = await fetch_tokenizer(stub)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+        except ValueError as error:
+            raise IncompatibleEngine(f"its tokenizer cannot be used: {error}") from error
+        fingerprint = tokenizer.fingerprint()
+        if fingerprint != model.tokenizer_fingerprint:
+            raise IncompatibleEngine(
+                f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, that of the files it sent {fingerprint}"
+            )
+        limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
+        return Vocabulary(model, tokenizer, limits)
+
+
+def _same(one: engine_pb2.GetModelResponse, other: engine_pb2.GetModelResponse) -> bool:
+    return _identity(one) == _identity(other)
+
+
+def _identity(model: engine_pb2.GetModelResponse) -> tuple[Any, ...]:
+    return (
+        model.model,
+        model.vocab_size,
+        model.max_model_len,
+        tuple(model.eos_token_ids),
+        model.tokenizer_fingerprint,
+    )
+
+
+def _difference(ours: engine_pb2.GetModelResponse, theirs: engine_pb2.GetModelResponse) -> str:
+    names = ("model", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_fingerprint")
+    differing = [
+        f"{name} is {theirs_!r}, expected {ours_!r}"
+        for name, ours_, theirs_ in zip(names, _identity(ours), _identity(theirs), strict=True)
+        if ours_ != theirs_
+    ]
+    return "it serves something else: " + "; ".join(differing)

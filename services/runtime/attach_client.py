@@ -1,0 +1,165 @@
+"""The dialling end of ``EngineService.Attach``: one engine's address, kept attached for as long as the process lives.
+
+Commands that gather while a write is under way leave together in the next frame. When the stream ends, from
+whatever cause, the owner is told once, and the address is dialled again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from services.ring.identity import CONTRACT_VERSION, PeerId
+from services.runtime.backoff import Backoff
+from services.runtime.channels import open_channel
+
+log = structlog.get_logger(__name__)
+
+WELCOME_TIMEOUT = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between attempts."""
+MAX_FRAME_BYTES = 1 << 20
+
+
+class IncompatibleEngine(Exception):
+    """An engine that this process cannot work with; it is asked again after a pause."""
+
+
+class EngineOwner(Protocol):
+    """Whoever attached: a processor or a detokenizer."""
+
+    async def prepare(self, stub: Any, address: str) -> None:
+        """Before attaching: learn what the engine serves. Raises ``IncompatibleEngine``."""
+
+    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+        """The engine said Welcome: commands may be sent."""
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        """A frame arrived."""
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        """The stream ended; everything that came with it is void. Follows each ``engine_up`` once."""
+
+
+class EngineLink:
+    """One address, attached again and again."""
+
+    def __init__(
+        self,
+        address: str,
+        me: PeerId,
+        owner: EngineOwner,
+        *,
+        stall_timeout: float,
+        max_message_bytes: int,
+    ) -> None:
+        """``stall_timeout`` in seconds: an engine that takes no command for this long is given up."""
+        self.address = address
+        self._me = me
+        self._owner = owner
+        self._stall_timeout = stall_timeout
+        self._max_message_bytes = max_message_bytes
+        self._commands: list[engine_pb2.Command] = []
+        self._wake = asyncio.Event()
+        self._call: Any = None
+        self.up = False
+
+    def send(self, commands: Iterable[engine_pb2.Command]) -> None:
+        """Send commands in order; they are dropped with the stream if it ends first."""
+        if self.up:
+            self._commands.extend(commands)
+            self._wake.set()
+
+    def give_up(self, reason: str) -> None:
+        """End the stream: the engine is no longer believed in. It is dialled again."""
+        if self._call is not None:
+            log.warning("gave up on engine", address=self.address, reason=reason)
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Keep attached until cancelled."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                async with open_channel(self.address, max_message_bytes=self._max_message_bytes) as channel:
+                    await self._attach(engine_pb2_grpc.EngineServiceStub(channel), backoff)
+            except (grpc.aio.AioRpcError, TimeoutError, IncompatibleEngine, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _being_cancelled():
+                    raise
+                log.info("engine not attached", address=self.address, reason=_reason(error))
+            await asyncio.sleep(backoff.next())
+
+    async def _attach(self, stub: Any, backoff: Backoff) -> None:
+        await self._owner.prepare(stub, self.address)
+        self._call = stub.Attach()
+        try:
+            hello = link_pb2.Hello(
+                name=self._me.name, incarnation=self._me.incarnation, contract_version=CONTRACT_VERSION
+            )
+            async with asyncio.timeout(WELCOME_TIMEOUT):
+                await self._call.write(engine_pb2.AttachRequest(hello=hello))
+                first = await self._call.read()
+            if first is grpc.aio.EOF or not first.HasField("welcome"):
+                # Ends with the status that explains it, if the engine gave one.
+                await self._call.code()
+                raise IncompatibleEngine(await self._call.details() or "it sent no welcome")
+            backoff.reset()
+            await self._carry(PeerId(first.welcome.name, first.welcome.incarnation), first)
+        finally:
+            self._call.cancel()
+            self._call = None
+
+    async def _carry(self, engine: PeerId, first: engine_pb2.AttachResponse) -> None:
+        self._commands, self.up = [], True
+        self._owner.engine_up(self, engine)
+        writer = asyncio.create_task(self._write())
+        try:
+            self._owner.engine_frame(self, engine, first)
+            while (frame := await self._call.read()) is not grpc.aio.EOF:
+                self._owner.engine_frame(self, engine, frame)
+            log.info("engine ended the stream", address=self.address, reason=await self._call.details())
+        finally:
+            self.up = False
+            self._owner.engine_down(self, engine)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._commands:
+                batch = self._next_batch()
+                try:
+                    async with asyncio.timeout(self._stall_timeout):
+                        await self._call.write(engine_pb2.AttachRequest(commands=batch))
+                except TimeoutError:
+                    self.give_up(f"it took no command for {self._stall_timeout:g} s")
+                    return
+
+    def _next_batch(self) -> list[engine_pb2.Command]:
+        size = 0
+        for index, command in enumerate(self._commands):
+            size += command.ByteSize()
+            if size > MAX_FRAME_BYTES and index > 0:
+                batch, self._commands = self._commands[:index], self._commands[index:]
+                return batch
+        batch, self._commands = self._commands, []
+        return batch
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error) or type(error).__name__
