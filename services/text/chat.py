@@ -1,0 +1,278 @@
+"""Chat templates: messages in, the prompt's text out, as transformers' ``apply_chat_template`` renders it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from threading import Lock
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.utils import Namespace
+
+from services.text.files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
+from services.text.sandbox import BoundedEnvironment, charge_for
+from services.text.special_tokens import read_special_tokens
+
+Message = Mapping[str, Any]
+"""``role``, ``content`` (text, or a list of parts), and as needed ``tool_calls``, ``tool_call_id``, ``name``, …"""
+
+MAX_TEMPLATE_CHARS = 1 << 20
+
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which a message carries its reasoning; the first given wins."""
+_MARK = "RINGLINE-CONTINUES-HERE "
+"""Stands at the end of a message to be continued; the blank shows whether the template trims."""
+
+
+class ChatTemplateError(ValueError):
+    """These messages cannot be rendered; the text is one sentence."""
+
+
+class ChatTemplates:
+    """A model's chat templates by name, most often just ``default``. Each is compiled once, when first used."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """``special_tokens``: variables such as ``bos_token``; ``now`` is what ``strftime_now`` formats."""
+        self._sources = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._environment = _environment(now)
+        self._compiled: dict[str, Template] = {}
+        self._lock = Lock()
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
+        """From a tokenizer's files; template files of their own replace those in ``tokenizer_config.json``."""
+        return cls(_sources(files), read_special_tokens(files).named)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The templates there are; empty if the model has none."""
+        return tuple(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_name: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; to be encoded without adding special tokens, which templates write themselves.
+
+        ``tools`` and ``documents`` go to the template as they are. ``template_name`` defaults to ``tool_use``, if
+        there are tools and the model has such a template, and else to ``default``. ``add_generation_prompt`` opens
+        the assistant's message; ``continue_final_message`` instead leaves the last one open. ``template_args`` are
+        further variables. Raises ``ChatTemplateError``.
+        """
+        arguments = template_args or {}
+        if not messages:
+            raise ChatTemplateError("a chat needs at least one message")
+        if add_generation_prompt and continue_final_message:
+            raise ChatTemplateError("continue_final_message excludes add_generation_prompt")
+        if clash := sorted(set(arguments) & set(_OWN_VARIABLES)):
+            raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
+        name = self._choose(template_name, tools is not None)
+        chat = [_normalized(message) for message in messages]
+        continued = _mark_final(chat, self._sources[name]) if continue_final_message else None
+        variables = {
+            **self._special_tokens,
+            **arguments,
+            "messages": chat,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        rendered = self._render(name, variables)
+        return rendered if continued is None else _cut_at_mark(rendered, continued)
+
+    def _choose(self, name: str | None, has_tools: bool) -> str:
+        if not self._sources:
+            raise ChatTemplateError("the model has no chat template")
+        if name is None:
+            name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            known = ", ".join(sorted(self._sources))
+            raise ChatTemplateError(f"the model has no chat template named {name!r}: known are {known}")
+        return name
+
+    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
+        template = self._template(name)
+        try:
+            rendered = self._environment.render(template, variables)
+            rendered.encode()
+        except UnicodeEncodeError as error:
+            raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error
+        except RecursionError as error:
+            raise ChatTemplateError("the chat template nests too deeply") from error
+        except Exception as error:  # a template can make anything happen
+            raise ChatTemplateError(f"the chat template failed: {_sentence(error)}") from error
+        return rendered
+
+    def _template(self, name: str) -> Template:
+        with self._lock:
+            if name not in self._compiled:
+                self._compiled[name] = self._compile(self._sources[name])
+            return self._compiled[name]
+
+    def _compile(self, source: str) -> Template:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ChatTemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters")
+        try:
+            return self._environment.template(source)
+        except TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"the chat template has an error in line {error.lineno}: {error.message}"
+            ) from error
+
+
+def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Templates by name."""
+    own = {"default": files["chat_template.jinja"]} if "chat_template.jinja" in files else {}
+    prefix = ADDITIONAL_TEMPLATES + "/"
+    own |= {
+        name.removeprefix(prefix).removesuffix(".jinja"): content
+        for name, content in files.items()
+        if name.startswith(prefix) and name.endswith(".jinja")
+    }
+    if own:
+        return {name: _decoded(name, content) for name, content in own.items()}
+    declared = load_json(files, "tokenizer_config.json").get("chat_template")
+    if declared is None:
+        return {}
+    if isinstance(declared, str):
+        return {"default": declared}
+    try:
+        pairs = declared.items() if isinstance(declared, dict) else [(t["name"], t["template"]) for t in declared]
+        return {str(name): str(source) for name, source in pairs}
+    except (TypeError, KeyError) as error:
+        raise TokenizerError(
+            "chat_template of tokenizer_config.json must be text or a list of named templates"
+        ) from error
+
+
+def _decoded(name: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"the chat template {name} is not UTF-8") from error
+
+
+def _normalized(message: Message) -> dict[str, Any]:
+    """A copy without absent (null) fields, and with its reasoning under the names that templates look for."""
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError("every message must be an object")
+    chat = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((chat[name] for name in _REASONING if name in chat), None)
+    if reasoning is None:
+        return chat
+    return {"thinking": reasoning} | chat | {"reasoning_content": reasoning}
+
+
+def _mark_final(chat: list[dict[str, Any]], source: str) -> str:
+    """Mark the end of the last message's text; returns that text."""
+    final = chat[-1]
+    content = final.get("content")
+    if content is None or "content" not in source:
+        raise ChatTemplateError(
+            "continue_final_message needs a last message with content, and a template that shows it"
+        )
+    if isinstance(content, str):
+        final["content"] = content + _MARK
+        return content
+    parts = [dict(part) for part in content]
+    text_parts = [part for part in parts if "text" in part]
+    if not text_parts:
+        raise ChatTemplateError("continue_final_message needs text in the last message")
+    text = str(text_parts[-1]["text"])
+    text_parts[-1]["text"] = text + _MARK
+    final["content"] = parts
+    return text
+
+
+def _cut_at_mark(rendered: str, continued: str) -> str:
+    """The prompt up to the end of the message that is continued."""
+    at = rendered.rfind(_MARK.strip())
+    if at < 0 or continued.strip() not in rendered:
+        raise ChatTemplateError("continue_final_message cannot be used: the chat template changes the last message")
+    if rendered.startswith(_MARK, at):
+        return rendered[:at]
+    return rendered[:at].rstrip()
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: now().strftime(form),
+        "dict": _new_dict,
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class _Generation(Extension):
+    """``{% generation %}`` … ``{% endgeneration %}`` marks the assistant's words for training; here, it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(Namespace):
+    """jinja2's ``namespace`` without names that begin with an underscore, which could reach Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a namespace must not have the name {name!r}")
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    if (indent if isinstance(indent, int) else len(indent or "")) > 16:
+        raise SecurityError("tojson must not indent by more than 16")
+    charge_for(x)
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

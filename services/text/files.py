@@ -1,0 +1,68 @@
+"""Which files of a checkpoint make its tokenizer, how they are read, and the fingerprint that identifies them.
+
+These files, and no others, travel from the engine to the CPU tiers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""The allow-list; only the first is required. ``additional_chat_templates/NAME.jinja`` is allowed too."""
+
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+
+
+class TokenizerError(ValueError):
+    """A tokenizer's files are missing, damaged, or ask for what is not supported; the text is one sentence."""
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether ``name`` (a path relative to the checkpoint, with ``/``) is on the allow-list."""
+    folder, _, base = name.rpartition("/")
+    if folder:
+        return folder == ADDITIONAL_TEMPLATES and base.endswith(".jinja") and base != ".jinja"
+    return name in TOKENIZER_FILES
+
+
+def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:
+    """The allowed files that ``directory`` has, by relative name."""
+    root = Path(directory)
+    paths = [root / name for name in TOKENIZER_FILES]
+    paths += sorted((root / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+
+
+def fingerprint(files: Mapping[str, bytes]) -> str:
+    """SHA-256 (hex) over the names and bytes of the allowed files among ``files``.
+
+    Services that work on one stream of token ids must have equal fingerprints.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(filter(is_tokenizer_file, files)):
+        digest.update(f"{name}\0{len(files[name])}\0".encode())
+        digest.update(files[name])
+    return digest.hexdigest()
+
+
+def load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The JSON object in ``files[name]``; empty if there is no such file. Raises ``TokenizerError``."""
+    if name not in files:
+        return {}
+    try:
+        value = json.loads(files[name])
+    except ValueError as error:
+        raise TokenizerError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{name} must hold a JSON object, not {type(value).__name__}")
+    return value

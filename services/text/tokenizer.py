@@ -1,0 +1,147 @@
+"""A model's tokenizer, over the ``tokenizers`` library: text to ids, ids to text, and what identifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from services.text.files import TOKENIZER_FILES, TokenizerError, fingerprint, load_json, read_tokenizer_files
+from services.text.pieces import Pieces, decoder_form
+from services.text.special_tokens import SpecialTokens, read_special_tokens
+
+__all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
+
+
+class Tokenizer:
+    """Immutable once made; every method may be called from several threads.
+
+    ``encode``, ``encode_batch`` and ``decode`` release the interpreter's lock while they work, so that in an executor
+    they leave the event loop running. Encoding equals ``PreTrainedTokenizerFast``'s of transformers on the same
+    files. Decoding equals the library's: ``clean_up_tokenization_spaces`` is not applied, since it takes back spaces
+    that a stream has already delivered.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """See ``from_files``."""
+        special = read_special_tokens(files)
+        self._tokenizer = _load(files, special)
+        self._fingerprint = fingerprint(files)
+        form = decoder_form(self._tokenizer.decoder)
+        self._pieces = {skip: Pieces(self._tokenizer, form, skip_special_tokens=skip) for skip in (False, True)}
+        self.special_tokens: Mapping[str, str] = special.named
+        """Text of the special tokens that have a role, such as ``bos_token``."""
+        self.eos_token_ids = self._eos_token_ids(files)
+        """The tokenizer's eos token and those that ``generation_config.json`` adds."""
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+        """From the contents of ``TOKENIZER_FILES``, by name; all but ``tokenizer.json`` are optional.
+
+        Raises ``TokenizerError`` if they are damaged, or if their decoder cannot be streamed.
+        """
+        return cls(files)
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer:
+        """From the files in a directory."""
+        return cls(read_tokenizer_files(path))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> list[int]:
+        """The ids of ``text``.
+
+        ``truncate_prompt_tokens`` (≥ 1) keeps the last so many tokens, counting special tokens that are added around
+        the text, which stay.
+        """
+        return self.encode_batch([text], add_special_tokens, truncate_prompt_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> list[list[int]]:
+        """``encode`` of each text, in parallel."""
+        # Not ``encode``: that one keeps the interpreter's lock.
+        encode = self._tokenizer.encode_batch_fast
+        if truncate_prompt_tokens is None:
+            return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
+        room = truncate_prompt_tokens
+        if add_special_tokens:
+            room -= self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        truncated = []
+        for encoding in encode(list(texts), add_special_tokens=False):
+            encoding.truncate(max(room, 0), direction="left")
+            complete = self._tokenizer.post_process(encoding, add_special_tokens=add_special_tokens)
+            truncated.append(complete.ids[-truncate_prompt_tokens:])
+        return truncated
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``; ids outside the vocabulary add nothing."""
+        # Not ``decode``: that one keeps the interpreter's lock.
+        text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+        return text
+
+    def pieces(self, *, skip_special_tokens: bool = True) -> Pieces:
+        """What each token adds to a text, for incremental decoding; one table for all who ask."""
+        return self._pieces[skip_special_tokens]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the middle of a text, special or not; parts of characters included."""
+        piece = self._pieces[False][token_id]
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
+    def token_text(self, token_id: int) -> str:
+        """``token_bytes`` as text, with U+FFFD for parts of characters."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry, such as a special token's."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def fingerprint(self) -> str:
+        """Identifies the tokenizer's files; see ``files.fingerprint``."""
+        return self._fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary, added tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text."""
+        return self.token_id(self.special_tokens.get("bos_token", ""))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self.token_id(self.special_tokens.get("eos_token", ""))
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that ``skip_special_tokens`` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token_id for token_id in added if self._pieces[True][token_id] is None)
+
+    def _eos_token_ids(self, files: Mapping[str, bytes]) -> frozenset[int]:
+        declared = load_json(files, "generation_config.json").get("eos_token_id")
+        ids = declared if isinstance(declared, list) else [declared]
+        return frozenset(token_id for token_id in [*ids, self.eos_token_id] if isinstance(token_id, int))
+
+
+def _load(files: Mapping[str, bytes], special: SpecialTokens) -> tokenizers.Tokenizer:
+    """``tokenizer.json`` with what the configuration files add, and without truncation and padding of its own."""
+    if "tokenizer.json" not in files:
+        raise TokenizerError("the tokenizer has no tokenizer.json")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.add_tokens(special.to_add(tokenizer.get_added_tokens_decoder().values()))
+    tokenizer.encode_special_tokens = bool(load_json(files, "tokenizer_config.json").get("split_special_tokens"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
