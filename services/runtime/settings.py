@@ -148,6 +148,13 @@ class ProcessorSettings(ServiceSettings):
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
+    patience: float = option(
+        10.0,
+        "How long a request waits for an engine and a detokenizer that are joined; then it fails UNAVAILABLE.",
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    )
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -184,12 +191,6 @@ class EngineServiceSettings(ServiceSettings):
         minimum=0,
         maximum=3600,
         unit="seconds",
-    )
-    max_ledgers: int = option(
-        16384,
-        "Requests remembered, those included whose submitter has not yet said that it has everything; more are "
-        "refused with RESOURCE_EXHAUSTED.",
-        minimum=1,
     )
 
     def __post_init__(self) -> None:

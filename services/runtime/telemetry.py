@@ -44,7 +44,11 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
         name_service,
     ]
     render: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str, ensure_ascii=False)]
+        [
+            structlog.processors.format_exc_info,
+            _put_first,
+            structlog.processors.JSONRenderer(default=str, ensure_ascii=False),
+        ]
         if as_json
         else [console_renderer(stream.isatty())]
     )
@@ -65,6 +69,11 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+
+
+def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """What every line has comes first, so that lines can be read below each other."""
+    return {**{key: event[key] for key in ("time", "level", "service", "event") if key in event}, **event}
 
 
 def console_renderer(colors: bool) -> Processor:
