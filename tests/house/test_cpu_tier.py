@@ -1,0 +1,46 @@
+"""The CPU tiers load from an environment that has neither torch nor transformers (``.venv-cpu``)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv-cpu" / "bin"
+
+PROBE = """
+import importlib, importlib.util, json, sys
+absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+module = importlib.import_module(sys.argv[1])
+print(json.dumps({"absent": absent, "main": callable(getattr(module, "main", None))}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> None:
+    assert (BIN / "python").exists(), "run `make setup`, which installs .venv-cpu"
+
+
+def run(*command: str | Path) -> str:
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", ["services.processor.main", "services.detokenizer.main", "services.cli"])
+def test_program_loads_without_torch(module: str) -> None:
+    assert json.loads(run(BIN / "python", "-c", PROBE, module)) == {"absent": ["torch", "transformers"], "main": True}
+
+
+@pytest.mark.parametrize("module", ["config", "errors", "request", "scheduling.scheduler", "step", "validation"])
+def test_planning_loads_without_torch(module: str) -> None:
+    assert json.loads(run(BIN / "python", "-c", PROBE, f"engine_core.{module}"))["absent"] == ["torch", "transformers"]
+
+
+def test_commands_are_there() -> None:
+    shown = run(BIN / "ringline", "--help")
+    for command in ("serve", "engine", "processor", "detokenizer", "generate", "chat", "status", "bench", "demo"):
+        assert command in shown

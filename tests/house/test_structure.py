@@ -1,0 +1,74 @@
+"""The house stays in order: what no linter knows of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("engine_core", "services", "clients/python", "checkpoints")
+MAX_LINES = 450
+
+
+def sources(*rooms: str) -> list[Path]:
+    """Hand-written Python files."""
+    files = (path for room in rooms for path in sorted((ROOT / room).rglob("*.py")))
+    return [path for path in files if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of all that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS), ids=relative)
+def test_file_says_its_reason_and_stays_readable(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), "the first lines say why the file exists"
+    assert len(text.splitlines()) <= MAX_LINES
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b|NotImplementedError", text)
+
+
+def test_engine_core_reads_no_environment() -> None:
+    names = {"environ", "environb", "getenv", "getenvb"}
+    readers = {
+        relative(path)
+        for path in sources("engine_core")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and any(alias.name in names for alias in node.names))
+    }
+    assert not readers
+
+
+def test_protobuf_meets_the_core_in_one_place() -> None:
+    """Whoever knows a message of the contract knows no request or step of the core, except ``wire.py``."""
+    meeting = set()
+    for path in sources("services"):
+        names = list(imports(path))
+        knows_messages = any(name.split(".")[-1].endswith("_pb2") for name in names)
+        knows_steps = any(name.startswith(("engine_core.request", "engine_core.step")) for name in names)
+        if knows_messages and knows_steps:
+            meeting.add(relative(path))
+    assert meeting == {"services/engine/wire.py"}
+
+
+def test_nothing_of_a_checkpoint_is_executed() -> None:
+    """Code from a model's folder never runs: the option that would allow it is named nowhere but to say no."""
+    for path in sources("engine_core", "services"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+                assert isinstance(node.value, ast.Constant), relative(path)
+                assert node.value.value is False, relative(path)
