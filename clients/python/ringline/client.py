@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, Unpack
@@ -147,7 +148,7 @@ class Client:
             try:
                 return method(request, timeout=deadline.remaining(), metadata=self._metadata)
             except grpc.RpcError as failure:
-                threading.Event().wait(backoff.delay(from_rpc(failure)))
+                time.sleep(backoff.delay(from_rpc(failure)))
 
 
 class Stream(Iterator[Delta]):

@@ -19,7 +19,7 @@ What had been delivered when a generation failed is in the error's ``partial``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -108,22 +108,19 @@ class ProtocolError(RingError):
     code = grpc.StatusCode.INTERNAL
 
 
-class _Codes:
-    """Which class stands for which code."""
-
-    classes: ClassVar[dict[grpc.StatusCode, type[RingError]]] = {
-        grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-        grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
-        grpc.StatusCode.NOT_FOUND: NotFound,
-        grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
-        grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
-        grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-        grpc.StatusCode.UNAVAILABLE: Unavailable,
-        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-        grpc.StatusCode.CANCELLED: Cancelled,
-    }
-    by_number: ClassVar[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
+_CLASSES: dict[grpc.StatusCode, type[RingError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:
@@ -135,8 +132,8 @@ def invalid(field: str, problem: str) -> InvalidRequest:
 
 def from_status(status: status_pb2.Status) -> RingError:
     """The error that a ``google.rpc.Status`` stands for."""
-    code = _Codes.by_number.get(status.code, grpc.StatusCode.UNKNOWN)
-    error = _Codes.classes.get(code, ServerError)(status.message or code.name)
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    error = _CLASSES.get(code, ServerError)(status.message or code.name)
     error.code = code
     if isinstance(error, InvalidRequest):
         error.field = _field(status)

@@ -1,0 +1,66 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+import ringline
+
+from tests.clients.scripted import ScriptedInference, Served, serving
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Served]:
+    async with serving(ScriptedInference()) as served:
+        yield served
+
+
+@dataclass
+class Outcome:
+    """All that one request showed its client."""
+
+    events: list[ringline.Event]
+    generation: ringline.Generation | None
+    error: ringline.RingError | None
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, ringline.Delta))
+
+
+Ask = Callable[..., Awaitable[Outcome]]
+
+
+@pytest.fixture(params=["blocking", "session"])
+def ask(request: pytest.FixtureRequest, server: Served) -> Ask:
+    """One request by either client: Generate calls of the blocking one, the Session of the other."""
+    made: dict = {}
+    if request.param == "blocking":
+
+        def blocking(prompt, client_options, **options) -> Outcome:
+            events = []
+            with ringline.Client(server.address, **client_options) as client, client.stream(prompt, **options) as s:
+                try:
+                    events.extend(s.events())
+                    return Outcome(events, s.result(), None)
+                except ringline.RingError as error:
+                    return Outcome(events, None, error)
+
+        async def run(prompt="Hi", client_options=made, **options) -> Outcome:
+            return await asyncio.to_thread(blocking, prompt, client_options, **options)
+
+    else:
+
+        async def run(prompt="Hi", client_options=made, **options) -> Outcome:
+            events = []
+            async with (
+                ringline.AsyncClient(server.address, **client_options) as client,
+                client.stream(prompt, **options) as s,
+            ):
+                try:
+                    async for event in s.events():
+                        events.append(event)  # noqa: PERF401 (what came before an error is kept)
+                    return Outcome(events, await s.result(), None)
+                except ringline.RingError as error:
+                    return Outcome(events, None, error)
+
+    return run

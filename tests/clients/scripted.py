@@ -1,0 +1,238 @@
+"""An InferenceService that plays scripts over real sockets, and the messages that scripts are made of.
+
+A script is an async generator: it is given the request and yields its responses, good or nasty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.inference.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
+
+
+class Abort(Exception):
+    """Raised by a script: the call (of a Session: the whole Session) ends with this status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str = "scripted") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Cut(Exception):
+    """Raised by a script: the call ends well, as if nothing were missing."""
+
+
+class Drain(Exception):
+    """Raised by a script: the Session says that it drains; the request hears nothing more from this script."""
+
+
+Script = Callable[[pb.GenerateRequest], AsyncIterator[pb.GenerateResponse]]
+
+
+def admitted(n: int = 1, prompt_tokens: int = 3, **fields: object) -> pb.GenerateResponse:
+    sampling = sampling_pb2.SamplingParams(n=n, seed=7, temperature=0.0, top_p=1.0)
+    stopping = pb.StoppingParams(max_tokens=16, min_tokens=0, ignore_eos=False)
+    message = pb.Admitted(prompt_tokens=prompt_tokens, sampling=sampling, stopping=stopping, model="tiny", **fields)
+    return pb.GenerateResponse(admitted=message)
+
+
+def delta(position: int, token_ids: Sequence[int], text: str, choice: int = 0, logprobs=None) -> pb.GenerateResponse:
+    message = pb.Delta(choice=choice, first_position=position, text=text, token_ids=token_ids, logprobs=logprobs)
+    return pb.GenerateResponse(delta=message)
+
+
+def terminal(
+    cause: output_pb2.FinishCause = output_pb2.FINISH_CAUSE_LENGTH,
+    choice: int = 0,
+    completion: int | None = None,
+    error: status_pb2.Status | None = None,
+    **stop: object,
+) -> pb.GenerateResponse:
+    """With usage if ``completion`` is given: 3 prompt tokens, 1 of them cached."""
+    message = pb.Terminal(choice=choice, cause=cause, error=error, **stop)
+    if completion is not None:
+        message.usage.CopyFrom(pb.Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=completion))
+    return pb.GenerateResponse(terminal=message)
+
+
+def refusal(code: grpc.StatusCode, message: str, *details: Message) -> pb.GenerateResponse:
+    cause = pb.Terminal(cause=output_pb2.FINISH_CAUSE_ERROR, error=status(code, message, *details))
+    return pb.GenerateResponse(terminal=cause)
+
+
+def status(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
+    made = status_pb2.Status(code=code.value[0], message=message)
+    for detail in details:
+        made.details.add().Pack(detail)
+    return made
+
+
+async def hello(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """Three deltas and an end."""
+    yield admitted()
+    yield delta(0, [10], "Hello")
+    yield delta(1, [11, 12], ", wor")
+    yield delta(3, [13], "ld")
+    yield terminal(output_pb2.FINISH_CAUSE_STOP, completion=4, stop_token_id=13)
+
+
+async def forever(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """A token every millisecond, without end."""
+    yield admitted()
+    position = 0
+    while True:
+        yield delta(position, [position % 100], "x")
+        position += 1
+        await asyncio.sleep(0.001)
+
+
+def play(*responses: pb.GenerateResponse | Exception) -> Script:
+    """A script that yields these and raises what is an exception."""
+
+    async def script(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+        for response in responses:
+            if isinstance(response, Exception):
+                raise response
+            copy = pb.GenerateResponse()
+            copy.CopyFrom(response)
+            yield copy
+
+    return script
+
+
+class ScriptedInference(InferenceServiceServicer):
+    """Plays ``scripts`` one after the other, one per request; the last one again and again."""
+
+    def __init__(self) -> None:
+        self.scripts: list[Script] = [hello]
+        self.limits = pb.SessionLimits(max_live_requests=1000, max_message_bytes=1 << 20, stall_timeout_ms=10_000)
+        self.requests: list[pb.GenerateRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        self.sessions = 0
+        self.most_live = 0
+        self.asked = asyncio.Event()
+        """Set when a request came."""
+        self.cancelled = asyncio.Event()
+        """Set when a client cancelled a request, by either kind of call."""
+        self.tokenized: list[pb.TokenizeRequest] = []
+        self.unary_failures: list[grpc.StatusCode] = []
+        """Statuses of the next unary calls."""
+
+    def _script(self, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        self.asked.set()
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        return script(request)
+
+    async def Generate(self, request, context):
+        self.metadata.append(dict(context.invocation_metadata()))
+        played = asyncio.Event()
+        context.add_done_callback(lambda _: None if played.is_set() else self.cancelled.set())
+        try:
+            async for response in self._script(request):
+                yield response
+                if response.terminal.HasField("error") and not response.terminal.HasField("choice"):
+                    code = next(code for code in grpc.StatusCode if code.value[0] == response.terminal.error.code)
+                    played.set()
+                    await context.abort(code, response.terminal.error.message)
+            played.set()
+        except Abort as abort:
+            played.set()
+            await context.abort(abort.code, str(abort))
+        except Cut:
+            played.set()
+
+    async def Session(self, request_iterator, context):
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.sessions += 1
+        yield pb.SessionResponse(limits=self.limits)
+        news: asyncio.Queue[pb.SessionResponse | Exception] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(request_iterator, news))
+        try:
+            while not isinstance(item := await news.get(), Exception):
+                yield item
+            if isinstance(item, Abort):
+                await context.abort(item.code, str(item))
+        finally:
+            reader.cancel()
+
+    async def _read(self, frames, news: asyncio.Queue) -> None:
+        live: dict[str, asyncio.Task] = {}
+        try:
+            async for frame in frames:
+                if frame.HasField("generate"):
+                    request = frame.generate
+                    live[request.request_id] = asyncio.create_task(self._play(request, news, live))
+                    self.most_live = max(self.most_live, len(live))
+                elif task := live.pop(frame.cancel.request_id, None):
+                    task.cancel()
+                    self.cancelled.set()
+                    end = pb.Terminal(cause=output_pb2.FINISH_CAUSE_CANCELLED, choice=0, usage=pb.Usage())
+                    last = pb.GenerateResponse(request_id=frame.cancel.request_id, terminal=end)
+                    await news.put(pb.SessionResponse(responses=[last]))
+        finally:
+            for task in live.values():
+                task.cancel()
+
+    async def _play(self, request: pb.GenerateRequest, news: asyncio.Queue, live: dict[str, asyncio.Task]) -> None:
+        try:
+            async for response in self._script(request):
+                if not response.in_reply_to:
+                    response.request_id = request.request_id
+                if response.HasField("terminal"):
+                    live.pop(request.request_id, None)
+                await news.put(pb.SessionResponse(responses=[response]))
+        except Drain:
+            await news.put(pb.SessionResponse(draining=link_pb2.Draining(grace_ms=1000)))
+        except (Abort, Cut) as end:
+            await news.put(end)
+        live.pop(request.request_id, None)
+
+    async def Tokenize(self, request, context):
+        await self._fail_unary(context)
+        self.tokenized.append(request)
+        return pb.TokenizeResponse(token_ids=list(request.text.encode()), rendered="", max_model_len=64)
+
+    async def Detokenize(self, request, context):
+        await self._fail_unary(context)
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def ListModels(self, request, context):
+        await self._fail_unary(context)
+        model = pb.Model(name="tiny", architecture="Toy", vocab_size=512, max_model_len=64, eos_token_ids=[2])
+        return pb.ListModelsResponse(models=[model])
+
+    async def _fail_unary(self, context) -> None:
+        if self.unary_failures:
+            await context.abort(self.unary_failures.pop(0), "scripted")
+
+
+class Served:
+    """A running scripted service."""
+
+    def __init__(self, service: ScriptedInference, server: grpc.aio.Server, address: str) -> None:
+        self.service = service
+        self.server = server
+        self.address = address
+
+    def plays(self, *scripts: Script) -> None:
+        self.service.scripts = list(scripts)
+
+
+@asynccontextmanager
+async def serving(service: ScriptedInference) -> AsyncIterator[Served]:
+    server = grpc.aio.server()
+    add_InferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield Served(service, server, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(None)

@@ -1,0 +1,191 @@
+"""Options become the contract's fields, and nothing unknown is swallowed."""
+
+import asyncio
+import copy
+import json
+import pickle
+from typing import get_type_hints
+
+import pytest
+import ringline
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.options import build_request
+from ringline.types.v1.sampling_pb2 import SamplingParams
+
+
+def build(options, prompt="Hi", messages=None, token_ids=None):
+    return build_request(prompt, messages, token_ids, options)
+
+
+def test_the_options_are_the_fields_of_the_contract():
+    fields = {
+        field.name
+        for message in (pb.GenerateRequest, SamplingParams, pb.StoppingParams, pb.OutputParams, pb.Chat)
+        for field in message.DESCRIPTOR.fields
+    }
+    structure = {"text", "token_ids", "chat", "messages", "sampling", "stopping", "output"}
+    renamed = {"timeout_ms": "timeout", "tools_json": "tools", "template_args_json": "template_args"}
+    expected = {renamed.get(field, field) for field in fields - structure}
+    assert set(get_type_hints(ringline.Options)) == expected - {"resume"}
+
+
+VALUES = {
+    "request_id": "mine",
+    "model": "tiny",
+    "priority": -3,
+    "cache_salt": "salt",
+    "add_special_tokens": False,
+    "truncate_prompt_tokens": 5,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "frequency_penalty": -2.0,
+    "presence_penalty": 2.0,
+    "repetition_penalty": 1.5,
+    "logit_bias": {3: -100.0, 4: 1.5},
+    "allowed_token_ids": [1, 2],
+    "seed": 2**64 - 1,
+    "n": 2,
+    "max_tokens": 7,
+    "min_tokens": 0,
+    "stop": ["a", "b"],
+    "include_stop_str_in_output": True,
+    "stop_token_ids": [9],
+    "ignore_eos": False,
+    "bad_words": ["no"],
+    "logprobs": 0,
+    "prompt_logprobs": 2,
+    "skip_special_tokens": False,
+    "return_prompt_token_ids": True,
+    "prefill_progress": True,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_each_option_is_set_even_to_zero(name):
+    request = build({name: VALUES[name]})
+    parts = (request, request.sampling, request.stopping, request.output)
+    found = {field.name: value for part in parts for field, value in part.ListFields()}
+    value = found[name]
+    assert (dict(value) if isinstance(VALUES[name], dict) else value) == VALUES[name]
+    assert set(found) - {name} <= {"text", "sampling", "stopping", "output"}
+
+
+def test_what_is_none_is_absent():
+    assert build(dict.fromkeys(VALUES)) == pb.GenerateRequest(text="Hi")
+
+
+def test_one_string_is_one_stop():
+    assert list(build({"stop": "END"}).stopping.stop) == ["END"]
+
+
+@pytest.mark.parametrize("name", ["temprature", "resume", "tools", "text", "sampling"])
+def test_an_unknown_option_is_a_type_error(name):
+    with pytest.raises(TypeError, match=name):
+        build({name: ["x"]})
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("max_tokens", 1.5), ("stop", [1]), ("model", 3)])
+def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, value):
+    with pytest.raises(TypeError, match=name):
+        build({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", -1), ("seed", 2**64), ("stop_token_ids", [-1]), ("logit_bias", {-1: 0.5}), ("stop", "\ud800")],
+)
+def test_a_value_that_no_field_can_hold_is_an_invalid_request(name, value):
+    with pytest.raises(ringline.InvalidRequest) as refused:
+        build({name: value})
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize("prompts", [{}, {"prompt": "a", "token_ids": [1]}, {"messages": [], "token_ids": []}])
+def test_exactly_one_kind_of_prompt(prompts):
+    with pytest.raises(TypeError, match="exactly one"):
+        build_request(prompts.get("prompt"), prompts.get("messages"), prompts.get("token_ids"), {})
+
+
+def test_an_empty_prompt_is_for_the_server_to_refuse():
+    assert build({}, prompt="").WhichOneof("prompt") == "text"
+    assert build({}, prompt=None, token_ids=[]).WhichOneof("prompt") == "token_ids"
+    assert build({}, prompt=None, messages=[]).WhichOneof("prompt") == "chat"
+
+
+def test_a_conversation_with_tools():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "1 + 1?", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "assistant", "tool_calls": [{"id": "c2", "name": "add", "arguments": {"a": 2}}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    options = {"tools": tools, "template_args": {"thinking": False}, "continue_final_message": True}
+    chat = build(options, prompt=None, messages=messages).chat
+    assert [message.role for message in chat.messages] == ["user", "assistant", "tool", "assistant"]
+    assert (chat.messages[0].name, chat.messages[2].tool_call_id) == ("ann", "c1")
+    assert chat.messages[1].tool_calls[0] == pb.ToolCall(id="c1", name="add", arguments_json='{"a": 1}')
+    assert json.loads(chat.messages[3].tool_calls[0].arguments_json) == {"a": 2}
+    assert json.loads(chat.tools_json) == tools
+    assert json.loads(chat.template_args_json) == {"thinking": False}
+    assert chat.continue_final_message
+    with pytest.raises(TypeError, match="colour"):
+        build({}, prompt=None, messages=[{"role": "user", "colour": "red"}])
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+async def test_a_timeout_must_be_a_time(server, seconds):
+    with ringline.Client(server.address) as client, pytest.raises(ringline.InvalidRequest) as refused:
+        client.stream("Hi", timeout=seconds)
+    assert refused.value.field == "timeout"
+
+
+async def test_the_resolved_options_repeat_the_request(server):
+    async with ringline.AsyncClient(server.address) as client:
+        first = await client.generate("Hi")
+        await client.generate("Hi", **first.request.options)
+    assert server.service.requests[1].sampling == SamplingParams(n=1, seed=7, temperature=0.0, top_p=1.0)
+    assert server.service.requests[1].stopping == pb.StoppingParams(max_tokens=16, min_tokens=0, ignore_eos=False)
+
+
+async def test_metadata_goes_with_every_call(server):
+    metadata = {"Authorization": "Bearer x"}
+    async with ringline.AsyncClient(server.address, metadata=metadata) as client:
+        await client.generate("Hi")
+    with ringline.Client(server.address, metadata=metadata) as client:
+        await asyncio.to_thread(client.generate, "Hi")
+    assert [sent["authorization"] for sent in server.service.metadata] == ["Bearer x"] * 2
+
+
+async def test_the_unary_calls(server):
+    def blocking():
+        with ringline.Client(server.address) as client:
+            return (
+                client.tokenize("Hi", add_special_tokens=False),
+                client.tokenize(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=False),
+                client.detokenize([72, 105]),
+                client.models(),
+            )
+
+    tokens, _, text, models = await asyncio.to_thread(blocking)
+    assert (tokens.token_ids, tokens.max_model_len, text) == ((72, 105), 64, "Hi")
+    assert models[0].eos_token_ids == (2,)
+    async with ringline.AsyncClient(server.address) as client:
+        assert await client.tokenize("Hi", add_special_tokens=False) == tokens
+        assert await client.detokenize([72, 105]) == text
+        assert await client.models() == models
+        with pytest.raises(TypeError, match="temperature"):
+            await client.tokenize("Hi", temperature=1)
+    assert server.service.tokenized[0] == pb.TokenizeRequest(text="Hi", add_special_tokens=False)
+    assert server.service.tokenized[1].chat.messages[0].content == "Hi"
+
+
+def test_errors_survive_copying():
+    """They are copied to each request of a broken session, and pickled between processes."""
+    error = ringline.Overloaded("full")
+    error.retry_after = 2.5
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(twin), str(twin), twin.retry_after) == (ringline.Overloaded, "full", 2.5)

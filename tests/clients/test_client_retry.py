@@ -1,0 +1,131 @@
+"""What the library tries again by itself: only what the server had not admitted, and not for ever."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+import ringline
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+
+from tests.clients.scripted import Abort, Cut, Drain, ScriptedInference, hello, play, refusal, serving
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch):
+    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)
+
+
+@pytest.mark.parametrize("failure", [refusal(UNAVAILABLE, "rerouted"), Abort(UNAVAILABLE)], ids=["refused", "cut"])
+async def test_what_failed_before_admission_is_tried_again(server, ask, failure):
+    server.plays(play(failure), play(failure), hello)
+    outcome = await ask()
+    assert outcome.generation.text == "Hello, world"
+    assert len(server.service.requests) == 3
+
+
+async def test_attempts_are_bounded(server, ask):
+    server.plays(play(refusal(UNAVAILABLE, "down")))
+    outcome = await ask()
+    assert type(outcome.error) is ringline.Unavailable
+    assert len(server.service.requests) == 3
+    outcome = await ask(client_options={"retries": 0})
+    assert type(outcome.error) is ringline.Unavailable
+    assert len(server.service.requests) == 4
+
+
+async def test_a_call_that_ends_well_without_a_word_is_not_success(server):
+    server.plays(play(Cut()))
+    with ringline.Client(server.address) as client, pytest.raises(ringline.Truncated):
+        await asyncio.to_thread(client.generate, "Hi")
+    assert len(server.service.requests) == 1
+
+
+def retry_after(seconds: float):
+    return error_details_pb2.RetryInfo(retry_delay=Duration(nanos=int(seconds * 1e9)))
+
+
+async def test_overload_is_tried_again_only_when_asked_and_not_before_the_server_says(server, ask):
+    overloaded = play(refusal(EXHAUSTED, "queue is full", retry_after(0.2)))
+    server.plays(overloaded, hello)
+    outcome = await ask()
+    assert type(outcome.error) is ringline.Overloaded
+    assert outcome.error.retry_after == pytest.approx(0.2)
+
+    server.plays(overloaded, hello)
+    before = time.monotonic()
+    outcome = await ask(client_options={"retry_overloaded": True})
+    assert outcome.generation.text == "Hello, world"
+    assert time.monotonic() - before >= 0.2  # a lower bound, which load cannot break
+
+
+async def test_overload_without_a_time_is_not_tried_again(server, ask):
+    server.plays(play(refusal(EXHAUSTED, "too many")), hello)
+    outcome = await ask(client_options={"retry_overloaded": True})
+    assert type(outcome.error) is ringline.Overloaded
+    assert len(server.service.requests) == 1
+
+
+async def test_an_attempt_is_not_begun_that_the_timeout_would_not_see(server, ask):
+    server.plays(play(refusal(EXHAUSTED, "queue is full", retry_after(0.9))), hello)
+    outcome = await ask(client_options={"retry_overloaded": True}, timeout=0.5)
+    assert type(outcome.error) is ringline.Overloaded
+    assert len(server.service.requests) == 1
+
+
+async def test_a_later_attempt_has_the_time_that_is_left(server, ask):
+    server.plays(play(refusal(EXHAUSTED, "queue is full", retry_after(0.2))), hello)
+    outcome = await ask(client_options={"retry_overloaded": True}, timeout=5)
+    assert outcome.generation.text == "Hello, world"
+    first, second = (request.timeout_ms for request in server.service.requests)
+    assert first - second >= 200
+
+
+@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+async def test_nobody_listening_is_unavailable(kind):
+    async with serving(ScriptedInference()) as served:
+        address = served.address
+    if kind is ringline.Client:
+        with kind(address) as client, pytest.raises(ringline.Unavailable):
+            await asyncio.to_thread(client.generate, "Hi")
+    else:
+        async with kind(address) as client:
+            outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
+
+
+async def test_unary_calls_are_tried_again_too(server):
+    server.service.unary_failures = [UNAVAILABLE]
+    async with ringline.AsyncClient(server.address) as client:
+        assert [model.name for model in await client.models()] == ["tiny"]
+    server.service.unary_failures = [UNAVAILABLE, grpc.StatusCode.NOT_FOUND]
+    with ringline.Client(server.address) as client, pytest.raises(ringline.NotFound):
+        await asyncio.to_thread(client.models)
+
+
+async def test_a_draining_session_is_followed_by_another(server):
+    """What the draining server began goes on; what comes after goes to a new stream."""
+    gate = asyncio.Event()
+
+    async def slow(request):
+        async for response in hello(request):
+            yield response
+            await gate.wait()
+
+    server.plays(slow, play(Drain()), hello)
+    async with ringline.AsyncClient(server.address) as client:
+        first = asyncio.create_task(client.generate("first"))
+        await asyncio.sleep(0.05)
+        lost = asyncio.create_task(client.generate("drains"))
+        await asyncio.sleep(0.05)
+        assert (await client.generate("later")).text == "Hello, world"
+        assert server.service.sessions == 2
+        gate.set()
+        assert (await first).text == "Hello, world"
+        assert not lost.done()
+    with pytest.raises(ringline.Cancelled):
+        await lost

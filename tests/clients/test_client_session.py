@@ -1,0 +1,258 @@
+"""Many requests on one stream, and what ends them."""
+
+import asyncio
+import gc
+import threading
+
+import grpc
+import pytest
+import ringline
+from ringline.inference.v1 import inference_pb2 as pb
+
+from tests.clients.scripted import (
+    Abort,
+    ScriptedInference,
+    admitted,
+    delta,
+    forever,
+    hello,
+    play,
+    refusal,
+    serving,
+    terminal,
+)
+
+
+async def echo(request: pb.GenerateRequest):
+    """The prompt's text, one character a delta."""
+    yield admitted()
+    for position, character in enumerate(request.text):
+        yield delta(position, [ord(character)], character)
+        await asyncio.sleep(0)
+    yield terminal(completion=len(request.text))
+
+
+async def test_requests_share_a_session_and_each_has_its_own_answer(server):
+    server.plays(echo)
+    prompts = [f"prompt {number} of many" for number in range(200)]
+    async with ringline.AsyncClient(server.address) as client:
+        answers = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
+    assert [answer.text for answer in answers] == prompts
+    assert server.service.sessions == 1
+
+
+async def test_more_requests_than_the_session_allows_wait_their_turn(server):
+    server.service.limits.max_live_requests = 3
+    server.plays(echo)
+    async with ringline.AsyncClient(server.address) as client:
+        answers = await asyncio.gather(*(client.generate(f"prompt {number}") for number in range(20)))
+    assert [answer.text for answer in answers] == [f"prompt {number}" for number in range(20)]
+    assert server.service.most_live == 3
+
+
+async def test_waiting_for_a_turn_ends_with_the_timeout(server):
+    server.service.limits.max_live_requests = 1
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        occupant = client.stream("Hi")
+        await anext(occupant)
+        with pytest.raises(ringline.DeadlineExceeded):
+            await client.generate("Hi", timeout=0.05)
+        assert len(server.service.requests) == 1
+        await occupant.close()
+        server.plays(hello)
+        assert (await client.generate("Hi")).text == "Hello, world"
+
+
+async def test_a_slow_consumer_does_not_stall_the_others(server):
+    async def long(request):
+        yield admitted()
+        for position in range(200):
+            yield delta(position, [1], "x" * 1000)
+        yield terminal(completion=200)
+
+    server.plays(long, hello)
+    async with ringline.AsyncClient(server.address) as client:
+        slow = client.stream("slow")
+        first = await anext(slow)
+        assert (await client.generate("quick")).text == "Hello, world"
+        rest = [delta.text async for delta in slow]
+    assert first.text + "".join(rest) == "x" * 200_000
+
+
+async def test_an_error_belongs_to_its_request(server):
+    started = asyncio.Event()
+
+    async def held(request):
+        yield admitted()
+        await started.wait()
+        yield delta(0, [1], "still here")
+        yield terminal(completion=1)
+
+    server.plays(
+        held,
+        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: must be in (0, 1]")),
+        play(admitted(), delta(4, [1], "gap")),
+    )
+    async with ringline.AsyncClient(server.address) as client:
+        good = asyncio.create_task(client.generate("good"))
+        await asyncio.sleep(0.02)
+        with pytest.raises(ringline.InvalidRequest) as refused:
+            await client.generate("bad", top_p=2.0)
+        assert refused.value.field == "sampling.top_p"
+        with pytest.raises(ringline.ProtocolError):
+            await client.generate("broken")
+        started.set()
+        assert (await good).text == "still here"
+    assert server.service.sessions == 1
+
+
+async def test_a_refusal_without_an_id_is_found_by_its_ordinal(server):
+    response = refusal(grpc.StatusCode.INVALID_ARGUMENT, "request_id: at most 128 bytes")
+    response.in_reply_to = 2
+    server.plays(hello, play(response))
+    async with ringline.AsyncClient(server.address) as client:
+        await client.generate("Hi")
+        with pytest.raises(ringline.InvalidRequest):
+            await client.generate("Hi", request_id="x" * 200)
+
+
+async def test_a_broken_session_fails_its_requests_and_is_reopened(server):
+    server.plays(forever, play(Abort(grpc.StatusCode.UNAVAILABLE)), hello)
+    async with ringline.AsyncClient(server.address, retries=0) as client:
+        admitted_one = client.stream("Hi")
+        await anext(admitted_one)
+        with pytest.raises(ringline.Unavailable) as unadmitted:
+            await client.generate("Hi")
+        assert type(unadmitted.value) is ringline.Unavailable
+        with pytest.raises(ringline.Truncated):
+            await admitted_one.result()
+        assert (await client.generate("Hi")).text == "Hello, world"
+    assert server.service.sessions == 2
+
+
+async def test_those_who_wait_for_a_turn_move_to_the_next_session(server):
+    server.service.limits.max_live_requests = 1
+    server.plays(play(Abort(grpc.StatusCode.UNAVAILABLE)), echo)
+    async with ringline.AsyncClient(server.address) as client:
+        answers = await asyncio.gather(*(client.generate(f"prompt {number}") for number in range(5)))
+    assert [answer.text for answer in answers] == [f"prompt {number}" for number in range(5)]
+
+
+async def test_a_killed_server_cuts_its_requests():
+    async with serving(ScriptedInference()) as served:
+        served.plays(forever)
+        async with ringline.AsyncClient(served.address) as client:
+            stream = client.stream("Hi")
+            await anext(stream)
+            await served.server.stop(None)
+            with pytest.raises(ringline.Truncated):
+                await stream.result()
+
+
+async def test_a_live_request_id_cannot_be_given_twice(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        first = client.stream("Hi", request_id="mine")
+        await anext(first)
+        with pytest.raises(ringline.InvalidRequest) as refused:
+            await client.generate("Hi", request_id="mine")
+        assert refused.value.field == "request_id"
+        assert (await anext(first)).text == "x"
+
+
+async def test_a_request_that_the_session_could_not_take_is_not_sent(server):
+    server.service.limits.max_message_bytes = 10_000
+    async with ringline.AsyncClient(server.address) as client:
+        with pytest.raises(ringline.InvalidRequest):
+            await client.generate("x" * 10_000)
+        assert (await client.generate("Hi")).text == "Hello, world"
+    assert len(server.service.requests) == 1
+
+
+async def test_a_session_of_its_own_is_another_stream(server):
+    async with ringline.AsyncClient(server.address) as client, client.session() as session:
+        assert (await client.generate("Hi")).text == (await session.generate("Hi")).text
+    assert server.service.sessions == 2
+
+
+async def test_a_closed_session_ends_its_requests(server):
+    server.plays(forever)
+    client = ringline.AsyncClient(server.address)
+    waiting = asyncio.create_task(client.generate("Hi"))
+    await server.service.asked.wait()
+    await client.close()
+    with pytest.raises(ringline.Cancelled):
+        await waiting
+    with pytest.raises(ringline.Cancelled):
+        await client.generate("Hi")
+
+
+async def leave_loop(client):
+    async for _ in client.stream("Hi"):
+        break
+
+
+async def close_stream(client):
+    stream = client.stream("Hi")
+    await anext(stream)
+    await stream.close()
+    assert [delta async for delta in stream] == []
+
+
+async def cancel_task(client):
+    task = asyncio.create_task(client.generate("Hi"))
+    await asyncio.sleep(0.05)  # most likely admitted by then; before it, the same must hold
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("way", [leave_loop, close_stream, cancel_task])
+async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, way):
+    server.plays(forever, hello)
+    async with ringline.AsyncClient(server.address) as client:
+        await way(client)
+        gc.collect()
+        async with asyncio.timeout(5):
+            await server.service.cancelled.wait()
+        assert (await client.generate("Hi")).text == "Hello, world"
+    assert server.service.sessions == 1
+
+
+def leave_loop_blocking(client):
+    for _ in client.stream("Hi"):
+        break
+
+
+def close_stream_blocking(client):
+    stream = client.stream("Hi")
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    with pytest.raises(ringline.Cancelled):
+        stream.result()
+
+
+def close_from_another_thread(client):
+    stream = client.stream("Hi")
+    next(stream)
+    threading.Timer(0.05, stream.close).start()
+    list(stream)
+
+
+@pytest.mark.parametrize("way", [leave_loop_blocking, close_stream_blocking, close_from_another_thread])
+async def test_leaving_a_blocking_stream_cancels_its_call(server, way):
+    server.plays(forever)
+    with ringline.Client(server.address) as client:
+        await asyncio.to_thread(way, client)
+        gc.collect()
+        async with asyncio.timeout(5):
+            await server.service.cancelled.wait()
+
+
+async def test_threads_share_a_blocking_client(server):
+    server.plays(echo)
+    with ringline.Client(server.address) as client:
+        prompts = [f"prompt {number}" for number in range(16)]
+        answers = await asyncio.gather(*(asyncio.to_thread(client.generate, prompt) for prompt in prompts))
+    assert [answer.text for answer in answers] == prompts
