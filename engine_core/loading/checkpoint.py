@@ -48,7 +48,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
     engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows.
     """
-    path = _directory(config, load)
+    weights = load.load_format != "dummy"
+    path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     architecture = _architecture(path, raw)
@@ -71,16 +72,19 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     return Checkpoint(path, spec, shape, _DTYPES[dtype_name], load.load_format, config.seed)
 
 
-def _directory(config: ModelConfig, load: LoadConfig) -> Path:
-    """The directory that ``config.model`` is, or that it was downloaded to."""
-    if not config.model:
-        raise ConfigError("model", config.model, "a directory or a hub id")
-    path = Path(config.model).expanduser()
+def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
+    """The directory that ``model`` is, or that it is downloaded to, with its weights or without.
+
+    Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
+    """
+    if not model:
+        raise ConfigError("model", model, "a directory or a hub id")
+    path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; a checkpoint is a directory with a config.json")
-    return download(config.model, config.revision, config.download_dir, weights=load.load_format != "dummy")
+    return download(model, revision, download_dir, weights)
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Engines:
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._lock = asyncio.Lock()
         self._decoded_before = 0
+        self.model_name = ""
+        """What the engines serve, once known."""
 
     @property
     def attached(self) -> list[link_pb2.Peer]:
@@ -49,6 +51,7 @@ class Engines:
     async def prepare(self, stub: Any, address: str) -> None:
         """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
         model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
+        self.model_name = model.model
         async with self._lock:
             ours = self._tokenizer
             if ours is not None and ours.fingerprint() == model.tokenizer_fingerprint:

@@ -87,6 +87,7 @@ class _Detokenizer:
     async def _beat(self) -> None:
         await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
         self._engines.subscribers.push_load()
+        self._metrics.model_name = self._engines.model_name
         self._metrics.update(self._engines.num_requests, self._engines.decoded_tokens)
 
     async def _drain(self, grace: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import structlog
 
@@ -15,6 +14,7 @@ from services.engine.wire import end_of, logprobs_of, status_of
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.identity import PeerId
 from services.ring.switchboard import Switchboard
+from services.runtime.metrics import EngineMetrics, EngineReading
 
 log = structlog.get_logger(__name__)
 
@@ -37,19 +37,23 @@ class Hub:
         """Set once the engine has loaded."""
         self.switchboard = Switchboard(self, orphan_grace=orphan_grace, max_ledgers=max_ledgers)
         self._wakers: dict[OutboundLink, LinkWaker] = {}
-        self.on_report: Callable[[StepReport], None] | None = None
-        """Whoever counts (metrics) sees each report first."""
+        self.metrics = EngineMetrics(self._read)
+        self._arrivals: dict[str, float] = {}
+        """Of requests that no step has computed yet."""
 
     # CorePort
 
     def add(self, core_id: str, order: object) -> None:
         """Begin to compute."""
         assert self.step_loop is not None
+        self._arrivals[core_id] = time.monotonic()
         self.step_loop.add(core_id, order)
 
     def cancel(self, core_id: str, choice: int | None) -> None:
         """Stop computing."""
         assert self.step_loop is not None
+        if choice is None:
+            self._arrivals.pop(core_id, None)
         self.step_loop.cancel(core_id, choice)
 
     # Peers
@@ -89,8 +93,8 @@ class Hub:
 
     def report(self, report: StepReport) -> None:
         """Enter what a step brought into the ledger."""
-        if self.on_report is not None:
-            self.on_report(report)
+        if report.seconds:
+            self.metrics.step(report.seconds, sum(len(output.token_ids) for output in report.outputs))
         for core_id, error in report.refused:
             self._refuse(core_id, error)
         for output in report.outputs:
@@ -99,6 +103,8 @@ class Hub:
 
     def _enter(self, output: SequenceOutput) -> None:
         board, core_id = self.switchboard, output.request_id
+        if self._arrivals and (arrived := self._arrivals.pop(core_id, None)) is not None:
+            self.metrics.queued(time.monotonic() - arrived)
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
             board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
@@ -110,6 +116,7 @@ class Hub:
             board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
 
     def _refuse(self, core_id: str, error: RequestError) -> None:
+        self._arrivals.pop(core_id, None)
         found = self.switchboard.refuse(core_id)
         if found is None:
             return
@@ -117,3 +124,21 @@ class Hub:
         log.info("refused", request_id=entry.request_id, reason=str(error))
         if link is not None:
             link.reject(RejectedCommand(entry.request_id, entry.epoch, 0, status_of(error)))
+
+    def _read(self) -> EngineReading | None:
+        """For the metrics; called from another thread, so it only reads."""
+        loop = self.step_loop
+        if loop is None:
+            return None
+        stats = loop.stats
+        return EngineReading(
+            running=stats.running_seqs,
+            waiting=stats.waiting_reqs,
+            kv_usage=stats.kv_usage,
+            ledgers=self.switchboard.num_ledgers,
+            prefix_queries=stats.prefix_query_tokens,
+            prefix_hits=stats.prefix_hit_tokens,
+            preemptions=stats.preemptions,
+            steps=loop.steps,
+            generated_tokens=stats.generated_tokens,
+        )

@@ -13,7 +13,6 @@ from engine_core.errors import ConfigError, EngineError
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.engine.hub import Hub
-from services.engine.metrics import EngineExporter
 from services.engine.progress import StageLog
 from services.engine.service import EngineService
 from services.engine.step_loop import StepLoop
@@ -69,11 +68,10 @@ class _Engine:
             drain=lambda grace: self._server.request_stop(grace=grace),
         )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._service, self._server.grpc)
-        self._exporter = EngineExporter(self._service)
         self._engine: StartedEngine | None = None
 
     async def run(self) -> int:
-        metrics = start_metrics(self._settings, self._exporter.registry)
+        metrics = start_metrics(self._settings, self._hub.metrics.registry)
         try:
             return await self._server.run(self._work, self._drain)
         finally:
@@ -84,7 +82,7 @@ class _Engine:
     async def _work(self) -> None:
         start = time.monotonic()
         self._engine = await asyncio.to_thread(start_engine, self._config, StartupProgress(StageLog()))
-        files = await asyncio.to_thread(read_tokenizer, self._engine.tokenizer_directory)
+        files = await asyncio.to_thread(read_tokenizer, self._config.model)
         executor = self._engine.executor
         model = model_message(
             executor.model,
@@ -95,8 +93,7 @@ class _Engine:
         )
         loop = asyncio.get_running_loop()
         self._hub.step_loop = StepLoop(self._engine.core, loop, self._hub.report, self._failed)
-        self._hub.on_report = self._exporter.count
-        self._exporter.serve(model.model, self._hub.step_loop)
+        self._hub.metrics.model_name = model.model
         self._hub.step_loop.start()
         self._service.serve(model, files)
         await self._server.set_serving(True)

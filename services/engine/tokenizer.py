@@ -8,17 +8,20 @@ from pathlib import Path
 
 from ringline.engine.v1 import engine_pb2
 
+from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
+from engine_core.loading.checkpoint import find_directory
 from services.text.tokenizer import TOKENIZER_FILES, Tokenizer
 
 CHUNK_BYTES = 1 << 20
 
 
-def read_tokenizer(directory: Path) -> dict[str, bytes]:
-    """The allow-listed files in ``directory``, by name, with a ``tokenizer.json`` among them.
+def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
+    """The allow-listed files of the tokenizer, by name, with a ``tokenizer.json`` among them.
 
-    A checkpoint without one is converted through transformers. Raises ``CheckpointError``.
+    Where there is none, the tokenizer is converted through transformers. Raises ``CheckpointError``.
     """
+    directory = find_directory(config.tokenizer or config.model, config.revision, config.download_dir, weights=False)
     if not (directory / "tokenizer.json").is_file():
         return _convert(directory)
     return _read(directory)

@@ -125,7 +125,7 @@ def render_chat(chat: inference_pb2.Chat, vocabulary: Vocabulary) -> str:
     if chat.HasField("add_generation_prompt"):
         generation_prompt = chat.add_generation_prompt
     try:
-        return vocabulary.tokenizer.render_chat(
+        return vocabulary.chat.render(
             [_message(message, index) for index, message in enumerate(chat.messages)],
             tools=_json("chat.tools_json", chat.tools_json, list, "array"),
             template_args=_json("chat.template_args_json", chat.template_args_json, dict, "object"),

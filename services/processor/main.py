@@ -45,7 +45,7 @@ class _Processor:
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
-        vocabulary = VocabularySource()
+        vocabulary = self._vocabulary = VocabularySource()
         self._settings = settings
         self._metrics = ProcessorMetrics()
         self._peers = Peers(vocabulary)
@@ -103,6 +103,8 @@ class _Processor:
                 self._peers.watch(now)
                 self._ring.tick(now)
                 self._metrics.update(self._ring.num_live, *self._peers.counts())
+                if vocabulary := self._vocabulary.current:
+                    self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:
                     serving = self._peers.ready
                     await self._server.set_serving(serving)

@@ -179,7 +179,8 @@ class Peers:
     def watch(self, now: float) -> None:
         """Suspect who gives no sign of life, and trust again who does. Call a few times a second."""
         changed = False
-        for node in (*self._engines.values(), *self._detokenizers.values()):
+        nodes: list[_Engine | _Detokenizer] = [*self._engines.values(), *self._detokenizers.values()]
+        for node in nodes:
             reason = node.liveness.suspicion(now)
             if (reason is not None) != node.suspected:
                 node.suspected = reason is not None

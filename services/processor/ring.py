@@ -72,6 +72,7 @@ class Ring:
         if call.ended:
             return
         if call.live is None:
+            self._metrics.choice_ended(cause.name.lower())
             self._close(call, end_without_choice(cause, error))
             return
         live = call.live
@@ -273,8 +274,8 @@ class Ring:
             self._replay(live)
 
     def _deliver_end(self, live: LiveRequest, choice: int, end: ChoiceEnd) -> None:
-        live.call.client.outbox.end(live.ring.request_id, _CLIENT_EPOCH, choice, end)
         self._metrics.choice_ended(end.cause.name.lower())
+        live.call.client.outbox.end(live.ring.request_id, _CLIENT_EPOCH, choice, end)
 
     def _finish(self, live: LiveRequest) -> None:
         """Every choice has its terminal: the usage, the end of the clock, and Done for the engine."""
@@ -289,11 +290,7 @@ class Ring:
         if live.route is not None:
             done = engine_pb2.Done(request_id=ring.request_id, epoch=ring.epoch)
             self._peers.send(live.route.engine, (engine_pb2.Command(done=done),))
-        self._metrics.request_ended(
-            prompt_tokens=ring.prompt_tokens,
-            completion_tokens=ring.completion_tokens,
-            seconds=time.monotonic() - live.call.arrived,
-        )
+        self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
         self._close(live.call, usage)
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
@@ -307,7 +304,7 @@ class Ring:
 
     def _count_delta(self, live: LiveRequest, tokens: int, now: float) -> None:
         if live.last_delta_at is None:
-            self._metrics.first_token(now - live.call.arrived)
+            self._metrics.first_token(now - live.call.arrived, tokens)
         else:
             self._metrics.tokens(tokens, now - live.last_delta_at)
         live.last_delta_at = now

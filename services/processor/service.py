@@ -7,11 +7,10 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import structlog
-from grpc_status import rpc_status
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.processor.admission import render_chat
@@ -29,6 +28,7 @@ from services.runtime.wire import status_to_proto
 log = structlog.get_logger(__name__)
 
 TENANT_KEY = "x-ringline-tenant"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             self._sessions.discard(client)
             self._abandon(client)
         if error is not None:
-            await context.abort_with_status(rpc_status.to_status(status_to_proto(error)))
+            await _abort(context, error)
 
     async def Session(  # type: ignore[override]  # it writes through the context
         self,
@@ -100,7 +100,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             for task in done:
                 task.result()
         except TimeoutError:
-            await context.abort_with_status(rpc_status.to_status(status_to_proto(self._stalled())))
+            await _abort(context, self._stalled())
         finally:
             reader.cancel()
             writer.cancel()
@@ -282,7 +282,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     vocab_size=model.vocab_size,
                     max_model_len=model.max_model_len,
                     eos_token_ids=model.eos_token_ids,
-                    has_chat_template=vocabulary.chat is not None,
+                    has_chat_template=bool(vocabulary.chat.names),
                     tokenizer_fingerprint=model.tokenizer_fingerprint,
                 )
             ]
@@ -299,7 +299,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         try:
             return await self._desk.run(function)
         except Refused as refused:
-            await context.abort_with_status(rpc_status.to_status(status_to_proto(refused.status)))
+            await _abort(context, refused.status)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
+    """End the RPC with a status and its details, such as RetryInfo."""
+    details = status_to_proto(status).SerializeToString()
+    await context.abort(_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
 
 
 def _tenant(context: grpc.aio.ServicerContext[Any, Any]) -> str:

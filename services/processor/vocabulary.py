@@ -12,6 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from services.processor.validation import ModelLimits
 from services.runtime.attach_client import IncompatibleEngine
 from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -25,6 +26,7 @@ class Vocabulary:
 
     model: engine_pb2.GetModelResponse
     tokenizer: Tokenizer
+    chat: ChatTemplates
     limits: ModelLimits
 
 
@@ -55,6 +57,7 @@ class VocabularySource:
         try:
             files = await fetch_tokenizer(stub)
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            chat = ChatTemplates.from_files(files)
         except ValueError as error:
             raise IncompatibleEngine(f"its tokenizer cannot be used: {error}") from error
         fingerprint = tokenizer.fingerprint()
@@ -63,7 +66,7 @@ class VocabularySource:
                 f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, that of the files it sent {fingerprint}"
             )
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
-        return Vocabulary(model, tokenizer, limits)
+        return Vocabulary(model, tokenizer, chat, limits)
 
 
 def _same(one: engine_pb2.GetModelResponse, other: engine_pb2.GetModelResponse) -> bool:

@@ -150,6 +150,13 @@ class ProcessorSettings(ServiceSettings):
     )
     patience: float = option(
         10.0,
+        "How long a request waits for an engine and a detokenizer, at its start or when it lost one.",
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    )
+    patience: float = option(
+        10.0,
         "How long a request waits for an engine and a detokenizer that are joined; then it fails UNAVAILABLE.",
         minimum=0,
         maximum=86400,
