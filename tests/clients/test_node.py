@@ -1,0 +1,50 @@
+"""The front door works from another language, with stubs that its own tools generate: ``node/``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NODE_CLIENT = Path(__file__).resolve().parent / "node"
+PROTOS = Path(__file__).resolve().parents[2] / "protos"
+BUF = Path(sys.executable).parent / "buf"
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, cwd=NODE_CLIENT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """The client, compiled against freshly generated stubs."""
+    assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
+    shutil.rmtree(NODE_CLIENT / "build", ignore_errors=True)
+    run(BUF, "generate", PROTOS)
+    run("node", "node_modules/typescript/bin/tsc", "-p", ".")
+    return NODE_CLIENT / "build" / "js" / "smoke.js"
+
+
+def test_node_client(ring, program: Path) -> None:
+    shown = json.loads(run("node", program, ring.address))
+    assert shown["violations"] == []
+    assert [choice["cause"] for choice in shown["generate"]["choices"]] == ["LENGTH", "LENGTH"]
+    assert [len(choice["tokenIds"]) for choice in shown["generate"]["choices"]] == [12, 12]
+    assert shown["generate"]["usage"]["completionTokens"] == 24
+    (text,), (ids,) = shown["text"]["choices"], shown["ids"]["choices"]
+    assert text == ids
+    assert len(text["tokenIds"]) == 16
+    assert text["text"]
+    cancelled = shown["cancelled"]
+    assert "CANCELLED" in [cancelled.get("cause"), *(choice["cause"] for choice in cancelled["choices"])]
+    # google.rpc.Code.INVALID_ARGUMENT
+    assert shown["refused"]["error"]["code"] == 3
+    assert "temperature" in shown["refused"]["error"]["message"]
