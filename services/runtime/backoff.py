@@ -1,8 +1,9 @@
-"""How long to wait before trying again: exponential backoff with full jitter."""
+"""How long to wait before trying again, and when to stop trying."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 
 
@@ -36,3 +37,21 @@ class Backoff:
     def reset(self) -> None:
         """An attempt succeeded: the next wait is the first again."""
         self._ceiling = self._first
+
+
+class RestartLimit:
+    """When a process that died is started again, and when no more. Has no clock of its own."""
+
+    def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:
+        """``deaths`` within ``window`` seconds are too many."""
+        self._backoff, self._deaths, self._window = backoff, deaths, window
+        self._recent: deque[float] = deque()
+
+    def died(self, now: float) -> float | None:
+        """The process died at ``now``: seconds to wait before it is started again, or None to give up."""
+        while self._recent and now - self._recent[0] >= self._window:
+            self._recent.popleft()
+        if not self._recent:
+            self._backoff.reset()
+        self._recent.append(now)
+        return None if len(self._recent) >= self._deaths else self._backoff.next()

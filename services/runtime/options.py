@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -80,8 +80,8 @@ def option(
 class Setting:
     """One option of a process, found in its settings."""
 
-    section: tuple[str, ...]
-    """Fields that lead from the settings to the dataclass which declares it."""
+    section: type
+    """The dataclass that declares it."""
     name: str
     kind: type
     """bool, int, float, str, or tuple (of strings)."""
@@ -93,6 +93,11 @@ class Setting:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def negative_flag(self) -> str:
+        """The flag that says no, of a bool."""
+        return "--no-" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -167,7 +172,7 @@ class Setting:
 
 def settings_of(defaults: Any) -> list[Setting]:
     """Every option reachable from ``defaults``, an instance of a settings dataclass, in order of declaration."""
-    return list(_walk(defaults, ()))
+    return list(_walk(defaults))
 
 
 def build(defaults: T, values: Mapping[str, Any]) -> T:
@@ -189,20 +194,39 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
 
 def check_section(section: Any) -> None:
     """Raise ``SettingError`` for the first option declared in ``section`` itself that is out of range."""
-    for setting in _walk(section, ()):
-        if not setting.section:
-            setting.check(setting.default)
+    for setting in _own(section):
+        setting.check(setting.default)
 
 
-def _walk(defaults: Any, section: tuple[str, ...]) -> Iterator[Setting]:
-    hints = get_type_hints(type(defaults))
+def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[str]:
+    """The command-line arguments that give those of ``settings`` which are named in ``values`` their value there."""
+    given: list[str] = []
+    for setting in settings:
+        if setting.name in values:
+            value = values[setting.name]
+            if setting.kind is bool:
+                given.append(setting.flag if value else setting.negative_flag)
+            else:
+                given.append(f"{setting.flag}={setting.format(value)}")
+    return given
+
+
+def _walk(defaults: Any) -> Iterator[Setting]:
+    own = {setting.name: setting for setting in _own(defaults)}
     for f in fields(defaults):
         value = getattr(defaults, f.name)
+        if f.name in own:
+            yield own[f.name]
+        elif is_dataclass(value):
+            yield from _walk(value)
+
+
+def _own(section: Any) -> Iterator[Setting]:
+    hints = get_type_hints(type(section))
+    for f in fields(section):
         if "option" in f.metadata:
             kind, optional = _kind(hints[f.name])
-            yield Setting(section, f.name, kind, optional, value, f.metadata["option"])
-        elif is_dataclass(value):
-            yield from _walk(value, (*section, f.name))
+            yield Setting(type(section), f.name, kind, optional, getattr(section, f.name), f.metadata["option"])
 
 
 def _kind(hint: Any) -> tuple[type, bool]:

@@ -155,13 +155,6 @@ class ProcessorSettings(ServiceSettings):
         maximum=86400,
         unit="seconds",
     )
-    patience: float = option(
-        10.0,
-        "How long a request waits for an engine and a detokenizer that are joined; then it fails UNAVAILABLE.",
-        minimum=0,
-        maximum=86400,
-        unit="seconds",
-    )
 
     def __post_init__(self) -> None:
         check_section(self)

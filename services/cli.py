@@ -1,0 +1,72 @@
+"""The ``ringline`` command. Each subcommand is a module of ``services.commands``, imported only when it is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from services.runtime.errors import ExitCode, FatalError
+
+COMMANDS = {
+    "serve": "All three services on this machine, supervised.",
+    "engine": "The engine: schedules and runs a model.",
+    "processor": "The processor: the front door.",
+    "detokenizer": "The detokenizer: turns token ids into text.",
+    "generate": "Continue a prompt.",
+    "chat": "Talk with a model.",
+    "bench": "Drive load and measure it.",
+    "status": "What is running, and how loaded.",
+    "health": "Whether a service is serving (exit code 0 or 1).",
+    "demo": "Start everything with the bundled model and stream an answer.",
+    "config-docs": "Print docs/configuration.md.",
+}
+"""Every subcommand with its summary. ``name`` is the click command ``name`` in ``services.commands.name``."""
+
+
+class _Lazy(click.Group):
+    """A group that imports a subcommand's module when it is asked for, so that each starts as fast as it can."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"services.commands.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="ringline-server")
+def cli() -> None:
+    """Ringline serves large language models over gRPC."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code; what a person should know is one line, without a traceback."""
+    try:
+        result = cli.main(prog_name="ringline", standalone_mode=False)
+        code = result if isinstance(result, int) else ExitCode.OK
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except FatalError as error:
+        click.echo(f"error: {error}", err=True)
+        code = error.code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:  # whoever read the output has enough
+        sys.stderr.close()
+        code = ExitCode.OK
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""``ringline detokenizer``: one detokenizer process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from services.detokenizer.main import run
+from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
+from services.runtime.options import settings_of
+from services.runtime.settings import DetokenizerSettings
+
+
+@with_settings(settings_of(DetokenizerSettings()))
+@click.command(cls=SettingsCommand)
+def detokenizer(**options: Any) -> int:
+    """Turn the token ids of engines into text for processors."""
+    return run(build_settings(DetokenizerSettings(), given(options)))

@@ -1,0 +1,43 @@
+"""``ringline engine``: one engine process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from engine_core.config import EngineConfig
+from engine_core.errors import ConfigError
+from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
+from services.runtime.options import build, settings_of
+from services.runtime.settings import EngineServiceSettings
+
+
+@with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
+@click.command(cls=SettingsCommand)
+@click.argument("checkpoint", metavar="[MODEL]", required=False)
+def engine(checkpoint: str | None, **options: Any) -> int:
+    """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that bring token ids."""
+    values = with_model(given(options), checkpoint)
+    if "model" not in values:
+        raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
+    settings = build_settings(EngineServiceSettings(), values)
+    try:
+        config = build(EngineConfig(), values)
+    except ConfigError as error:
+        raise click.UsageError(f"{error}.") from None
+
+    from services.engine.main import run  # torch is loaded here, once everything else is known to be right
+
+    return run(settings, config)
+
+
+def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """``values`` with the argument MODEL as the option model; the argument wins over a variable, not over a flag."""
+    context = click.get_current_context()
+    if checkpoint is None:
+        return values
+    flagged = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+    if flagged and values["model"] != checkpoint:
+        raise click.UsageError(f"MODEL is {checkpoint!r} and --model is {values['model']!r}: give one of them.")
+    return {**values, "model": checkpoint}
