@@ -12,7 +12,8 @@ from ringline.types.v1 import link_pb2
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
 from services.ring.identity import PeerId
-from services.runtime.attach_client import EngineLink, IncompatibleEngine
+from services.runtime.attach_client import EngineLink
+from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
 from services.text.tokenizer import Tokenizer, TokenizerError
 
@@ -57,7 +58,7 @@ class Engines:
             if ours is not None and ours.fingerprint() == model.tokenizer_fingerprint:
                 return
             if ours is not None and self._decoders:
-                raise IncompatibleEngine(
+                raise LinkRefused(
                     f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, expected {ours.fingerprint()}"
                 )
             self._tokenizer = await self._fetch(stub, model.tokenizer_fingerprint)
@@ -88,8 +89,8 @@ class Engines:
             files = await fetch_tokenizer(stub)
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
         except (ValueError, TokenizerError) as error:
-            raise IncompatibleEngine(f"its tokenizer cannot be used: {error}") from error
+            raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
         if tokenizer.fingerprint() != fingerprint:
-            raise IncompatibleEngine("the fingerprint of the tokenizer it sent is not the one it names")
+            raise LinkRefused("the fingerprint of the tokenizer it sent is not the one it names")
         log.info("learned tokenizer", fingerprint=fingerprint)
         return tokenizer

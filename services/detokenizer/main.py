@@ -30,7 +30,11 @@ def run(settings: DetokenizerSettings) -> int:
     die_with_parent()
     forbid_modules()
     configure_logs(settings.telemetry, "detokenizer")
-    return run_service(lambda: _Detokenizer(settings).run())
+
+    async def main() -> int:
+        return await _Detokenizer(settings).run()
+
+    return run_service(main)
 
 
 class _Detokenizer:

@@ -41,8 +41,12 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
     configure_logs(settings.telemetry, "engine")
+
+    async def main() -> int:
+        return await _Engine(settings, config).run()
+
     return run_service(
-        lambda: _Engine(settings, config).run(),
+        main,
         {ConfigError: ExitCode.USAGE, EngineError: ExitCode.STARTUP},
     )
 

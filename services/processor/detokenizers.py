@@ -12,12 +12,11 @@ from ringline.types.v1 import link_pb2
 
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
-from services.runtime.channels import open_channel
+from services.runtime.redial import LinkRefused, keep_linked
 
 log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 
 class DetokenizerOwner(Protocol):
@@ -51,23 +50,7 @@ class Subscription:
 
     async def run(self) -> None:
         """Keep subscribed until cancelled."""
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        while True:
-            reason = "it ended the stream"
-            try:
-                async with open_channel(self.address, max_message_bytes=self._max_message_bytes) as channel:
-                    await self._subscribe(channel, backoff)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                reason = (
-                    error.details() or str(error.code()) if isinstance(error, grpc.aio.AioRpcError) else "no welcome"
-                )
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                reason = "given up"
-            log.info("detokenizer not subscribed", address=self.address, reason=reason)
-            await asyncio.sleep(backoff.next())
+        await keep_linked(self.address, self._subscribe, max_message_bytes=self._max_message_bytes)
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
@@ -77,7 +60,7 @@ class Subscription:
             async with asyncio.timeout(WELCOME_TIMEOUT):
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
-                return
+                raise LinkRefused(await self._call.details() or "it sent no welcome")
             backoff.reset()
             await self._listen(PeerId(first.welcome.name, first.welcome.incarnation), first)
         finally:
@@ -90,5 +73,7 @@ class Subscription:
             self._owner.detokenizer_frame(detokenizer, first)
             while (frame := await self._call.read()) is not grpc.aio.EOF:
                 self._owner.detokenizer_frame(detokenizer, frame)
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise LinkRefused(await self._call.details())
         finally:
             self._owner.detokenizer_down(detokenizer)

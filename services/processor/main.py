@@ -36,7 +36,11 @@ def run(settings: ProcessorSettings) -> int:
     die_with_parent()
     forbid_modules()
     configure_logs(settings.telemetry, "processor")
-    return run_service(lambda: _Processor(settings).run())
+
+    async def main() -> int:
+        return await _Processor(settings).run()
+
+    return run_service(main)
 
 
 class _Processor:

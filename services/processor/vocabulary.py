@@ -10,7 +10,7 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 
 from services.processor.validation import ModelLimits
-from services.runtime.attach_client import IncompatibleEngine
+from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class VocabularySource:
     async def learn(self, stub: Any, *, replace: bool) -> engine_pb2.GetModelResponse:
         """Ask an engine; ``replace`` says that nothing holds on to the present vocabulary.
 
-        Raises ``IncompatibleEngine`` for an engine that serves something else, ``grpc.aio.AioRpcError`` for one that
+        Raises ``LinkRefused`` for an engine that serves something else, ``grpc.aio.AioRpcError`` for one that
         does not answer.
         """
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
@@ -48,7 +48,7 @@ class VocabularySource:
             if self.current is not None and _same(self.current.model, model):
                 return model
             if self.current is not None and not replace:
-                raise IncompatibleEngine(_difference(self.current.model, model))
+                raise LinkRefused(_difference(self.current.model, model))
             self.current = await self._fetch(stub, model)
         log.info("learned model", model=model.model, tokenizer=model.tokenizer_fingerprint)
         return model
@@ -59,10 +59,10 @@ class VocabularySource:
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
             chat = ChatTemplates.from_files(files)
         except ValueError as error:
-            raise IncompatibleEngine(f"its tokenizer cannot be used: {error}") from error
+            raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
         fingerprint = tokenizer.fingerprint()
         if fingerprint != model.tokenizer_fingerprint:
-            raise IncompatibleEngine(
+            raise LinkRefused(
                 f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, that of the files it sent {fingerprint}"
             )
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)

@@ -17,25 +17,19 @@ from ringline.types.v1 import link_pb2
 
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
-from services.runtime.channels import open_channel
+from services.runtime.redial import LinkRefused, keep_linked
 
 log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between attempts."""
 MAX_FRAME_BYTES = 1 << 20
-
-
-class IncompatibleEngine(Exception):
-    """An engine that this process cannot work with; it is asked again after a pause."""
 
 
 class EngineOwner(Protocol):
     """Whoever attached: a processor or a detokenizer."""
 
     async def prepare(self, stub: Any, address: str) -> None:
-        """Before attaching: learn what the engine serves. Raises ``IncompatibleEngine``."""
+        """Before attaching: learn what the engine serves. Raises ``LinkRefused``."""
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """The engine said Welcome: commands may be sent."""
@@ -84,18 +78,10 @@ class EngineLink:
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        while True:
-            try:
-                async with open_channel(self.address, max_message_bytes=self._max_message_bytes) as channel:
-                    await self._attach(engine_pb2_grpc.EngineServiceStub(channel), backoff)
-            except (grpc.aio.AioRpcError, TimeoutError, IncompatibleEngine, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and _being_cancelled():
-                    raise
-                log.info("engine not attached", address=self.address, reason=_reason(error))
-            await asyncio.sleep(backoff.next())
+        await keep_linked(self.address, self._attach, max_message_bytes=self._max_message_bytes)
 
-    async def _attach(self, stub: Any, backoff: Backoff) -> None:
+    async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         await self._owner.prepare(stub, self.address)
         self._call = stub.Attach()
         try:
@@ -108,7 +94,7 @@ class EngineLink:
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 # Ends with the status that explains it, if the engine gave one.
                 await self._call.code()
-                raise IncompatibleEngine(await self._call.details() or "it sent no welcome")
+                raise LinkRefused(await self._call.details() or "it sent no welcome")
             backoff.reset()
             await self._carry(PeerId(first.welcome.name, first.welcome.incarnation), first)
         finally:
@@ -123,7 +109,8 @@ class EngineLink:
             self._owner.engine_frame(self, engine, first)
             while (frame := await self._call.read()) is not grpc.aio.EOF:
                 self._owner.engine_frame(self, engine, frame)
-            log.info("engine ended the stream", address=self.address, reason=await self._call.details())
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise LinkRefused(await self._call.details())
         finally:
             self.up = False
             self._owner.engine_down(self, engine)
@@ -152,14 +139,3 @@ class EngineLink:
                 return batch
         batch, self._commands = self._commands, []
         return batch
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or error.code().name
-    return str(error) or type(error).__name__
