@@ -15,10 +15,12 @@ BIN = Path(sys.executable).parent
 @pytest.mark.timeout(400)  # mypy without a cache reads torch and transformers
 @pytest.mark.parametrize(
     "command",
-    ["ruff check", "ruff format --check", "lint-imports --no-logo", "mypy"],
-    ids=lambda command: (
-        command.split()[0] + command.split()[1].replace("--", "-") if command.startswith("ruff") else command.split()[0]
-    ),
+    [
+        pytest.param("ruff check", id="ruff-check"),
+        pytest.param("ruff format --check", id="ruff-format"),
+        pytest.param("lint-imports --no-logo", id="import-contracts"),
+        pytest.param("mypy", id="types"),
+    ],
 )
 def test_is_clean(command: str) -> None:
     tool, *arguments = command.split()
