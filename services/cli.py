@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -51,6 +52,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code; what a person should know is one line, without a traceback."""
+    if "RINGLINE_PARENT_PID" in os.environ:  # before anything slow: a parent killed meanwhile must leave no orphan
+        from services.runtime.process import die_with_parent
+
+        die_with_parent()
     try:
         result = cli.main(prog_name="ringline", standalone_mode=False)
         code = result if isinstance(result, int) else ExitCode.OK
@@ -58,7 +63,9 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except FatalError as error:
-        click.echo(f"error: {error}", err=True)
+        from services.runtime.telemetry import report_fatal  # not above: it takes a tenth of a second
+
+        report_fatal(str(error))
         code = error.code
     except (click.Abort, KeyboardInterrupt):
         code = 130

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from services.detokenizer.main import run
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import settings_of
 from services.runtime.settings import DetokenizerSettings
@@ -16,4 +15,8 @@ from services.runtime.settings import DetokenizerSettings
 @click.command(cls=SettingsCommand)
 def detokenizer(**options: Any) -> int:
     """Turn the token ids of engines into text for processors."""
-    return run(build_settings(DetokenizerSettings(), given(options)))
+    settings = build_settings(DetokenizerSettings(), given(options))
+
+    from services.detokenizer.main import run  # not above, so that help and wrong options are answered at once
+
+    return run(settings)

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from services.processor.main import run
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import settings_of
 from services.runtime.settings import ProcessorSettings
@@ -16,4 +15,8 @@ from services.runtime.settings import ProcessorSettings
 @click.command(cls=SettingsCommand)
 def processor(**options: Any) -> int:
     """Serve clients: render, tokenize, admit and route their requests, and stream text back."""
-    return run(build_settings(ProcessorSettings(), given(options)))
+    settings = build_settings(ProcessorSettings(), given(options))
+
+    from services.processor.main import run  # not above, so that help and wrong options are answered at once
+
+    return run(settings)

@@ -40,3 +40,15 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
     except grpc.aio.AioRpcError as error:
         return "SERVICE_UNKNOWN" if error.code() is grpc.StatusCode.NOT_FOUND else "UNREACHABLE"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+async def wait_serving(channel: grpc.aio.Channel) -> None:
+    """Return when the whole server behind ``channel`` says SERVING, however long that takes."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    while True:
+        try:
+            async for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.1)  # it went away while it was watched; the channel connects again

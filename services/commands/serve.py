@@ -1,0 +1,80 @@
+"""``ringline serve``: the three services on this machine, supervised."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine_core.config import EngineConfig
+from services.commands.engine import with_model
+from services.runtime.child_logs import ChildLogs
+from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
+from services.runtime.launch import ReadyStack, run_stack
+from services.runtime.listening import check_listenable
+from services.runtime.options import Setting, settings_of
+from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.runtime.stack import StackOptions, default_metrics_port, free_port
+from services.runtime.telemetry import configure_logs
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+
+_DECIDED_HERE = ("uds", "name", "engines", "detokenizers")
+"""Options of the services that the stack sets itself."""
+
+ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSettings()))
+
+
+def stack_settings() -> list[Setting]:
+    """The options of a stack: those of all of its services, where they are for the user to set."""
+    services = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
+    return [setting for setting in services if setting.name not in _DECIDED_HERE]
+
+
+@with_settings(stack_settings())
+@click.command(cls=SettingsCommand)
+@click.argument("checkpoint", metavar="[MODEL]", required=False)
+def serve(checkpoint: str | None, **options: Any) -> int:
+    """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
+
+    They are linked by unix sockets; clients connect to --host and --port. One that dies is started again. Without
+    MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
+    processor's.
+    """
+    values = with_model(given(options), checkpoint)
+    values.setdefault("model", str(BUNDLED_MODEL))
+    settings = build_settings(ProcessorSettings(), values)
+    configure_logs(settings.telemetry, "serve")
+    check_listenable(settings.server)
+    as_json = settings.telemetry.log_format == "json" or (
+        settings.telemetry.log_format == "auto" and not sys.stderr.isatty()
+    )
+    return asyncio.run(
+        run_stack(
+            options_of(settings, values),
+            logs := ChildLogs(as_json=as_json),
+            grace=settings.server.drain_grace,
+            when_ready=lambda ready: _announce(ready, logs),
+        )
+    )
+
+
+def options_of(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
+    """The options of a stack whose processor has ``settings``."""
+    server, telemetry = settings.server, settings.telemetry
+    port = server.port or free_port(server.host)
+    metrics_port = default_metrics_port(port) if telemetry.metrics_port is None else telemetry.metrics_port
+    return StackOptions(
+        host=server.host,
+        port=port,
+        metrics_port=metrics_port if telemetry.metrics else None,
+        engine_settings=ENGINE_SETTINGS,
+        values=values,
+    )
+
+
+async def _announce(ready: ReadyStack, logs: ChildLogs) -> None:
+    logs.ready(f"ready: {ready.address} in {ready.seconds:.1f} s")

@@ -1,0 +1,128 @@
+"""What a supervisor shows of its children's logs, which they write as JSON lines.
+
+As JSON they pass through. For people, start-up is one line per stage of the engine and one when a service serves, and
+what needs attention; once everything is ready, every line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from services.runtime.telemetry import console_renderer
+
+_ALARMING = ("warning", "error", "critical")
+_SHOWN_TAIL = 5
+
+
+class ChildLogs:
+    """Shows children's lines on ``stream``, and their start-up on ``out`` if it is for people."""
+
+    def __init__(self, *, as_json: bool, out: TextIO | None = None, stream: TextIO | None = None) -> None:
+        self._as_json = as_json
+        self._out, self._stream = out or sys.stdout, stream or sys.stderr
+        self._render = console_renderer(self._stream.isatty())
+        self._ready = False
+        self._transient = False
+
+    def line(self, child: str, line: str) -> None:
+        """A child printed a line."""
+        if self._as_json:
+            print(line, file=self._stream, flush=True)
+            return
+        record = parse_record(line)
+        if record is None:
+            self._print(self._stream, f"{child}: {line}")
+        elif not self._startup(child, record) and self._shown(record):
+            rendered = self._render(logging.getLogger(), "", {"service": child, **record})
+            self._print(self._stream, str(rendered))
+
+    def ready(self, text: str) -> None:
+        """Everything serves; say so."""
+        self._ready = True
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Something for the person who waits."""
+        self._print(self._out, text)
+
+    def _shown(self, record: dict[str, Any]) -> bool:
+        # A fatal error is told by the supervisor, together with what follows from it.
+        return record["event"] != "fatal" and (self._ready or record.get("level") in _ALARMING)
+
+    def _startup(self, child: str, record: dict[str, Any]) -> bool:
+        """Show a record of a starting child; whether it was one."""
+        match record:
+            case {"event": "stage started", "name": str(name)}:
+                self._status(f"  {child}: {name} …")
+            case {"event": "stage advanced", "name": str(name), "done": int(done), "total": int(total)}:
+                self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "stage", "name": str(name)}:
+                self.say(_stage_line(child, name, record))
+            case {"event": "serving"}:
+                self.say(f"  {child}: serving")
+            case _:
+                return False
+        return True
+
+    def _status(self, text: str) -> None:
+        """A line that the next one replaces; only a terminal has them."""
+        if self._out.isatty():
+            self._out.write(f"\r\x1b[K{text}")
+            self._out.flush()
+            self._transient = True
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        if self._transient:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+            self._transient = False
+        print(text, file=stream, flush=True)
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """The event that a line of JSON logs holds; None if it holds none."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def explain(lines: Sequence[str]) -> str:
+    """Why a child died, by its last lines: its fatal error if it told one, else what it said last."""
+    for line in reversed(lines):
+        record = parse_record(line)
+        if record is not None and record["event"] == "fatal":
+            return str(record.get("error"))
+    return "\n".join(_plain(line) for line in lines[-_SHOWN_TAIL:])
+
+
+def human_bytes(count: int) -> str:
+    """Such as ``7.3 MiB``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
+    seconds, size = record.get("seconds"), record.get("bytes")
+    took = f"{seconds:.2f} s" if isinstance(seconds, int | float) else ""
+    held = human_bytes(size) if isinstance(size, int) else ""
+    return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
+
+
+def _plain(line: str) -> str:
+    """A JSON event as a person would write it; other lines as they are."""
+    record = parse_record(line)
+    if record is None:
+        return line
+    told = [str(record["event"]), *(str(record[key]) for key in ("error", "exception") if key in record)]
+    return ": ".join(told)

@@ -1,0 +1,125 @@
+"""The ring on one machine: three children linked by unix sockets in a private directory, the front door on TCP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.runtime.options import Setting, arguments, settings_of
+from services.runtime.run_dir import ProcessState, RunDirectory, StackState
+from services.runtime.settings import (
+    METRICS_PORT_OFFSET,
+    DetokenizerSettings,
+    ProcessorSettings,
+    join_address,
+)
+from services.runtime.supervisor import ChildSpec, Supervisor
+
+# The metrics of the engine and the detokenizer lie this far above the processor's, so that the defaults of a stack
+# are those of three services that were started one by one.
+_ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What a stack is started with."""
+
+    host: str
+    port: int
+    """Of the front door; not 0."""
+    metrics_port: int | None
+    """Of the processor's metrics; None for no metrics at all."""
+    engine_settings: tuple[Setting, ...]
+    """The options of the engine process, its own and those of ``engine_core``; the services' are known here."""
+    values: Mapping[str, Any]
+    """Options that were given, by name; each child gets those that it has."""
+
+    @property
+    def front_address(self) -> str:
+        """Where this machine reaches the front door."""
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return join_address(local, self.port)
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Of each service that has one."""
+        if self.metrics_port is None:
+            return {}
+        above = {"processor": 0, "engine": _ENGINE_METRICS, "detokenizer": _DETOKENIZER_METRICS}
+        return {name: self.metrics_port + offset for name, offset in above.items()}
+
+
+def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpec]:
+    """The engine, the detokenizer and the processor, in the order in which they depend on each other."""
+    engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
+    own: dict[str, dict[str, Any]] = {
+        "engine": {"uds": directory.socket("engine")},
+        "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
+        "processor": {
+            "host": options.host,
+            "port": options.port,
+            "engines": (engine,),
+            "detokenizers": (detokenizer,),
+        },
+    }
+    settings: dict[str, Iterable[Setting]] = {
+        "engine": options.engine_settings,
+        "detokenizer": settings_of(DetokenizerSettings()),
+        "processor": settings_of(ProcessorSettings()),
+    }
+    environment = _environment(settings.values())
+    specs = []
+    for name in ("engine", "detokenizer", "processor"):
+        port = options.metrics_ports.get(name)
+        fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
+        values = {**options.values, **fixed, **own[name]}
+        flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
+        # -P: a folder named "services" where the user happens to stand is not ours.
+        argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
+        specs.append(ChildSpec(name, argv, _for_engine(environment) if name == "engine" else environment))
+    return specs
+
+
+def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervisor, started: float) -> StackState:
+    """What there is to know of a stack at this moment; ``started`` in seconds since 1970."""
+    addresses = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
+    addresses["processor"] = options.front_address
+    metrics_host = options.front_address.rpartition(":")[0]
+    services = {}
+    for child in supervisor.children:
+        name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
+        host = metrics_host if name == "processor" else "127.0.0.1"
+        metrics = None if port is None else f"http://{host}:{port}/metrics"
+        if child.pid is not None:
+            services[name] = ProcessState(child.pid, addresses[name], metrics)
+    return StackState(os.getpid(), str(options.values.get("model", "")), started, services)
+
+
+def default_metrics_port(port: int) -> int:
+    """Of the processor's metrics, such that those of the other two fit above it."""
+    above = port + METRICS_PORT_OFFSET
+    return above if above + _DETOKENIZER_METRICS <= 65535 else port - METRICS_PORT_OFFSET
+
+
+def free_port(host: str) -> int:
+    """A TCP port that nobody listens on at this moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(settings: Iterable[Iterable[Setting]]) -> dict[str, str]:
+    """The environment of this process without the variables of options: what was given is on the command lines."""
+    variables = {setting.variable for of_one in settings for setting in of_one}
+    return {key: value for key, value in os.environ.items() if key not in variables}
+
+
+def _for_engine(environment: Mapping[str, str]) -> dict[str, str]:
+    # Idle OpenMP threads that spin take the cores from the services beside them (and from neighbours): a step has been
+    # seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
+    return {"OMP_WAIT_POLICY": "passive", **environment}

@@ -1,0 +1,222 @@
+"""Keeps the processes of one machine running: starts, watches, restarts and stops them, and leaves none behind.
+
+A child that dies is started again after a pause; one that dies too often, or that cannot start at all, ends
+everything. Children are stopped in the reverse of their order: each drains while those it depends on still run. If
+the supervisor itself is killed, the kernel kills its children (``services.runtime.process.die_with_parent``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from services.runtime.backoff import Backoff, RestartLimit
+from services.runtime.errors import ExitCode, FatalError
+from services.runtime.process import PARENT_VARIABLE
+
+log = structlog.get_logger()
+
+_LINE_LIMIT = 2**20
+_TAIL_LINES = 20
+_KILL_MARGIN = 5.0
+"""Seconds beyond the grace that a child has to end after it drained."""
+_PIPE_TIMEOUT = 1.0
+"""Seconds to read what a dead child left in its pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    """The whole environment; the supervisor adds who the parent is."""
+
+
+class ChildFailed(FatalError):
+    """A child cannot start, or died too often."""
+
+
+class Child:
+    """One child, in all of its lives."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.pid: int | None = None
+        """None while it does not run."""
+        self.limit = RestartLimit(Backoff(0.2, 5.0))
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        """Last lines of the present life, or of the last one."""
+        self.ended = asyncio.Event()
+        """Set while it does not run."""
+        self.ended.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill_group(self) -> None:
+        """Kill it and everything that it started."""
+        if self.pid is not None:
+            _kill_group(self.pid)
+
+
+class Supervisor:
+    """Runs some children until ``stop`` or until one fails for good."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        grace: float,
+        on_line: Callable[[str, str], None],
+        on_change: Callable[[], None] = lambda: None,
+        explain: Callable[[Sequence[str]], str] = "\n".join,
+    ) -> None:
+        """``specs`` in the order of dependence, the ones that others depend on first.
+
+        ``grace``: seconds a child gets to drain. ``on_line(name, line)`` takes what children print, ``on_change()`` is
+        called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died.
+        """
+        self.children = [Child(spec) for spec in specs]
+        self._grace = grace
+        self._on_line, self._on_change, self._explain = on_line, on_change, explain
+        self._stopping = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._established = False
+
+    def established(self) -> None:
+        """Everything has been serving once: from now on every death is followed by a restart."""
+        self._established = True
+
+    def stop(self) -> None:
+        """End: drain one after the other. A second call kills at once."""
+        if self._stopping.is_set():
+            self._cut.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Keep the children running; return after ``stop`` when all have ended. Raises ``ChildFailed``."""
+        keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
+        stopping = asyncio.create_task(self._stopping.wait())
+        failed = True
+        try:
+            await asyncio.wait([*keepers, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+            failed = False
+        finally:
+            self._stopping.set()
+            try:
+                await self._stop_in_order(0.0 if failed else self._grace)
+            finally:
+                for child in self.children:
+                    child.kill_group()
+                await asyncio.gather(stopping, *keepers, return_exceptions=True)
+
+    async def _stop_in_order(self, grace: float) -> None:
+        end = time.monotonic() + grace
+        for child in reversed(self.children):
+            child.signal(signal.SIGTERM)
+            patience = max(end - time.monotonic(), 0.0) + _KILL_MARGIN
+            ended, cut = asyncio.create_task(child.ended.wait()), asyncio.create_task(self._cut.wait())
+            await asyncio.wait({ended, cut}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                if not self._cut.is_set():
+                    log.warning("killed", child=child.spec.name, reason=f"it did not end within {patience:.1f} s")
+                child.kill_group()
+            ended.cancel()
+            cut.cancel()
+
+    async def _keep(self, child: Child) -> None:
+        """Run ``child`` again and again until the supervisor stops."""
+        while not self._stopping.is_set():
+            born = time.monotonic()
+            code = await self._live(child)
+            if self._stopping.is_set():
+                return
+            pause = self._after_death(child, code)
+            log.warning(
+                "died",
+                child=child.spec.name,
+                code=code,
+                lived=round(time.monotonic() - born, 1),
+                restart_in=round(pause, 1),
+                reason=self._explain(list(child.tail)),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+    async def _live(self, child: Child) -> int:
+        """One life of ``child``; returns how it ended: an exit code, or the negative number of a signal."""
+        spec = child.spec
+        process = await asyncio.create_subprocess_exec(
+            *spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**spec.env, PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
+            limit=_LINE_LIMIT,
+        )
+        child.pid = process.pid
+        child.tail.clear()
+        child.ended.clear()
+        self._on_change()
+        assert process.stdout is not None
+        reading = asyncio.create_task(self._read(child, process.stdout))
+        try:
+            if self._stopping.is_set():  # asked between the decision to start it and its birth
+                child.signal(signal.SIGTERM)
+            code = await process.wait()
+            _kill_group(process.pid)  # what it started and left behind
+            await asyncio.wait({reading}, timeout=_PIPE_TIMEOUT)
+        finally:
+            reading.cancel()
+            child.pid = None
+            child.ended.set()
+            self._on_change()
+        return code
+
+    async def _read(self, child: Child, stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                raw = await stream.readline()
+            except ValueError:  # a line beyond the limit; the reader dropped it
+                continue
+            if not raw:
+                return
+            # Of a progress bar, which overwrites itself, the last state.
+            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+            if line:
+                child.tail.append(line)
+                self._on_line(child.spec.name, line)
+
+    def _after_death(self, child: Child, code: int) -> float:
+        """Seconds until ``child`` is started again; raises ``ChildFailed`` if it is not."""
+        reason = self._explain(list(child.tail)) or f"it ended with code {code}"
+        if not self._established and code in (ExitCode.USAGE, ExitCode.STARTUP):
+            raise ChildFailed(f"{child.spec.name}: {reason}", code)
+        pause = child.limit.died(time.monotonic())
+        if pause is None:
+            message = f"{child.spec.name} died too often; the last time with code {code}: {reason}"
+            raise ChildFailed(message, code if code > 0 else ExitCode.FAILURE)
+        return pause
+
+
+def _kill_group(pid: int) -> None:
+    """Kill the group that the child ``pid`` leads; nothing happens if nobody is left in it."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
