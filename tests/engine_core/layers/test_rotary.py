@@ -1,0 +1,102 @@
+"""Rotations against transformers, type by type, and the refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.layers.rotary import RopeParameters, Rotary, rotate
+
+CPU = torch.device("cpu")
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+PARAMETERS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 3.0},
+    LLAMA3 | {"original_max_position_embeddings": 8192, "rope_theta": 5e5},
+    LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 100},
+    YARN | {"original_max_position_embeddings": 512},
+    YARN,
+    YARN | {"rope_theta": 1e6, "beta_fast": 20.0, "beta_slow": 2.0, "truncate": False},
+    YARN | {"attention_factor": 0.7},
+    YARN | {"mscale": 0.9, "mscale_all_dim": 0.5},
+    YARN | {"factor": 1.0, "original_max_position_embeddings": 32768},
+]
+
+
+def read(parameters: dict[str, Any], max_position_embeddings: int = 2048) -> RopeParameters:
+    config = LlamaConfig(max_position_embeddings=max_position_embeddings, rope_parameters=dict(parameters))
+    return RopeParameters.read(config.rope_parameters, max_position_embeddings)
+
+
+@pytest.mark.parametrize("head_dim", [4, 24, 128])
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) -> None:
+    config = LlamaConfig(
+        hidden_size=4 * head_dim, num_attention_heads=4, max_position_embeddings=2048, rope_parameters=dict(parameters)
+    )
+    positions = torch.tensor([0, 1, 77, 2047])
+    reference = LlamaRotaryEmbedding(config)
+    cos, sin = Rotary(read(parameters), head_dim, CPU).angles(positions)
+    expected_cos, expected_sin = reference(torch.zeros(1), positions[None])
+    assert torch.equal(torch.cat([cos, cos], -1)[:, 0], expected_cos[0])
+    assert torch.equal(torch.cat([sin, sin], -1)[:, 0], expected_sin[0])
+
+
+def test_rotation_equals_transformers() -> None:
+    x = torch.randn(6, 3, 16)
+    cos, sin = Rotary(read({"rope_type": "default"}), 16, CPU).angles(torch.tensor([0, 5, 6, 7, 900, 3]))
+    whole_cos, whole_sin = torch.cat([cos, cos], -1)[None, :, 0], torch.cat([sin, sin], -1)[None, :, 0]
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], whole_cos, whole_sin)
+    torch.testing.assert_close(rotate(x, cos, sin), expected[0].transpose(0, 1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "longest"),
+    [
+        ({"rope_type": "default"}, 2048),
+        ({"rope_type": "dynamic", "factor": 4.0}, 2048),
+        ({"rope_type": "linear", "factor": 4.0}, 8192),
+        (LLAMA3 | {"original_max_position_embeddings": 512}, 2048),
+        (YARN | {"original_max_position_embeddings": 1024}, 4096),
+        (YARN | {"original_max_position_embeddings": 2048}, 8192),
+        (YARN | {"original_max_position_embeddings": 128}, 2048),
+    ],
+)
+def test_longest_sequence(parameters: dict[str, Any], longest: int) -> None:
+    assert read(parameters).longest_sequence(2048) == longest
+
+
+@pytest.mark.parametrize("rope_type", sorted(ROPE_INIT_FUNCTIONS.keys() - {"linear", "dynamic", "yarn", "llama3"}))
+def test_types_of_transformers_that_are_not_known_are_refused_by_name(rope_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{rope_type!r}.*default, dynamic, linear, llama3, yarn"):
+        RopeParameters.read({"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}, 2048)
+
+
+def test_partial_rotation_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor=0\.5"):
+        RopeParameters.read({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 2048)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_theta": "ten"}, "rope_theta='ten'"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf"),
+        ({"rope_type": "linear", "factor": 0}, "factor=0"),
+        ({"rope_type": "yarn", "factor": True}, "factor=True"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "low_freq_factor 1.0 must be below high_freq_factor 1.0"),
+    ],
+)
+def test_unusable_values_are_named(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        RopeParameters.read({"rope_theta": 1e4} | parameters, 2048)

@@ -1,0 +1,76 @@
+"""Runs a model over token sequences as a worker would: paged cache, mixed batches, prompts in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.torch_tiled import TorchTiledAttention
+from engine_core.config import LoadConfig, ModelConfig
+from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
+from engine_core.models.base import CausalLM
+from engine_core.models.registry import build_model
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+
+
+def open_at(directory: Path, load_format: str = "auto", **options: object) -> Checkpoint:
+    return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
+
+
+def load(directory: Path, dtype: str = "float32") -> CausalLM:
+    return build_model(open_at(directory, dtype=dtype), TorchTiledAttention(), CPU)
+
+
+class Driver:
+    """A model with a cache of scattered blocks, poisoned with NaN until written."""
+
+    def __init__(self, model: CausalLM, lengths: Sequence[int], seed: int = 0) -> None:
+        """``lengths``: the most tokens that each sequence will have."""
+        self.model = model
+        blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        order = torch.randperm(sum(blocks) + 5, generator=torch.Generator().manual_seed(seed)).int()
+        self.tables = list(order[: sum(blocks)].split(blocks))
+        self.caches = TorchTiledAttention.allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
+        for cache in self.caches:
+            cache.fill_(torch.nan)
+        self.computed = [0] * len(lengths)
+
+    def step(self, work: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+        """Compute the next tokens of some sequences, each ``(sequence, ids [n])``; returns their logits [n, V]."""
+        counts = [len(ids) for _, ids in work]
+        starts = [self.computed[sequence] for sequence, _ in work]
+        positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        width = max(len(self.tables[sequence]) for sequence, _ in work)
+        tables = torch.full((len(work), width), 2**30, dtype=torch.int32)
+        for row, (sequence, _) in enumerate(work):
+            used = -(-(starts[row] + counts[row]) // BLOCK_SIZE)
+            tables[row, :used] = self.tables[sequence][:used]
+        slots = [
+            tables[row].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+            for row, places in enumerate(positions)
+        ]
+        lens = [start + count for start, count in zip(starts, counts, strict=True)]
+        metadata = AttentionMetadata(
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+            seq_lens=torch.tensor(lens, dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.cat(slots),
+            max_query_len=max(counts),
+            max_seq_len=max(lens),
+        )
+        ids = torch.cat([ids for _, ids in work])
+        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata)
+        for (sequence, _), length in zip(work, lens, strict=True):
+            self.computed[sequence] = length
+        return list(self.model.compute_logits(hidden).split(counts))
+
+
+def logits_of(model: CausalLM, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:
+    """Logits [T, V] of one sequence alone, computed in chunks of the given sizes (default: in one step)."""
+    driver = Driver(model, [len(ids)])
+    return torch.cat([driver.step([(0, part)])[0] for part in ids.split(list(chunks or [len(ids)]))])

@@ -1,0 +1,72 @@
+"""Every family and switch computes what transformers computes from the same checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine_core.models.driver import Driver, load, logits_of
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+
+LENGTH = 150
+"""Longer than a tile of keys, and than the original length of the llama3 and yarn cases."""
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+    model = make_model(CASES[request.param])
+    return model, save_model(model, tmp_path_factory.mktemp("checkpoint"))
+
+
+def random_ids(length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 199, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def reference_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids[None]).logits[0].float()
+
+
+def test_logits_in_float32(pair: tuple[PreTrainedModel, Path]) -> None:
+    reference, directory = pair
+    ids = random_ids(LENGTH)
+    expected = reference_logits(reference, ids)
+    actual = logits_of(load(directory), ids, chunks=[70, 1, 1, 78])
+    torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path]) -> None:
+    reference, directory = pair
+    prompts = [random_ids(length, seed=length) for length in (5, 40, 1)]
+    count = 24
+    driver = Driver(load(directory), [len(prompt) + count for prompt in prompts])
+    tokens: list[list[int]] = [[] for _ in prompts]
+    waiting = dict(enumerate(prompts))
+    while waiting:
+        # One sequence joins at each step, so that prompts and single tokens share steps.
+        work = list(waiting.items())[: 1 + max(len(drawn) for drawn in tokens)]
+        for (sequence, _), logits in zip(work, driver.step(work), strict=True):
+            tokens[sequence].append(int(logits[-1].argmax()))
+            waiting[sequence] = torch.tensor(tokens[sequence][-1:])
+            if len(tokens[sequence]) == count:
+                del waiting[sequence]
+    for prompt, drawn in zip(prompts, tokens, strict=True):
+        expected = reference.generate(
+            prompt[None], attention_mask=torch.ones_like(prompt[None]), do_sample=False,
+            max_new_tokens=count, eos_token_id=None,
+        )  # fmt: skip
+        assert drawn == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_error_is_no_larger_than_transformers(pair: tuple[PreTrainedModel, Path], dtype: str) -> None:
+    reference, directory = pair
+    ids = random_ids(LENGTH)
+    expected = reference_logits(reference, ids)
+    rounded = type(reference).from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager")
+    their_error = (reference_logits(rounded, ids) - expected).square().mean().sqrt()
+    our_error = (logits_of(load(directory, dtype), ids) - expected).square().mean().sqrt()
+    assert 0 < our_error <= 1.2 * their_error
