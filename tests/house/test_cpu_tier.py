@@ -15,7 +15,8 @@ PROBE = """
 import importlib, importlib.util, json, sys
 absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 module = importlib.import_module(sys.argv[1])
-print(json.dumps({"absent": absent, "main": callable(getattr(module, "main", None))}))
+entry = callable(getattr(module, sys.argv[2])) if len(sys.argv) > 2 else None
+print(json.dumps({"absent": absent, "entry": entry}))
 """
 
 
@@ -30,9 +31,13 @@ def run(*command: str | Path) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("module", ["services.processor.main", "services.detokenizer.main", "services.cli"])
-def test_program_loads_without_torch(module: str) -> None:
-    assert json.loads(run(BIN / "python", "-c", PROBE, module)) == {"absent": ["torch", "transformers"], "main": True}
+@pytest.mark.parametrize(
+    ("module", "entry"),
+    [("services.processor.main", "run"), ("services.detokenizer.main", "run"), ("services.cli", "main")],
+)
+def test_program_loads_without_torch(module: str, entry: str) -> None:
+    found = json.loads(run(BIN / "python", "-c", PROBE, module, entry))
+    assert found == {"absent": ["torch", "transformers"], "entry": True}
 
 
 @pytest.mark.parametrize("module", ["config", "errors", "request", "scheduling.scheduler", "step", "validation"])
