@@ -12,7 +12,6 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.detokenizers import Subscription
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.liveness import Liveness
@@ -58,7 +57,6 @@ class _Engine:
 @dataclass(slots=True, eq=False)
 class _Detokenizer:
     peer: PeerId
-    link: Subscription
     liveness: Liveness
     draining: bool = False
     suspected: bool = False
@@ -148,11 +146,11 @@ class Peers:
 
     # DetokenizerOwner
 
-    def detokenizer_up(self, link: Subscription, detokenizer: PeerId) -> None:
+    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
         """Subscribed."""
-        self._detokenizers[detokenizer] = _Detokenizer(detokenizer, link, Liveness(time.monotonic()))
+        self._detokenizers[detokenizer] = _Detokenizer(detokenizer, Liveness(time.monotonic()))
         self._routes.detokenizer_up(detokenizer)
-        log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=link.address)
+        log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
         self.events.routes_changed()
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
