@@ -54,7 +54,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     )
     return asyncio.run(
         run_stack(
-            options_of(settings, values),
+            stack_options(settings, values),
             logs := ChildLogs(as_json=as_json),
             grace=settings.server.drain_grace,
             when_ready=lambda ready: _announce(ready, logs),
@@ -62,7 +62,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     )
 
 
-def options_of(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
+def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
     """The options of a stack whose processor has ``settings``."""
     server, telemetry = settings.server, settings.telemetry
     port = server.port or free_port(server.host)

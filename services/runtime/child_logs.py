@@ -21,11 +21,15 @@ _SHOWN_TAIL = 5
 class ChildLogs:
     """Shows children's lines on ``stream``, and their start-up on ``out`` if it is for people."""
 
-    def __init__(self, *, as_json: bool, out: TextIO | None = None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
+    ) -> None:
+        """``quiet``: show what needs attention and nothing else, also when everything is ready."""
         self._as_json = as_json
         self._out, self._stream = out or sys.stdout, stream or sys.stderr
         self._render = console_renderer(self._stream.isatty())
         self._ready = False
+        self._quiet = quiet
         self._transient = False
 
     def line(self, child: str, line: str) -> None:
@@ -36,7 +40,7 @@ class ChildLogs:
         record = parse_record(line)
         if record is None:
             self._print(self._stream, f"{child}: {line}")
-        elif not self._startup(child, record) and self._shown(record):
+        elif (self._ready or not self._startup(child, record)) and self._shown(record):
             rendered = self._render(logging.getLogger(), "", {"service": child, **record})
             self._print(self._stream, str(rendered))
 
@@ -51,7 +55,8 @@ class ChildLogs:
 
     def _shown(self, record: dict[str, Any]) -> bool:
         # A fatal error is told by the supervisor, together with what follows from it.
-        return record["event"] != "fatal" and (self._ready or record.get("level") in _ALARMING)
+        informing = self._ready and not self._quiet
+        return record["event"] != "fatal" and (informing or record.get("level") in _ALARMING)
 
     def _startup(self, child: str, record: dict[str, Any]) -> bool:
         """Show a record of a starting child; whether it was one."""
@@ -60,6 +65,8 @@ class ChildLogs:
                 self._status(f"  {child}: {name} …")
             case {"event": "stage advanced", "name": str(name), "done": int(done), "total": int(total)}:
                 self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "stage", "name": "serving"}:
+                pass  # the service says so itself, when its door is open
             case {"event": "stage", "name": str(name)}:
                 self.say(_stage_line(child, name, record))
             case {"event": "serving"}:

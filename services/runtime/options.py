@@ -167,6 +167,8 @@ class Setting:
         """The text that ``parse`` reads as ``value``."""
         if self.kind is bool:
             return "true" if value else "false"
+        if self.declared.unit == "bytes":
+            return _format_bytes(value)
         return ",".join(value) if self.kind is tuple else str(value)
 
 
@@ -241,6 +243,14 @@ def _kind(hint: Any) -> tuple[type, bool]:
     if kind not in (bool, int, float, str, tuple):
         raise TypeError(f"an option cannot be of type {hint}")
     return kind, optional
+
+
+def _format_bytes(value: int) -> str:
+    """With the largest suffix that leaves a whole number."""
+    for suffix in ("TiB", "GiB", "MiB", "KiB"):
+        if value and value % _BYTES[suffix.upper()] == 0:
+            return f"{value // _BYTES[suffix.upper()]}{suffix}"
+    return str(value)
 
 
 def _bound(value: float | None) -> str | None:

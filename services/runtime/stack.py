@@ -23,6 +23,9 @@ from services.runtime.supervisor import ChildSpec, Supervisor
 # are those of three services that were started one by one.
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
 
+_NO_PORT = {"host": None, "port": None}
+"""The options of the front door are not those of the services behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
@@ -76,7 +79,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     for name in ("engine", "detokenizer", "processor"):
         port = options.metrics_ports.get(name)
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
-        values = {**options.values, **fixed, **own[name]}
+        values = {**options.values, **_NO_PORT, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: a folder named "services" where the user happens to stand is not ours.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)

@@ -1,0 +1,95 @@
+"""``ringline demo``: the whole ring at work, once: three processes, one streamed answer, and what ran where."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+
+import click
+import ringline
+
+from services.commands.serve import BUNDLED_MODEL, stack_options
+from services.runtime.child_logs import ChildLogs
+from services.runtime.errors import ExitCode, FatalError
+from services.runtime.launch import ReadyStack, run_stack
+from services.runtime.run_dir import StackState
+from services.runtime.settings import ProcessorSettings, ServerSettings, TelemetrySettings
+from services.runtime.telemetry import configure_logs
+
+PROMPT = "Tell me a story about a fox named Ruby who lost a lantern."
+_MAX_TOKENS = 200
+_GRACE = 5.0
+
+_ROLES = {
+    "processor": "made {prompt} token ids of the question and admitted it",
+    "engine": "computed {output} token ids",
+    "detokenizer": "turned them into text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """Of one streamed answer, in seconds from its request."""
+
+    first_token: float
+    last_token: float
+
+    def tokens_per_second(self, tokens: int) -> float:
+        """After the first token, as people count decode speed."""
+        between = self.last_token - self.first_token
+        return (tokens - 1) / between if tokens > 1 and between > 0 else 0.0
+
+
+@click.command()
+@click.option("--prompt", default=PROMPT, show_default=True, help="What to ask.")
+@click.option(
+    "--model", default=str(BUNDLED_MODEL), help="Checkpoint: a directory or a hub id; default: the bundled one."
+)
+def demo(prompt: str, model: str) -> int:
+    """Start the three services on free ports, stream an answer through them, show what ran where, and stop."""
+    settings = ProcessorSettings(server=ServerSettings(port=0), telemetry=TelemetrySettings(metrics=False))
+    configure_logs(TelemetrySettings(log_format="console"), "demo")
+    logs = ChildLogs(as_json=False, quiet=True)
+
+    async def show(ready: ReadyStack) -> int:
+        logs.ready(f"  ready in {ready.seconds:.1f} s")
+        click.echo(f"\n> {prompt}\n")
+        try:
+            generation, timing = await _ask(ready.address, prompt)
+        except ringline.RingError as error:
+            raise FatalError(f"the request failed: {error}", ExitCode.FAILURE) from None
+        click.echo("\n" + _report(ready.state, generation.usage, timing))
+        return ExitCode.OK
+
+    click.echo(f"starting an engine, a detokenizer and a processor with {model}")
+    options = stack_options(settings, {"model": model})
+    return asyncio.run(run_stack(options, logs, grace=_GRACE, when_ready=show))
+
+
+async def _ask(address: str, prompt: str) -> tuple[ringline.Generation, _Timing]:
+    """Stream the answer to ``prompt`` to the terminal."""
+    start = time.perf_counter()
+    first = last = 0.0
+    async with ringline.AsyncClient(address) as client:
+        messages: list[ringline.Message] = [{"role": "user", "content": prompt}]
+        stream = client.stream(messages=messages, temperature=0.0, max_tokens=_MAX_TOKENS)
+        async for delta in stream:
+            last = time.perf_counter() - start
+            first = first or last
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+        click.echo()
+        return await stream.result(), _Timing(first, last)
+
+
+def _report(state: StackState, usage: ringline.Usage, timing: _Timing) -> str:
+    lines = []
+    for name, role in _ROLES.items():
+        process = state.services[name]
+        did = role.format(prompt=usage.prompt_tokens, output=usage.completion_tokens)
+        lines.append(f"  {name:<12} pid {process.pid:<8} {did}\n  {'':<12} {process.address}")
+    speed = timing.tokens_per_second(usage.completion_tokens)
+    lines.append(f"  first token after {timing.first_token * 1000:.0f} ms, then {speed:.0f} tokens/s")
+    return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""``ringline health``: for container health checks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from services.runtime.channels import check_health, open_channel
+from services.runtime.errors import ExitCode
+from services.runtime.settings import valid_address
+
+
+@click.command()
+@click.argument("address")
+@click.option("--service", default="", help="Full name of a gRPC service; default: the whole server.")
+@click.option("--timeout", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Seconds to wait.")
+def health(address: str, service: str, timeout: float) -> int:
+    """Say whether the server at ADDRESS (host:port or unix:path) is serving; exit with 0 if it is, else with 1."""
+    if not valid_address(address):
+        raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path", param_hint="ADDRESS")
+
+    async def ask() -> str:
+        async with open_channel(address) as channel:
+            return await check_health(channel, service, timeout)
+
+    status = asyncio.run(ask())
+    click.echo(status)
+    return ExitCode.OK if status == "SERVING" else ExitCode.FAILURE

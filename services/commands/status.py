@@ -1,0 +1,135 @@
+"""``ringline status``: what is running, and how loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.runtime.channels import check_health, open_channel
+from services.runtime.errors import ExitCode
+from services.runtime.run_dir import StackState, running_stacks
+from services.runtime.settings import valid_address
+
+_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """What one service answered."""
+
+    service: str
+    address: str
+    health: str
+    pid: int | None = None
+    metrics: str | None = None
+    models: list[dict[str, Any]] | None = None
+    """Of a processor: what it serves."""
+    load: dict[str, Any] | None = None
+    """Of an engine: the fields of ``ringline.engine.v1.Load``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """One ``ringline serve``, or the addresses that were asked for."""
+
+    title: str
+    services: list[ServiceStatus]
+
+
+@click.command()
+@click.option("--address", "processors", multiple=True, help="A processor; may be repeated.")
+@click.option("--engine", "engines", multiple=True, help="An engine; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(processors: tuple[str, ...], engines: tuple[str, ...], as_json: bool) -> int:
+    """Show every stack that this user runs here with `ringline serve`, or the addresses given.
+
+    Exits with 0 if everything shown is serving, else (or if nothing runs) with 1.
+    """
+    for address in (*processors, *engines):
+        if not valid_address(address):
+            raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
+    found = asyncio.run(_look(processors, engines))
+    if as_json:
+        click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
+    elif not found:
+        click.echo("nothing is running here; start it with `ringline serve`, or name a server with --address")
+    else:
+        click.echo("\n\n".join(_stack_text(stack) for stack in found))
+    serving = found and all(service.health == "SERVING" for stack in found for service in stack.services)
+    return ExitCode.OK if serving else ExitCode.FAILURE
+
+
+async def _look(processors: tuple[str, ...], engines: tuple[str, ...]) -> list[StackStatus]:
+    if not processors and not engines:
+        return list(await asyncio.gather(*(_stack(state) for state in running_stacks())))
+    asked = [*(("processor", address) for address in processors), *(("engine", address) for address in engines)]
+    services = await asyncio.gather(*(_service(name, address) for name, address in asked))
+    return [StackStatus("asked", list(services))]
+
+
+async def _stack(state: StackState) -> StackStatus:
+    services = await asyncio.gather(
+        *(_service(name, each.address, each.pid, each.metrics) for name, each in state.services.items())
+    )
+    uptime = max(0, round(time.time() - state.started))
+    return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", list(services))
+
+
+async def _service(name: str, address: str, pid: int | None = None, metrics: str | None = None) -> ServiceStatus:
+    async with open_channel(address) as channel:
+        health = await check_health(channel, seconds=_TIMEOUT)
+        models = await _models(channel) if name == "processor" and health == "SERVING" else None
+        load = await _load(channel) if name == "engine" and health == "SERVING" else None
+    return ServiceStatus(name, address, health, pid, metrics, models, load)
+
+
+async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
+    stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+    try:
+        answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
+    except grpc.aio.AioRpcError:
+        return None
+    return [MessageToDict(model, preserving_proto_field_name=True) for model in answer.models]
+
+
+async def _load(channel: grpc.aio.Channel) -> dict[str, Any] | None:
+    stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+    try:
+        answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
+    except grpc.aio.AioRpcError:
+        return None
+    return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
+
+
+def _stack_text(stack: StackStatus) -> str:
+    return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
+
+
+def _lines(service: ServiceStatus) -> list[str]:
+    pid = "" if service.pid is None else f"pid {service.pid}"
+    lines = [f"{service.service:<12} {service.health:<12} {pid:<12} {service.address}"]
+    lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
+    load = service.load
+    if load is not None:
+        hits, queries = load["prefix_hits"], load["prefix_queries"]
+        lines.append(
+            f"  running {load['running']}, waiting {load['waiting']}, "
+            f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
+            f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
+        )
+        lines.append(
+            f"  steps {load['steps']} (longest of late {load['longest_step_ms']} ms), "
+            f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
+        )
+    if service.metrics is not None:
+        lines.append(f"  metrics {service.metrics}")
+    return lines
