@@ -113,6 +113,7 @@ class ScriptedInference(InferenceServiceServicer):
     def __init__(self) -> None:
         self.scripts: list[Script] = [hello]
         self.limits = pb.SessionLimits(max_live_requests=1000, max_message_bytes=1 << 20, stall_timeout_ms=10_000)
+        self.model = pb.Model(name="tiny", vocab_size=512, max_model_len=64, eos_token_ids=[2], has_chat_template=True)
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.sessions = 0
@@ -206,8 +207,7 @@ class ScriptedInference(InferenceServiceServicer):
 
     async def ListModels(self, request, context):
         await self._fail_unary(context)
-        model = pb.Model(name="tiny", architecture="Toy", vocab_size=512, max_model_len=64, eos_token_ids=[2])
-        return pb.ListModelsResponse(models=[model])
+        return pb.ListModelsResponse(models=[self.model])
 
     async def _fail_unary(self, context) -> None:
         if self.unary_failures:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ringline.results import Partial
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_LOST_STATUS = "Internal error from Core"
+"""With this grpc.aio replaces the true status of a stream that ended while it was written to."""
 _FIELD_PREFIX = re.compile(r"([a-z_][\w.\[\]]*): ")
 
 
@@ -149,6 +151,8 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
     for key, value in failure.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             return from_status(status_pb2.Status.FromString(value))
+    if failure.details() == _LOST_STATUS:
+        return Unavailable("the stream ended while it was written to")
     code = failure.code()
     return from_status(status_pb2.Status(code=code.value[0], message=failure.details() or ""))
 

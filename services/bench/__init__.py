@@ -1,0 +1,1 @@
+"""Drives load and measures it: what ``ringline bench`` does, without its flags."""

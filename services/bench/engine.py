@@ -1,0 +1,132 @@
+"""Load on an engine alone: token ids over Attach, with neither processor nor detokenizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import grpc
+from ringline.channel import CHANNEL_OPTIONS
+from ringline.engine.v1 import engine_pb2 as pb
+from ringline.engine.v1.engine_pb2_grpc import EngineServiceStub
+from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
+
+from services.bench.link import Link, LoadError, Target
+from services.ring.identity import CONTRACT_VERSION, ring_id
+from services.runtime.incarnation import new_incarnation
+
+if TYPE_CHECKING:  # the stub is one class at run time
+    from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub
+
+
+class EngineLink(Link):
+    """An attachment to an engine; greedy requests that ignore eos, delivered to their submitter."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._incarnation = new_incarnation()
+        self._prepared: list[pb.Command] = []
+        self._prepared_before = 0
+        self._numbers: dict[str, int] = {}
+        self._commands: list[pb.Command] = []
+
+    def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
+        self._prepared_before += len(self._prepared)  # a ring id is used once
+        names = [ring_id(self._incarnation, self._prepared_before + number) for number in range(len(prompts))]
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._prepared = [
+            pb.Command(submit=_submit(name, prompt, output_len)) for name, prompt in zip(names, prompts, strict=True)
+        ]
+
+    def begin(self, number: int) -> None:
+        self._send(self._prepared[number])
+
+    async def _connect(self) -> Target:
+        stub = cast("EngineServiceAsyncStub", EngineServiceStub(self._channel))
+        model = await stub.GetModel(pb.GetModelRequest())
+        self._call = stub.Attach()
+        hello = link_pb2.Hello(
+            name=f"bench-{self._incarnation}", incarnation=self._incarnation, contract_version=CONTRACT_VERSION
+        )
+        await self._call.write(pb.AttachRequest(hello=hello))
+        first = await self._call.read()
+        if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
+            raise LoadError("the engine did not say welcome")
+        return Target(
+            model=model.model,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=frozenset(model.eos_token_ids),
+            max_live_requests=None,
+        )
+
+    async def _disconnect(self) -> None:
+        await self._channel.close()
+
+    def _send(self, command: pb.Command) -> None:
+        self._commands.append(command)
+        self._pending.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._pending.wait()
+            self._pending.clear()
+            commands, self._commands = self._commands, []
+            await self._call.write(pb.AttachRequest(commands=commands))
+
+    async def _read(self) -> None:
+        while isinstance(frame := await self._call.read(), pb.AttachResponse):
+            now = time.perf_counter()
+            if frame.HasField("outputs"):
+                self._take_outputs(frame.outputs, now)
+            for rejection in frame.rejections:
+                self._end(rejection.request_id, now, rejection.status.message)
+        raise LoadError("the engine ended the stream")
+
+    def _take_outputs(self, outputs: pb.StepOutputs, now: float) -> None:
+        if self.listener is not None:
+            for request_id, position, count in zip(
+                outputs.request_ids, outputs.first_positions, outputs.token_counts, strict=True
+            ):
+                if (number := self._numbers.get(request_id)) is not None:
+                    self.listener.delivered(number, position, count, now)
+        for finish in outputs.finishes:
+            self._send(pb.Command(done=pb.Done(request_id=finish.request_id, epoch=finish.epoch)))
+            self._end(finish.request_id, now, _problem(finish))
+
+    def _end(self, request_id: str, now: float, problem: str | None) -> None:
+        if self.listener is not None and request_id in self._numbers:
+            self.listener.ended(self._numbers[request_id], now, problem)
+
+
+def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submit:
+    sampling = sampling_pb2.SamplingParams(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        seed=0,
+        n=1,
+    )
+    return pb.Submit(
+        request_id=request_id,
+        epoch=1,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        ignore_eos=True,
+        max_tokens=output_len,
+    )
+
+
+def _problem(finish: pb.Finish) -> str | None:
+    """Why a finish is not the end that was asked for."""
+    if finish.HasField("error"):
+        return finish.error.message
+    if finish.cause == output_pb2.FINISH_CAUSE_LENGTH:
+        return None
+    return output_pb2.FinishCause.Name(finish.cause)

@@ -1,0 +1,117 @@
+"""What the two ways to load a server share: one stream, written and read by a task each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import grpc
+from ringline.errors import from_rpc
+
+
+class LoadError(Exception):
+    """The measurement cannot go on; its text is one sentence fit to show a person."""
+
+    @classmethod
+    def of_call(cls, failure: grpc.aio.AioRpcError) -> LoadError:
+        """The end of a call."""
+        error = from_rpc(failure)
+        return cls(f"{error.code.name}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is measured, and what it takes."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    max_live_requests: int | None
+    """None: no limit is known."""
+
+
+class Listener(Protocol):
+    """Whoever hears what a link brings; requests are named by number, times are ``time.perf_counter()``."""
+
+    def delivered(self, number: int, position: int, count: int, now: float) -> None: ...
+
+    def ended(self, number: int, now: float, problem: str | None) -> None: ...
+
+
+class Link(ABC):
+    """One stream to what is measured. An async context manager: enter to connect."""
+
+    target: Target
+    """Known once connected."""
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+        self._pending = asyncio.Event()
+        """Set when there is something to write."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @abstractmethod
+    def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
+        """Make the messages of requests 0, 1, … before the clock runs."""
+
+    @abstractmethod
+    def begin(self, number: int) -> None:
+        """Have a prepared request sent; returns at once."""
+
+    async def wait_for(self, work: Coroutine[Any, Any, object]) -> None:
+        """Await ``work``; raise LoadError when the stream ends before it is done."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait((task, self._stream), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._stream.result()
+        finally:
+            task.cancel()
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.target = await self._connect()
+        except grpc.aio.AioRpcError as failure:
+            await self._disconnect()
+            raise LoadError.of_call(failure) from None
+        self._tasks = [asyncio.create_task(self._guarded_write()), asyncio.create_task(self._guarded_read())]
+        self._stream = asyncio.gather(*self._tasks)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._stream, return_exceptions=True)
+        await self._disconnect()
+
+    async def _guarded_write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader learns why
+            await self._write()
+
+    async def _guarded_read(self) -> None:
+        try:
+            await self._read()
+        except grpc.aio.AioRpcError as failure:
+            raise LoadError.of_call(failure) from None
+
+    @abstractmethod
+    async def _connect(self) -> Target: ...
+
+    @abstractmethod
+    async def _disconnect(self) -> None: ...
+
+    @abstractmethod
+    async def _write(self) -> None:
+        """Write what is pending, for ever."""
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Tell the listener what comes; raise LoadError when the stream ends."""

@@ -1,0 +1,119 @@
+"""What the client commands share: the address, the options of a generation as flags, and readable errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import click
+import ringline
+
+from services.runtime.settings import PROCESSOR_PORT
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_OPTION_NAMES = frozenset(ringline.Options.__annotations__)
+
+
+def token_ids(text: str) -> list[int]:
+    """``1,2,3``."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,2,3") from None
+
+
+def bias(text: str) -> tuple[int, float]:
+    """``ID:VALUE``."""
+    token_id, _, value = text.partition(":")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a token id and a value such as 42:-1.5") from None
+
+
+address_option = click.option(
+    "--address",
+    metavar="HOST:PORT",
+    default=f"127.0.0.1:{PROCESSOR_PORT}",
+    envvar="RINGLINE_ADDRESS",
+    show_default=True,
+    show_envvar=True,
+    help="Where the processor listens.",
+)
+
+_GENERATION_OPTIONS = (
+    click.option("--model", help="One of the models served. Default: the one that is."),
+    click.option("--max-tokens", type=int, help="Output tokens per choice. Default: what the context has room for."),
+    click.option("--min-tokens", type=int, help="Output tokens before a choice may end."),
+    click.option("--temperature", type=float, help="0 is greedy. Default: the model's own."),
+    click.option("--top-k", type=int, help="Sample among the k likeliest tokens; 0: all."),
+    click.option("--top-p", type=float, help="Sample among the likeliest tokens that together reach this probability."),
+    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
+    click.option("--frequency-penalty", type=float, help="Lowers a token's logit per occurrence in the output."),
+    click.option("--presence-penalty", type=float, help="Lowers a token's logit if it is in the output."),
+    click.option("--repetition-penalty", type=float, help="Divides the logit of tokens in the prompt or output."),
+    click.option(
+        "--logit-bias", type=bias, metavar="ID:VALUE", multiple=True, help="Added to a token's logit. Can be repeated."
+    ),
+    click.option("--allowed-token-ids", type=token_ids, metavar="ID,ID,…", help="Only these can be sampled."),
+    click.option("--seed", type=int, help="Fixes the noise. Default: drawn by the server."),
+    click.option("--stop", multiple=True, help="A string that ends the text. Can be repeated."),
+    click.option(
+        "--include-stop-str-in-output/--no-include-stop-str-in-output",
+        default=None,
+        help="Leave the stop string in the text.",
+    ),
+    click.option("--stop-token-ids", type=token_ids, metavar="ID,ID,…", help="Token ids that end a choice."),
+    click.option("--ignore-eos/--no-ignore-eos", default=None, help="Go on after the model's end-of-text token."),
+    click.option("--bad-words", multiple=True, help="A word that must not be said. Can be repeated."),
+    click.option(
+        "--skip-special-tokens/--no-skip-special-tokens", default=None, help="Leave special tokens out of the text."
+    ),
+    click.option("--truncate-prompt-tokens", type=int, help="Keep only this many of the prompt's last tokens."),
+    click.option("--add-special-tokens/--no-add-special-tokens", default=None, help="Begin as the tokenizer would."),
+    click.option("--priority", type=int, help="Lower runs first."),
+    click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
+    click.option("--timeout", type=float, help="Seconds until the request ends."),
+)
+
+
+def generation_options(function: Function) -> Function:
+    """Add every sampling and stopping option as a flag named like its field."""
+    for option in reversed(_GENERATION_OPTIONS):
+        function = option(function)
+    return function
+
+
+def to_options(values: dict[str, Any]) -> ringline.Options:
+    """Flags as options of the library; those that were not given are absent."""
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    assert given.keys() <= _OPTION_NAMES
+    return cast("ringline.Options", given)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """What the library refuses before it sends anything is a wrong usage."""
+    try:
+        yield
+    except ringline.InvalidRequest as error:
+        raise click.UsageError(str(error)) from None
+
+
+@contextmanager
+def server_errors(address: str) -> Iterator[None]:
+    """A failure of the request is one readable line, and exit code 1."""
+    try:
+        yield
+    except ringline.RingError as error:
+        raise click.ClickException(describe(error, address)) from None
+
+
+def describe(error: ringline.RingError, address: str) -> str:
+    """One sentence for a person."""
+    if type(error) is ringline.Unavailable:
+        return f"{address} is not available: {error}"
+    return f"{error.code.name}: {error}"

@@ -1,0 +1,200 @@
+"""``ringline bench``: drive load through the ring, or straight at an engine, and print what it measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import click
+
+from services.bench.engine import EngineLink
+from services.bench.link import LoadError, Target
+from services.bench.load import Load
+from services.bench.measure import Measurement, Report, Spread
+from services.bench.session import SessionLink
+from services.commands._options import address_option
+
+_PROGRESS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of the server."""
+
+    requests: int
+    concurrency: int | None
+    """Requests always under way; None with ``rate``."""
+    rate: float | None
+    """Requests begun per second; None with ``concurrency``."""
+    input_len: int
+    output_len: int
+    prefix_share: float
+    """Share of each prompt that is the same in all of them."""
+    warmup: int
+    seed: int
+
+
+@click.command("bench")
+@address_option
+@click.option("--engine", metavar="HOST:PORT", help="Send token ids straight at this engine instead.")
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), help="Requests always under way.  [default: 16]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Begin this many a second instead (Poisson).")
+@click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
+@click.option("--output-len", type=click.IntRange(1), default=64, show_default=True, help="Output tokens.")
+@click.option(
+    "--prefix-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of each prompt that is the same in all of them.",
+)
+@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests before the clock runs.")
+@click.option("--seed", type=int, help="Of prompts and arrivals. Default: another each time, so that none is cached.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench(address: str, engine: str | None, concurrency: int | None, as_json: bool, **values: Any) -> None:
+    """Send random prompts of token ids, greedy and without a stop, over one stream, and take the times.
+
+    Exit code 1 if a request did not end with exactly the tokens asked for.
+    """
+    if concurrency is not None and values["rate"] is not None:
+        raise click.UsageError("give either --concurrency or --rate")
+    if values["rate"] is None:
+        concurrency = concurrency or 16
+    if values["seed"] is None:
+        values["seed"] = random.SystemRandom().getrandbits(32)
+    plan = Plan(concurrency=concurrency, **values)
+    try:
+        target, report, cpu = asyncio.run(_measure(engine, address, plan))
+    except LoadError as error:
+        raise click.ClickException(f"{engine or address}: {error}") from None
+    place = {"target": "engine" if engine else "session", "address": engine or address, "model": target.model}
+    if as_json:
+        click.echo(json.dumps(place | asdict(plan) | to_json(report, plan, cpu)))
+    else:
+        click.echo(table(place, report, plan, cpu))
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+async def _measure(engine: str | None, address: str, plan: Plan) -> tuple[Target, Report, float]:
+    """What was measured of what, and the client's CPU seconds per second."""
+    async with EngineLink(engine) if engine else SessionLink(address) as link:
+        _check(plan, link.target)
+        if plan.warmup:
+            link.prepare(
+                _prompts(replace(plan, requests=plan.warmup, seed=plan.seed + 1), link.target), plan.output_len
+            )
+            await Load(link, plan.warmup, plan.output_len).keep(plan.concurrency or plan.warmup)
+        link.prepare(_prompts(plan, link.target), plan.output_len)
+        load = Load(link, plan.requests, plan.output_len)
+        before = time.process_time()
+        with _progress(load.measurement, plan.requests):
+            if plan.rate is not None:
+                await load.arrive(plan.rate, random.Random(plan.seed))
+            elif plan.concurrency is not None:
+                await load.keep(plan.concurrency)
+        report = load.measurement.report()
+        return link.target, report, (time.process_time() - before) / report.seconds
+
+
+def _check(plan: Plan, target: Target) -> None:
+    if plan.input_len + plan.output_len > target.max_model_len:
+        raise LoadError(
+            f"--input-len {plan.input_len} and --output-len {plan.output_len} exceed the context of "
+            f"{target.max_model_len} tokens"
+        )
+    if target.max_live_requests is not None and (plan.concurrency or 0) > target.max_live_requests:
+        raise LoadError(
+            f"--concurrency {plan.concurrency}: a session may have {target.max_live_requests} live requests"
+        )
+
+
+def _prompts(plan: Plan, target: Target) -> list[list[int]]:
+    """Random ids from the middle of the vocabulary: special tokens are at its ends."""
+    rng = random.Random(plan.seed)
+    middle = range(target.vocab_size // 8, target.vocab_size - target.vocab_size // 8)
+    ids = [token_id for token_id in middle if token_id not in target.eos_token_ids]
+    prefix = rng.choices(ids, k=round(plan.prefix_share * plan.input_len))
+    return [prefix + rng.choices(ids, k=plan.input_len - len(prefix)) for _ in range(plan.requests)]
+
+
+@contextlib.contextmanager
+def _progress(measurement: Measurement, requests: int) -> Iterator[None]:
+    """While the body runs, say now and then how far it is: on one line of a terminal, else a line each time."""
+    start, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
+
+    async def tell() -> None:
+        tokens = 0
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            rate = (measurement.output_tokens - tokens) / _PROGRESS_SECONDS
+            tokens = measurement.output_tokens
+            line = f"{measurement.ended}/{requests} requests, {rate:,.0f} tokens/s"
+            print(f"{start}{line:<60}", end=end, file=sys.stderr, flush=True)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        if sys.stderr.isatty():
+            print("\r" + " " * 60, end="\r", file=sys.stderr, flush=True)
+
+
+def to_json(report: Report, plan: Plan, cpu: float) -> dict[str, Any]:
+    """The figures; times in milliseconds, rates per second."""
+    return {
+        "completed": report.completed,
+        "failed": report.failed,
+        "failures": report.failures,
+        "seconds": report.seconds,
+        "output_tokens": report.output_tokens,
+        "output_tokens_per_second": report.output_tokens / report.seconds,
+        "input_tokens_per_second": report.completed * plan.input_len / report.seconds,
+        "requests_per_second": report.completed / report.seconds,
+        **{f"{name}_ms": None if spread is None else asdict(spread) for name, spread in _spreads(report)},
+        "client_cpu_share": cpu,
+    }
+
+
+def table(place: dict[str, str], report: Report, plan: Plan, cpu: float) -> str:
+    """The same for a person."""
+    figures = to_json(report, plan, cpu)
+    load = f"{plan.concurrency} at a time" if plan.concurrency else f"{plan.rate:g} a second"
+    lines = [
+        f"{place['target']} {place['address']}, model {place['model']}",
+        f"{plan.requests} requests, {load}, {plan.input_len} tokens in, {plan.output_len} out",
+        "",
+        f"{'output tokens/s':<24}{figures['output_tokens_per_second']:>12,.1f}",
+        f"{'input tokens/s':<24}{figures['input_tokens_per_second']:>12,.1f}",
+        f"{'requests/s':<24}{figures['requests_per_second']:>12,.2f}",
+        f"{'seconds':<24}{report.seconds:>12,.2f}",
+        f"{'client CPU':<24}{cpu:>12.0%}",
+        "",
+        f"{'milliseconds':<24}{'mean':>12}{'p50':>12}{'p99':>12}",
+    ]
+    titles = {
+        "ttft": "time to first token",
+        "gap": "inter-token",
+        "tpot": "per token of a request",
+        "latency": "request",
+    }
+    for name, spread in _spreads(report):
+        if spread is not None:
+            lines.append(f"{titles[name]:<24}{spread.mean:>12,.2f}{spread.p50:>12,.2f}{spread.p99:>12,.2f}")
+    if report.failed:
+        lines += ["", f"{report.failed} requests failed:"]
+        lines += [f"  {count} × {problem}" for problem, count in report.failures.items()]
+    return "\n".join(lines)
+
+
+def _spreads(report: Report) -> tuple[tuple[str, Spread | None], ...]:
+    return (("ttft", report.ttft), ("gap", report.gap), ("tpot", report.tpot), ("latency", report.latency))

@@ -1,0 +1,187 @@
+import asyncio
+import json
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import output_pb2
+from ringline.types.v1.sampling_pb2 import SamplingParams
+
+from services.commands.generate import generate
+from tests.clients.scripted import Abort, admitted, delta, hello, play, refusal, terminal
+
+
+async def run(front_door, *args: str, stdin: str | None = None) -> Result:
+    command = ["--address", front_door.address, *args]
+    return await asyncio.to_thread(CliRunner().invoke, generate, command, input=stdin)
+
+
+async def test_text_goes_to_the_terminal(front_door):
+    result = await run(front_door, "Hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
+
+
+async def test_json_is_one_object(front_door):
+    result = await run(front_door, "Hi", "--json")
+    document = json.loads(result.stdout)
+    assert document == {
+        "text": "Hello, world",
+        "token_ids": [10, 11, 12, 13],
+        "finish_reason": "stop",
+        "stop": 13,
+        "usage": {"prompt_tokens": 3, "cached_tokens": 1, "completion_tokens": 4},
+        "model": "tiny",
+        "seed": 7,
+    }
+
+
+async def test_json_has_log_probabilities_when_asked(front_door):
+    packed = output_pb2.Logprobs(logprobs=[-0.5], ranks=[2], top_count=2, top_ids=[8, 5], top_logprobs=[-0.25, -0.5])
+    impossible = output_pb2.Logprobs(logprobs=[float("-inf")], ranks=[9])
+    front_door.plays(
+        play(
+            admitted(prompt_tokens=2, prompt_token_ids=[1, 2]),
+            pb.GenerateResponse(prompt_logprobs=impossible),
+            delta(0, [5], "a", logprobs=packed),
+            terminal(completion=1),
+        )
+    )
+    document = json.loads((await run(front_door, "Hi", "--json", "--logprobs", "2", "--prompt-logprobs", "0")).stdout)
+    top = [{"token_id": 8, "logprob": -0.25}, {"token_id": 5, "logprob": -0.5}]
+    assert document["logprobs"] == [{"token_id": 5, "logprob": -0.5, "rank": 2, "top": top}]
+    assert document["prompt_logprobs"] == [{"token_id": 2, "logprob": None, "rank": 9, "top": []}]
+    sent = front_door.service.requests[0].output
+    assert (sent.logprobs, sent.prompt_logprobs, sent.return_prompt_token_ids) == (2, 0, True)
+
+
+async def test_several_choices(front_door):
+    front_door.plays(
+        play(
+            admitted(n=2),
+            delta(0, [1], "one"),
+            delta(0, [2], "two", choice=1),
+            terminal(),
+            terminal(choice=1, completion=2),
+        )
+    )
+    choices = json.loads((await run(front_door, "Hi", "--json", "--n", "2")).stdout)["choices"]
+    assert [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices] == [
+        (0, "one", [1]),
+        (1, "two", [2]),
+    ]
+    assert (await run(front_door, "Hi", "--n", "2")).stdout == "[0] one\n[1] two\n"
+
+
+async def test_every_flag_reaches_its_field(front_door):
+    flags = """--json --model tiny --max-tokens 5 --min-tokens 0 --temperature 0 --top-k 0 --top-p 0.5 --min-p 0.25
+        --frequency-penalty -1 --presence-penalty 1 --repetition-penalty 1.5 --logit-bias 3:-2.5 --logit-bias 4:1
+        --allowed-token-ids 1,2 --seed 9 --n 1 --stop END --stop . --include-stop-str-in-output --stop-token-ids 7
+        --ignore-eos --bad-words no --logprobs 0 --no-skip-special-tokens --truncate-prompt-tokens 4
+        --no-add-special-tokens --priority -2 --cache-salt salt --timeout 60"""
+    result = await run(front_door, "Hi", *flags.split())
+    assert result.exit_code == 0, result.output
+    sent = front_door.service.requests[0]
+    assert 0 < sent.timeout_ms <= 60_000
+    sent.ClearField("timeout_ms")
+    assert sent == pb.GenerateRequest(
+        text="Hi",
+        model="tiny",
+        add_special_tokens=False,
+        truncate_prompt_tokens=4,
+        priority=-2,
+        cache_salt="salt",
+        sampling=SamplingParams(
+            temperature=0,
+            top_k=0,
+            top_p=0.5,
+            min_p=0.25,
+            frequency_penalty=-1,
+            presence_penalty=1,
+            repetition_penalty=1.5,
+            logit_bias={3: -2.5, 4: 1},
+            allowed_token_ids=[1, 2],
+            seed=9,
+            n=1,
+        ),
+        stopping=pb.StoppingParams(
+            max_tokens=5,
+            min_tokens=0,
+            stop=["END", "."],
+            include_stop_str_in_output=True,
+            stop_token_ids=[7],
+            ignore_eos=True,
+            bad_words=["no"],
+        ),
+        output=pb.OutputParams(logprobs=0, skip_special_tokens=False),
+    )
+
+
+async def test_without_flags_everything_is_left_to_the_server(front_door):
+    await run(front_door, "Hi")
+    assert front_door.service.requests[0] == pb.GenerateRequest(text="Hi")
+
+
+async def test_the_kinds_of_prompts(front_door):
+    await run(front_door, "-", stdin="from a pipe\n\n")
+    await run(front_door, "--token-ids", "1,2,3")
+    await run(front_door, "Hi", "--chat", "--system", "Be brief.")
+    piped, ids, chat = front_door.service.requests
+    assert piped.text == "from a pipe\n"
+    assert list(ids.token_ids.ids) == [1, 2, 3]
+    assert [(message.role, message.content) for message in chat.chat.messages] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["Hi", "--token-ids", "1"],
+        ["--token-ids", "1,x"],
+        ["--token-ids", "-1"],
+        ["Hi", "--logit-bias", "3"],
+        ["Hi", "--system", "x"],
+        ["--chat", "--token-ids", "1"],
+        ["Hi", "--max-tokens", "-1"],
+        ["Hi", "--timeout", "0"],
+        ["Hi", "--logprobs", "1"],
+        ["Hi", "--colour"],
+    ],
+    ids=" ".join,
+)
+async def test_a_wrong_usage_is_told_before_anything_is_sent(front_door, args):
+    result = await run(front_door, *args)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert not front_door.service.requests
+
+
+async def test_what_the_server_refuses_is_one_line(front_door):
+    front_door.plays(play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "top_p: must be in (0, 1]")))
+    result = await run(front_door, "Hi", "--top-p", "2", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: INVALID_ARGUMENT: top_p: must be in (0, 1]\n"
+
+
+async def test_a_cut_answer_is_printed_as_far_as_it_came_and_is_a_failure(front_door):
+    front_door.plays(play(admitted(), delta(0, [1], "half an"), Abort(grpc.StatusCode.UNAVAILABLE, "engine died")))
+    result = await run(front_door, "Hi")
+    assert (result.exit_code, result.stdout) == (1, "half an\n")
+    assert "engine died" in result.stderr
+
+
+async def test_nobody_at_the_address(front_door):
+    front_door.plays(hello)
+    result = await asyncio.to_thread(CliRunner().invoke, generate, ["Hi", "--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: 127.0.0.1:1 is not available")
+    assert "Traceback" not in result.stderr
+
+
+async def test_the_address_comes_from_the_environment(front_door):
+    env = {"RINGLINE_ADDRESS": front_door.address}
+    result = await asyncio.to_thread(CliRunner(env=env).invoke, generate, ["Hi"])
+    assert result.stdout == "Hello, world\n"
