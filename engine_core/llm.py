@@ -154,7 +154,7 @@ def default_params(model: ModelSpec) -> SamplingParams:
     """What the checkpoint's own generation_config.json recommends, and the engine's defaults for the rest."""
     recommended: dict[str, Any] = dict(model.default_sampling)
     if "top_k" in recommended:
-        recommended["top_k"] = int(recommended["top_k"])
+        recommended["top_k"] = int(recommended["top_k"]) or None  # 0 means all tokens there
     return SamplingParams(**recommended)
 
 

@@ -1,4 +1,4 @@
-"""Steps made up to measure and to warm up: the largest one a scheduler may plan, and a short generation."""
+"""Steps made up to measure and to warm up: the largest a scheduler may plan, small ones, and a short generation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS
 _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
 _TOP_LOGPROBS = 20
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
@@ -36,6 +37,21 @@ def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
 
 
+def small_step(limits: BatchLimits, vocab_size: int, rows: int, released: list[int]) -> StepPlan:
+    """A greedy step of ``rows`` rows, from as many sequences as there may be, after releasing others.
+
+    It fits into block 0, as ``largest_step`` does.
+    """
+    seqs = min(rows, limits.max_num_seqs)
+    num_tokens = [1] * (seqs - 1) + [rows - seqs + 1]
+    new = [
+        NewSequence(seq, 0, [seq % vocab_size] * count, count, 0, [0] * limits.max_blocks_per_seq, GREEDY)
+        for seq, count in enumerate(num_tokens)
+    ]
+    ids = list(range(seqs))
+    return StepPlan(0, released, new, ids, num_tokens, [True] * seqs, {})
+
+
 def _demanding(seq: int, vocab_size: int) -> SamplingParams:
     """Parameters that use everything; alternating, because the ways of drawing exclude each other."""
     return SamplingParams(
@@ -60,7 +76,7 @@ def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
     prompt = [position % vocab_size for position in range(longest)]
     blocks = list(range(-(-(longest + steps) // limits.block_size)))
-    new = NewSequence(0, 0, prompt, longest, 0, blocks[: limits.max_blocks_per_seq], SamplingParams(temperature=0.0))
+    new = NewSequence(0, 0, prompt, longest, 0, blocks[: limits.max_blocks_per_seq], GREEDY)
     plans = [StepPlan(0, [], [new], [0], [longest], [True], {})]
     plans += [StepPlan(step, [], [], [0], [1], [True], {}) for step in range(1, steps)]
     plans.append(StepPlan(steps, [0], [], [], [], [], {}))

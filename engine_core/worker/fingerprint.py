@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine_core.loading.checkpoint import Checkpoint
+from engine_core.loading.stored import find_tensors
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 64
@@ -37,7 +38,7 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
     if checkpoint.load_format == "dummy":
         _add(digest, b"dummy %d" % checkpoint.seed)
     else:
-        for path in sorted(checkpoint.path.glob("*.safetensors")):
+        for path in sorted({tensor.file for tensor in find_tensors(checkpoint.path).values()}):
             _add_weights(digest, path)
     return digest.hexdigest()
 

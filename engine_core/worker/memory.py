@@ -1,6 +1,6 @@
 """How many KV blocks fit: arithmetic on what was measured.
 
-blocks = (budget − resident − step peak − batch state) ÷ bytes per block, where the budget is
+blocks = (budget − resident − step peak − kernels − batch state) ÷ bytes per block, where the budget is
 ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not touched before
 it is used, so an idle engine stays small.
 """
@@ -30,19 +30,22 @@ class MemoryProfile:
     """The part of ``resident`` that is weights."""
     step_peak: int
     """What the largest step takes on top."""
+    kernels: int
+    """What the kernels will take that are still to be made, for other step sizes."""
     batch_state: int
     """What the persistent batch can take."""
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
-        return int(self.usable * utilization) - self.resident - self.step_peak - self.batch_state
+        return int(self.usable * utilization) - self.resident - self.step_peak - self.kernels - self.batch_state
 
     def describe(self, utilization: float) -> str:
         """The numbers behind ``left``, for a person."""
         return (
             f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
             f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
-            f"the largest step {size(self.step_peak)}, the batch's state {size(self.batch_state)}"
+            f"the largest step {size(self.step_peak)}, kernels {size(self.kernels)}, "
+            f"the batch's state {size(self.batch_state)}"
         )
 
 

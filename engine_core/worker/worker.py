@@ -15,11 +15,16 @@ from engine_core.models.base import CausalLM
 from engine_core.models.registry import build_model
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import BatchLimits, PersistentBatch
-from engine_core.worker.dummy_steps import largest_step, warm_up_steps
+from engine_core.worker.dummy_steps import largest_step, small_step, warm_up_steps
 from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, size
 from engine_core.worker.model_runner import ModelRunner
+
+_PROBED_ROWS = (3, 5, 6, 7)
+_ROW_COUNTS_KEPT = 1024 // 5
+"""oneDNN keeps the last 1024 kernels; a number of rows needs five: four linears of a layer, all layers alike, and the
+head."""
 
 
 class Worker:
@@ -83,16 +88,30 @@ class Worker:
         resident = resident_memory()
         with measure_peak() as peak:
             runner.execute(plan, kv_caches)
-        batch_state = batch.nbytes
-        del runner, batch, kv_caches, plan, model
-        trim()
         return MemoryProfile(
             usable=self.usable,
             resident=resident,
             weights=self.model.weight_bytes,
             step_peak=peak.growth,
-            batch_state=batch_state,
+            kernels=self._kernel_memory(runner, kv_caches, plan.seq_ids),
+            batch_state=batch.nbytes,
         )
+
+    def _kernel_memory(self, runner: ModelRunner, kv_caches: list[torch.Tensor], live: list[int]) -> int:
+        """Bytes that kernels for steps of other sizes will take, by what a few of them take.
+
+        oneDNN makes a kernel for each shape of a linear and each number of rows, and keeps it.
+        """
+        counts = [rows for rows in _PROBED_ROWS if rows <= self.limits.max_num_batched_tokens]
+        trim()
+        before = resident_memory()
+        for rows in counts:
+            plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
+            runner.execute(plan, kv_caches)
+            live = plan.seq_ids
+        trim()
+        grown = max(0, resident_memory() - before)
+        return grown * min(self.limits.max_num_batched_tokens, _ROW_COUNTS_KEPT) // max(1, len(counts))
 
     def allocate(self, cache_size: CacheSize) -> None:
         """Make room for the KV cache and the batch. Memory is reserved now and taken as it is first written."""

@@ -9,7 +9,7 @@ from engine_core.worker.memory import SCHEDULER_BYTES_PER_BLOCK, MemoryProfile, 
 
 MIB = 1 << 20
 PROFILE = MemoryProfile(
-    usable=1000 * MIB, resident=300 * MIB, weights=200 * MIB, step_peak=90 * MIB, batch_state=10 * MIB
+    usable=1000 * MIB, resident=300 * MIB, weights=200 * MIB, step_peak=70 * MIB, kernels=20 * MIB, batch_state=10 * MIB
 )
 LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2048, block_size=16)
 BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB
@@ -17,7 +17,7 @@ BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block t
 
 def test_blocks_are_what_the_budget_leaves() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), LIMITS, BLOCK)
-    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 90 - 10, 16, BLOCK)
+    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 70 - 20 - 10, 16, BLOCK)
 
 
 @pytest.mark.parametrize(("prefix_caching", "factor"), [(False, 1), (True, 2)])

@@ -1,0 +1,62 @@
+"""Started engines for tests, and requests run through them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine_core.llm import configure
+from engine_core.progress import StartupProgress
+from engine_core.request import Request, SamplingParams
+from engine_core.startup import StartedEngine, start_engine
+from engine_core.step import SequenceOutput
+
+BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4
+"""Of the tiny models' cache in float32: keys and values, 3 layers, 2 heads, 16 tokens, head size 16."""
+
+
+@contextmanager
+def started(model: Path, **options: object) -> Iterator[StartedEngine]:
+    """An engine that is closed at the end; its cache is of 8 MiB unless ``options`` say otherwise."""
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, **options}
+    engine = start_engine(configure(model=str(model), **options), StartupProgress())
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+class Outcome:
+    """Everything that was said about one choice."""
+
+    def __init__(self) -> None:
+        self.outputs: list[SequenceOutput] = []
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def logprobs(self) -> list[object]:
+        return [entry for output in self.outputs for entry in output.logprobs]
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return next((o.cached_tokens for o in self.outputs if o.cached_tokens is not None), None)
+
+
+def run(
+    engine: StartedEngine,
+    prompts: Mapping[str, list[int]],
+    params: Mapping[str, SamplingParams],
+    resume: Mapping[str, Mapping[int, tuple[int, ...]]] | None = None,
+) -> dict[tuple[str, int], Outcome]:
+    """Run all requests together to their ends; by (name, choice)."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for name, prompt in prompts.items():
+        engine.core.add(Request(name, tuple(prompt), params[name], resume=(resume or {}).get(name, {})))
+    while engine.core.has_work():
+        for output in engine.core.step():
+            outcomes.setdefault((output.request_id, output.choice), Outcome()).outputs.append(output)
+    return outcomes

@@ -1,0 +1,128 @@
+"""A sequence's tokens and log probabilities depend on nothing but its request, to the last bit, in float32.
+
+The same 50 sampled requests are run alone, together, in small chunks, under a cache so small that sequences are
+preempted, and continued from places in the middle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from engine_core.request import SamplingParams
+from engine_core.startup import StartedEngine
+
+from .engines import BLOCK_BYTES, run, started
+from .models.tiny_models import make_model, save_model
+
+COUNT = 50
+VOCAB = 199
+
+
+def sampled_params(rng: random.Random) -> SamplingParams:
+    def maybe(value: object, default: object) -> object:
+        return value if rng.random() < 0.35 else default
+
+    return SamplingParams(
+        temperature=rng.choice([0.6, 0.8, 1.0, 1.4]),
+        top_k=maybe(rng.choice([3, 20, 100]), None),
+        top_p=maybe(rng.choice([0.5, 0.9, 0.99]), 1.0),
+        min_p=maybe(rng.choice([0.01, 0.1]), 0.0),
+        frequency_penalty=maybe(rng.choice([-0.2, 0.7]), 0.0),
+        presence_penalty=maybe(rng.choice([-0.2, 0.7]), 0.0),
+        repetition_penalty=maybe(rng.choice([0.9, 1.3]), 1.0),
+        logit_bias=maybe({5: 3.0, 8: -4.0}, {}),
+        bad_words_token_ids=maybe(((11,), (5, 6), (9, 8, 7)), ()),
+        allowed_token_ids=maybe(tuple(range(150)), None),
+        min_tokens=maybe(8, 0),
+        stop_token_ids=frozenset({17}),
+        seed=rng.getrandbits(64),
+        n=rng.choice([1, 1, 1, 2, 3]),
+        max_tokens=rng.randint(8, 24),
+        logprobs=maybe(rng.choice([0, 2]), None),
+        prompt_logprobs=maybe(1, None),
+    )
+
+
+class Workload:
+    """50 requests; some prompts begin alike, as conversations do."""
+
+    def __init__(self) -> None:
+        rng = random.Random(20)
+        head = [rng.randrange(3, VOCAB) for _ in range(40)]
+        self.prompts = {
+            f"{i}": head[: rng.choice([0, 16, 40])] + [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 20))]
+            for i in range(COUNT)
+        }
+        self.params = {name: sampled_params(rng) for name in self.prompts}
+
+
+WORKLOAD = Workload()
+Streams = dict[tuple[str, int], tuple[list[int], list[object]]]
+
+
+def streams(engine: StartedEngine, names: list[str] | None = None) -> Streams:
+    """Tokens and log probabilities of each choice, all of ``names`` run together."""
+    prompts = {name: WORKLOAD.prompts[name] for name in names or WORKLOAD.prompts}
+    outcomes = run(engine, prompts, WORKLOAD.params)
+    return {key: (outcome.token_ids, outcome.logprobs) for key, outcome in outcomes.items()}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedEngine]:
+    directory = save_model(make_model("qwen3-mha-biases"), tmp_path_factory.mktemp("model"))
+    with started(directory, max_num_seqs=64) as started_engine:
+        yield started_engine
+
+
+@pytest.fixture(scope="module")
+def together(engine: StartedEngine) -> Streams:
+    engine.core.reset_prefix_cache()
+    return streams(engine)
+
+
+def test_the_workload_is_sampled_and_various(together: Streams) -> None:
+    """Equal streams would prove little if all ended at once or did not differ from each other."""
+    tokens = [tuple(token_ids) for token_ids, _ in together.values()]
+    assert len(set(tokens)) == len(tokens) > COUNT
+    assert sum(map(len, tokens)) > 10 * len(tokens)
+
+
+def test_alone(engine: StartedEngine, together: Streams) -> None:
+    for name in list(WORKLOAD.prompts)[::3]:
+        engine.core.reset_prefix_cache()
+        for key, stream in streams(engine, [name]).items():
+            assert stream == together[key]
+
+
+def test_with_prefix_hits(engine: StartedEngine, together: Streams) -> None:
+    before = engine.core.stats().prefix_hit_tokens
+    assert streams(engine) == together
+    assert engine.core.stats().prefix_hit_tokens > before + 500
+
+
+def test_in_small_chunks_under_preemption(engine: StartedEngine, together: Streams) -> None:
+    """A cache of 80 blocks of 4 tokens for what would fill ten times that, and steps of at most 48 tokens."""
+    small = 80 * 4 * BLOCK_BYTES * 2 // 16  # this model has four key-value heads
+    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
+    with started(engine.core.model.name, **limits) as other:
+        assert streams(other) == together
+        assert other.core.stats().preemptions > 0
+        assert other.executor.numerics_fingerprint == engine.executor.numerics_fingerprint
+
+
+def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:
+    """Prompt and tokens so far are all it takes: the rest equals what was drawn without interruption."""
+    rng = random.Random(4)
+    resume: dict[str, dict[int, tuple[int, ...]]] = {}
+    for (name, choice), (token_ids, _) in together.items():
+        resume.setdefault(name, {})[choice] = tuple(token_ids[: rng.randrange(len(token_ids))])
+    outcomes = run(engine, WORKLOAD.prompts, WORKLOAD.params, resume)
+    for (name, choice), (token_ids, logprobs) in together.items():
+        done = len(resume[name][choice])
+        got = outcomes[name, choice]
+        assert got.outputs[0].first_position == done
+        assert got.token_ids == token_ids[done:]
+        assert got.logprobs == logprobs[done:]
