@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["tests.ring"]
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     # Fixtures wider than one test would otherwise be built once per process.

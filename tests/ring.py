@@ -1,0 +1,99 @@
+"""The running ring for tests: ``ringline serve`` on the bundled model, three real processes behind one address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2_grpc
+
+from services.runtime.run_dir import StackState, running_stacks
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "checkpoints" / "tiny"
+START_TIMEOUT = 90.0
+
+
+@dataclass
+class Ring:
+    """A running stack."""
+
+    process: subprocess.Popen[bytes]
+    state: StackState
+    log: Path
+
+    @property
+    def address(self) -> str:
+        """Of the front door."""
+        return self.state.services["processor"].address
+
+    @property
+    def engine_address(self) -> str:
+        return self.state.services["engine"].address
+
+    def pid(self, service: str) -> int:
+        return self.state.services[service].pid
+
+    def inference(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+        """A stub on a channel of the running event loop."""
+        return inference_pb2_grpc.InferenceServiceStub(grpc.aio.insecure_channel(self.address))
+
+    def engine(self) -> engine_pb2_grpc.EngineServiceAsyncStub:
+        options = [("grpc.default_authority", "localhost")]
+        return engine_pb2_grpc.EngineServiceStub(grpc.aio.insecure_channel(self.engine_address, options=options))
+
+    def load(self) -> engine_pb2.Load:
+        """Of the engine, now."""
+        options = [("grpc.default_authority", "localhost")]
+        with grpc.insecure_channel(self.engine_address, options=options) as channel:
+            return engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=10).load
+
+
+def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:
+    """Start a stack and wait until it serves."""
+    log = directory / "serve.log"
+    command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0", "--no-metrics"]
+    command += ["--kv-cache-memory-bytes", "64MiB", "--log-format", "json", *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    end = time.monotonic() + START_TIMEOUT
+    while "ready: " not in log.read_text():
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise AssertionError(f"the ring did not start:\n{log.read_text()[-4000:]}")
+        time.sleep(0.05)
+    state = next(state for state in running_stacks() if state.pid == process.pid)
+    return Ring(process, state, log)
+
+
+def stop_ring(ring: Ring) -> int:
+    """End a stack as an operator would; returns the exit code."""
+    ring.process.send_signal(signal.SIGTERM)
+    try:
+        return ring.process.wait(30)
+    finally:
+        ring.process.kill()
+
+
+@pytest.fixture(scope="session")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    """One stack for all tests that leave it as they found it."""
+    running = start_ring(tmp_path_factory.mktemp("ring"))
+    yield running
+    assert running.process.poll() is None, "a test brought the ring down"
+    assert stop_ring(running) == 0

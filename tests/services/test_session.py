@@ -1,0 +1,214 @@
+"""Many requests on one Session: every one gets exactly its terminals, with the right cause and exact usage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import grpc
+import pytest
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import output_pb2
+
+from tests.ring import Ring
+from tests.services.streams import Shown, ask, generate, read_session
+
+STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
+
+
+async def test_generate_streams_text_and_ids(ring: Ring) -> None:
+    shown = await generate(ring.inference(), ask(max_tokens=12, temperature=0.0))
+    assert shown.admitted.sampling.temperature == 0
+    assert shown.admitted.sampling.HasField("seed")
+    assert len(shown.ids[0]) == shown.usage.completion_tokens
+    assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens > 0
+    assert shown.ends[0].cause in (STOP, LENGTH)
+    again = await generate(ring.inference(), ask(max_tokens=12, temperature=0.0))
+    assert (again.ids, again.texts) == (shown.ids, shown.texts)
+
+
+async def test_text_is_that_of_the_ids(ring: Ring) -> None:
+    stub = ring.inference()
+    request = ask(max_tokens=40, temperature=1.5, seed=11)
+    request.output.return_prompt_token_ids = True
+    request.stopping.ignore_eos = True
+    shown = await generate(stub, request)
+    prompt = list(shown.admitted.prompt_token_ids)
+
+    async def decode(ids: list[int]) -> str:
+        return (await stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))).text
+
+    before = await decode(prompt)
+    assert await decode(prompt + shown.ids[0]) == before + shown.texts[0]
+
+
+async def test_five_hundred_requests_on_one_session(ring: Ring) -> None:
+    rng = random.Random(4)
+    requests: dict[str, inference_pb2.GenerateRequest] = {}
+    cancels: set[str] = set()
+    for index in range(500):
+        request = ask(f"r{index}", text="Tell me " + "a story " * rng.randrange(1, 20), temperature=1.0, seed=index)
+        request.stopping.max_tokens = rng.randrange(1, 24)
+        request.sampling.n = rng.choice([1, 1, 1, 2, 3])
+        kind = rng.randrange(5)
+        if kind == 0:
+            request.stopping.stop.extend(["e", "the"])
+        elif kind == 1:
+            request.timeout_ms = rng.choice([1, 40, 60_000])
+        elif kind == 2:
+            request.stopping.ignore_eos = True
+        elif kind == 3:
+            request.stopping.max_tokens, request.stopping.ignore_eos = 400, True
+            cancels.add(request.request_id)
+        requests[request.request_id] = request
+    call = ring.inference().Session(timeout=110)
+
+    async def write() -> None:
+        for request in requests.values():
+            await call.write(inference_pb2.SessionRequest(generate=request))
+        await asyncio.sleep(0.3)
+        for name in cancels:
+            cancel = inference_pb2.CancelRequest(request_id=name)
+            await call.write(inference_pb2.SessionRequest(cancel=cancel))
+
+    writer = asyncio.create_task(write())
+    shown = await read_session(call, requests)
+    await writer
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    for name, request in requests.items():
+        check(request, shown[name], cancelled=name in cancels)
+    assert {end.cause for one in shown.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED, DEADLINE}
+    await nothing_is_left(ring)
+
+
+def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bool) -> None:
+    if None in shown.ends:  # it ended before it was tokenized
+        assert shown.ends[None].cause == DEADLINE
+        assert request.HasField("timeout_ms")
+        return
+    assert set(shown.ends) == set(range(request.sampling.n))
+    assert shown.usage.completion_tokens == sum(map(len, shown.ids.values()))
+    assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens
+    for choice, end in shown.ends.items():
+        ids, text = shown.ids.get(choice, []), shown.texts.get(choice, "")
+        if end.cause == STOP and end.HasField("stop_string"):
+            assert end.stop_string in request.stopping.stop
+        elif end.cause == STOP:
+            assert ids[-1] == end.stop_token_id
+            assert not request.stopping.ignore_eos
+        elif end.cause == LENGTH:
+            assert len(ids) == request.stopping.max_tokens
+        elif end.cause == CANCELLED:
+            assert cancelled
+        else:
+            assert end.cause == DEADLINE
+            assert request.HasField("timeout_ms")
+        assert not any(stop in text for stop in request.stopping.stop)
+
+
+async def nothing_is_left(ring: Ring) -> None:
+    """Soon after: no block, no ledger."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        load = await asyncio.to_thread(ring.load)
+        if load.ledgers == load.blocks_used == load.running == load.waiting == 0:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(load)
+
+
+async def test_a_client_that_leaves_leaves_nothing(ring: Ring) -> None:
+    call = ring.inference().Session()
+    for index in range(20):
+        request = ask(f"r{index}", max_tokens=500)
+        request.stopping.ignore_eos = True
+        await call.write(inference_pb2.SessionRequest(generate=request))
+    assert (await call.read()).HasField("limits")
+    await call.read()
+    call.cancel()
+    await nothing_is_left(ring)
+
+
+async def test_live_names_are_unique_and_can_be_used_again(ring: Ring) -> None:
+    call = ring.inference().Session(timeout=60)
+    for _ in range(2):
+        await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=8)))
+    refused, taken = [], Shown()
+    async for frame in call:
+        for response in frame.responses:
+            if response.in_reply_to:
+                refused.append(response)
+            else:
+                taken.take(response)
+        if taken.complete and refused:
+            break
+    assert refused[0].in_reply_to == 2
+    assert refused[0].terminal.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "request_id" in refused[0].terminal.error.message
+    await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=2)))
+    assert (await read_session(call, ["same"]))["same"].usage.completion_tokens <= 2
+
+
+@pytest.mark.parametrize("logprobs", [0, 3])
+async def test_log_probabilities_of_output_and_prompt(ring: Ring, logprobs: int) -> None:
+    request = ask(max_tokens=6, temperature=0.0)
+    request.output.logprobs = logprobs
+    request.output.prompt_logprobs = logprobs
+    shown = await generate(ring.inference(), request)
+    assert len(shown.logprobs[0]) == len(shown.ids[0])
+    for delta in shown.deltas[0]:
+        assert list(delta.logprobs.ranks) == [1] * len(delta.token_ids)
+        assert len(delta.logprobs.top_ids) == logprobs * len(delta.token_ids)
+        if logprobs:
+            assert list(delta.logprobs.top_ids[::logprobs]) == list(delta.token_ids)
+    assert len(shown.prompt_logprobs.logprobs) == shown.usage.prompt_tokens - 1
+    assert shown.prompt_logprobs.top_count == logprobs
+
+
+async def test_resume_goes_on_where_it_was_cut(ring: Ring) -> None:
+    stub = ring.inference()
+    whole = ask(max_tokens=24, temperature=0.8, seed=5, n=2)
+    whole.output.return_prompt_token_ids = True
+    whole.stopping.ignore_eos = True
+    full = await generate(stub, whole)
+    rest = inference_pb2.GenerateRequest(sampling=full.admitted.sampling, stopping=full.admitted.stopping)
+    rest.token_ids.ids.extend(full.admitted.prompt_token_ids)
+    cut = {0: 7, 1: 0}
+    for choice, count in cut.items():
+        rest.resume.add(choice=choice, token_ids=full.ids[choice][:count])
+    resumed = Shown(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
+    async for response in stub.Generate(rest, timeout=60):
+        resumed.take(response)
+    assert resumed.ids == full.ids
+    assert full.texts[0].endswith(resumed.texts[0])
+    assert resumed.texts[1] == full.texts[1]
+    assert resumed.usage.completion_tokens == full.usage.completion_tokens == 48
+
+
+async def test_cached_tokens_are_counted(ring: Ring) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 12
+    stub = ring.inference()
+    await generate(stub, ask(text=text, max_tokens=1))
+    again = await generate(stub, ask(text=text, max_tokens=1))
+    assert 0 < again.usage.cached_tokens < again.usage.prompt_tokens
+
+
+async def test_usage_of_a_cancelled_request_is_what_was_delivered(ring: Ring) -> None:
+    request = ask("c", max_tokens=1500)
+    request.stopping.ignore_eos = True
+    call = ring.inference().Session(timeout=60)
+    await call.write(inference_pb2.SessionRequest(generate=request))
+    shown = Shown()
+    cancelled = False
+    async for frame in call:
+        for response in frame.responses:
+            shown.take(response)
+        if not cancelled and shown.ids:
+            cancelled = True
+            await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="c")))
+        if shown.complete:
+            break
+    assert shown.ends[0].cause == output_pb2.FINISH_CAUSE_CANCELLED
+    assert shown.usage.completion_tokens == len(shown.ids[0]) < 1500
