@@ -80,12 +80,12 @@ def test_only_the_packed_weight_is_kept() -> None:
 def test_types_that_onednn_cannot_multiply_are_packed_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_onednn_multiplies", lambda dtype: dtype == torch.float32)
     assert packed_dtype(torch.bfloat16, CPU) == torch.float32
-    layer, weight, offset = random_linear(96, 64, torch.bfloat16, bias=True)
+    layer, weight, offset = random_linear(128, 64, torch.bfloat16, bias=True)
     x = torch.randn(3, 64).to(torch.bfloat16)
     y = layer(x)
     assert y.dtype == torch.bfloat16
     check_close(y, x, weight, offset)
-    assert layer.nbytes == 2 * (96 * 64 + 96) * 2
+    assert layer.nbytes == 4 * (128 * 64 + 128)
 
 
 def test_without_onednn_weights_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
