@@ -15,7 +15,7 @@ from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 
 from .engines import BLOCK_BYTES, run, started
-from .models.tiny_models import make_model, save_model
+from .models.tiny_models import CASES, make_model, save_model
 
 COUNT = 50
 VOCAB = 199
@@ -72,7 +72,7 @@ def streams(engine: StartedEngine, names: list[str] | None = None) -> Streams:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedEngine]:
-    directory = save_model(make_model("qwen3-mha-biases"), tmp_path_factory.mktemp("model"))
+    directory = save_model(make_model(CASES["qwen3-mha-biases"]), tmp_path_factory.mktemp("model"))
     with started(directory, max_num_seqs=64) as started_engine:
         yield started_engine
 

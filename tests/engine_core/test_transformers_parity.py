@@ -29,7 +29,7 @@ class Case:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self.model: PreTrainedModel = make_model(name, seed=3)
+        self.model: PreTrainedModel = make_model(CASES[name], seed=3)
         self.directory = save_model(self.model, directory)
         generator = torch.Generator().manual_seed(11)
         self.prompts = {
