@@ -113,7 +113,6 @@ class Lifecycle:
         if followed and group.num_running > 1 and group.shared_blocks is None:
             self._hold_prompt(seq)
         self._stop_running(seq)
-        seq.num_computed = seq.num_published = seq.capacity = 0
         self._queue.put_back(seq)
         self._counters.preemptions += 1
 
@@ -204,6 +203,7 @@ class Lifecycle:
             for step in self.in_flight.values():
                 step.dropped.add(seq.seq_id)
         seq.block_ids = []
+        seq.num_computed = 0
 
     def _watch(self, seq: Sequence) -> None:
         sharing = seq.group.share_at if seq.group.leader is seq else NEVER

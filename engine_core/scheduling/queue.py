@@ -2,9 +2,10 @@
 
 By priority, lower first. Within a priority first those that return (preempted, or waiting for a prompt that is now
 computed), by rank; then fresh requests, fair across tenants by deficit round-robin (Shreedhar and Varghese,
-SIGCOMM 1995): each round gives every waiting tenant a quantum of tokens to spend on its requests, in order of
+SIGCOMM 1995): each round gives every waiting tenant one quantum of tokens to spend on its requests, in order of
 arrival. Rounds are not walked through but computed, so that neither a costly request nor a crowd of tenants makes
-finding the next one slow.
+finding the next one slow. A tenant that comes during a round is served at its end; in the paper that depends on where
+in its round the round-robin is.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ class _Tenant:
 
     __slots__ = ("deficit", "groups", "name", "round", "turn")
 
-    def __init__(self, name: str, joined_round: int, order: int) -> None:
+    def __init__(self, name: str, last_round: int, order: int) -> None:
         self.name = name
         self.groups: OrderedDict[str, Sequence] = OrderedDict()
         """By request id; the sequence stands for its group."""
         self.deficit = 0
-        self.round = joined_round
-        """The last round whose quantum is in ``deficit``."""
-        self.turn = (joined_round, order)
+        self.round = last_round
+        """The last round whose quantum it was given."""
+        self.turn = (last_round, order)
 
     def head(self) -> Sequence:
         return next(iter(self.groups.values()))
@@ -46,7 +47,7 @@ def _turn(tenant: _Tenant) -> tuple[int, int]:
 class _Level:
     """Everything that waits at one priority."""
 
-    __slots__ = ("_orders", "_quantum", "_round", "_tenants", "_turns", "returning")
+    __slots__ = ("_left", "_orders", "_quantum", "_round", "_tenants", "_turns", "returning")
 
     def __init__(self, quantum: int) -> None:
         self.returning: list[Sequence] = []
@@ -57,6 +58,8 @@ class _Level:
         self._tenants: dict[str, _Tenant] = {}
         self._turns: list[_Tenant] = []
         """By turn."""
+        self._left: set[str] = set()
+        """Tenants that had their quantum in this round and wait for nothing any more."""
 
     def __bool__(self) -> bool:
         return bool(self.returning or self._turns)
@@ -65,8 +68,9 @@ class _Level:
         name = seq.group.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
-            # Joining behind everyone's next visit: whoever leaves and rejoins gains nothing by it.
-            tenant = self._tenants[name] = _Tenant(name, self._round, next(self._orders))
+            # Leaving and coming back does not bring a second quantum in the same round.
+            last_round = self._round if name in self._left else self._round - 1
+            tenant = self._tenants[name] = _Tenant(name, last_round, next(self._orders))
             tenant.groups[seq.group.request.request_id] = seq
             self._schedule(tenant)
         else:
@@ -79,7 +83,9 @@ class _Level:
         """Take the head away and charge its tenant."""
         tenant = self._turns.pop(0)
         _, seq = tenant.groups.popitem(last=False)
-        self._round = tenant.turn[0]
+        if tenant.turn[0] > self._round:
+            self._round = tenant.turn[0]
+            self._left.clear()
         tenant.deficit += (self._round - tenant.round) * self._quantum - seq.group.cost
         tenant.round = self._round
         self._schedule(tenant)
@@ -100,6 +106,8 @@ class _Level:
         """Put a tenant in its turn: the round in which it can pay for its first request."""
         if not tenant.groups:
             del self._tenants[tenant.name]
+            if tenant.round == self._round:
+                self._left.add(tenant.name)
             return
         missing = tenant.head().group.cost - tenant.deficit
         rounds = max(0, -(-missing // self._quantum))

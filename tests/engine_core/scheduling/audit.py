@@ -1,0 +1,115 @@
+"""Checks that look behind the scheduler: every block accounted for, every stream of outputs well-formed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine_core.request import FinishCause, Request
+from engine_core.scheduling import Scheduler
+from engine_core.scheduling.block_pool import BlockPool
+from engine_core.step import SequenceOutput
+
+from .checked_executor import expected_output, prompt_entry
+
+
+def check_pool(pool: BlockPool) -> None:
+    """The free list holds exactly the blocks without holders, and contents point at their blocks."""
+    free = []
+    block = pool._next[pool.num_blocks]
+    while block != pool.num_blocks:
+        assert pool._prev[pool._next[block]] == block
+        free.append(block)
+        block = pool._next[block]
+    assert len(free) == len(set(free)) == pool.num_free
+    assert set(free) == {block for block in range(pool.num_blocks) if pool.ref_count(block) == 0}
+    assert {content: block for block, content in enumerate(pool._hash) if content is not None} == pool._by_hash
+
+
+def check_holders(scheduler: Scheduler) -> None:
+    """Each block has as many holders as there are tables it is in: no leak, no block freed too early."""
+    sequences, pool = scheduler._sequences, scheduler._kv.pool
+    check_pool(pool)
+    holders: Counter[int] = Counter()
+    for seq in sequences.running:
+        holders.update(seq.block_ids)
+        assert seq.group.members[seq.choice] is seq
+    for group in sequences.groups.values():
+        holders.update(group.shared_blocks or ())
+        assert group.num_running == sum(seq.group is group for seq in sequences.running)
+    for step in sequences.in_flight.values():
+        for block_ids in step.deferred:
+            holders.update(block_ids)
+    assert {block: pool.ref_count(block) for block in range(pool.num_blocks) if pool.ref_count(block)} == holders
+    assert sequences.running == sorted(sequences.running, key=lambda seq: seq.rank)
+    assert len(sequences.running) <= scheduler._config.max_num_seqs
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Nothing is left of any request."""
+    stats = scheduler.stats()
+    assert not scheduler.has_work()
+    assert stats.kv_blocks_used == stats.running_seqs == stats.waiting_seqs == 0
+    assert stats.waiting_reqs == stats.queued_tokens == 0
+    assert not scheduler._queue
+    assert not scheduler._sequences._holding
+    check_holders(scheduler)
+
+
+class Stream:
+    """The outputs of one request, checked one by one against what they must come to."""
+
+    def __init__(self, request: Request, model) -> None:
+        self.request = request
+        choices = sorted(request.resume) or range(request.params.n)
+        self.expected = {choice: expected_output(request, choice, model) for choice in choices}
+        self.tokens = {choice: list(request.resume.get(choice, ())) for choice in choices}
+        self.finish = dict.fromkeys(choices)
+        self.cut: dict[int, FinishCause] = {}
+        """Choices that were cancelled or may have run out of time, and so may end with that cause, early."""
+        self.cached_tokens = None
+        self.prefilled = 0
+        self.prompt_logprobs = None
+
+    @property
+    def done(self) -> bool:
+        return all(self.finish.values())
+
+    def take(self, output: SequenceOutput) -> None:
+        choice = output.choice
+        tokens, (expected, finish) = self.tokens[choice], self.expected[choice]
+        assert self.finish[choice] is None, "something follows the finish"
+        assert output.first_position == len(tokens)
+        tokens += output.token_ids
+        assert tokens == expected[: len(tokens)]
+        if self.request.params.logprobs is None:
+            assert output.logprobs == []
+        else:
+            assert [entry.rank - 1 for entry in output.logprobs] == output.token_ids
+        self._take_prompt_news(output)
+        if output.finish is None:
+            assert len(tokens) < len(expected)
+        elif choice in self.cut and output.finish.cause is self.cut[choice]:
+            assert output.token_ids == []
+            self.finish[choice] = output.finish
+        else:
+            assert output.finish == finish
+            assert tokens == expected
+            self.finish[choice] = output.finish
+
+    def _take_prompt_news(self, output: SequenceOutput) -> None:
+        prompt = self.request.prompt_token_ids
+        if output.cached_tokens is not None:
+            assert self.cached_tokens is None
+            assert 0 <= output.cached_tokens <= len(prompt)
+            self.cached_tokens = output.cached_tokens
+        if output.prefilled_tokens is not None:
+            assert self.prefilled < output.prefilled_tokens <= len(prompt)
+            self.prefilled = output.prefilled_tokens
+        if output.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None
+            assert self.request.params.prompt_logprobs is not None
+            self.prompt_logprobs = output.prompt_logprobs
+            assert self.prompt_logprobs == [prompt_entry(prompt, at) for at in range(1, len(prompt))]
+        if output.token_ids:
+            assert self.cached_tokens is not None
+            assert (self.prompt_logprobs is None) == (self.request.params.prompt_logprobs is None)

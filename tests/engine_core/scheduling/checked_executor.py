@@ -1,0 +1,218 @@
+"""An executor without a model whose "keys and values" are hashes, so that every wrong block shows.
+
+What it stores for a position is a hash of all tokens up to there, made from what it *reads* for the position before;
+what it draws is a function of what it stored last. A block that is shared wrongly, freed while in use or not computed
+changes the tokens, and is reported before that by the checks made of every plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
+from engine_core.executor.base import Executor
+from engine_core.request import Finish, FinishCause, Request, SamplingParams
+from engine_core.step import NewSequence, StepPlan, StepResult, TokenLogprobs
+
+EOS = 1
+
+
+def model_spec(vocab_size=40, max_model_len=64):
+    return ModelSpec(
+        name="hashes",
+        architecture="HashForCausalLM",
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=(EOS,),
+        bos_token_id=None,
+        dtype="float32",
+    )
+
+
+def digest(previous: bytes, token_id: int) -> bytes:
+    return blake2b(previous + token_id.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def draw(state: bytes, params: SamplingParams, choice: int, position: int, model: ModelSpec) -> int:
+    """The next token after ``state``; stop tokens are masked before ``min_tokens``, as the sampler does."""
+    masked = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        masked.update(model.eos_token_ids)
+    if position >= params.min_tokens:
+        masked = set()
+    for attempt in range(1000):
+        noise = blake2b(f"{params.seed} {choice} {position} {attempt}".encode() + state, digest_size=8).digest()
+        token_id = int.from_bytes(noise, "little") % model.vocab_size
+        if token_id not in masked:
+            return token_id
+    raise AssertionError("everything is masked")
+
+
+def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[list[int], Finish]:
+    """What a choice must come to, computed without any scheduler, cache or batch."""
+    params = request.params
+    output = list(request.resume.get(choice, ()))
+    state = b""
+    for token_id in (*request.prompt_token_ids, *output):
+        state = digest(state, token_id)
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+    while True:
+        if output and output[-1] in stops and len(output) > params.min_tokens:
+            return output, Finish(FinishCause.STOP, output[-1])
+        if len(output) >= params.max_tokens or len(request.prompt_token_ids) + len(output) >= model.max_model_len:
+            return output, Finish(FinishCause.LENGTH)
+        output.append(draw(state, params, choice, len(output), model))
+        state = digest(state, output[-1])
+
+
+def prompt_entry(prompt, index: int) -> TokenLogprobs:
+    """A recognizable entry for prompt token ``index``."""
+    return TokenLogprobs(-float(index), prompt[index] + 1, (), ())
+
+
+@dataclass
+class _Worker:
+    """What a worker remembers of a sequence."""
+
+    new: NewSequence
+    tokens: list[int]
+    table: list[int]
+    computed: int
+    digests: list[bytes] = field(default_factory=list)
+
+    def expected(self, position: int) -> bytes:
+        while len(self.digests) <= position:
+            previous = self.digests[-1] if self.digests else b""
+            self.digests.append(digest(previous, self.tokens[len(self.digests)]))
+        return self.digests[position]
+
+
+class CheckedExecutor(Executor):
+    """Executes plans at once and checks each. ``settle`` tells it that a step's results were taken in."""
+
+    numerics_fingerprint = "hashes"
+
+    def __init__(self, model: ModelSpec, cache_size: CacheSize, limits: SchedulerConfig) -> None:
+        self.model = model
+        self.cache_size = cache_size
+        self.limits = limits
+        self.kv: dict[int, list[bytes | None]] = {
+            b: [None] * cache_size.block_size for b in range(cache_size.num_blocks)
+        }
+        self.workers: dict[int, _Worker] = {}
+        self.in_use: dict[int, set[int]] = {}
+        """Blocks of the steps that were executed and not settled."""
+        self.last_step_id = -1
+        self.plans: list[StepPlan] = []
+
+    def start(self, progress):
+        raise NotImplementedError
+
+    def on_failure(self, callback):
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
+
+    def settle(self, step_id: int) -> None:
+        del self.in_use[step_id]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step_id > self.last_step_id
+        self.last_step_id = plan.step_id
+        self.plans.append(plan)
+        self._take_in(plan)
+        self._check_batch(plan)
+        result = StepResult(plan.step_id, [[] for _ in plan.seq_ids])
+        # Last first: no sequence may rely on what another one computes in the same step.
+        for index in reversed(range(len(plan.seq_ids))):
+            self._compute(plan, index, result)
+        self.in_use[plan.step_id] = {block for seq_id in plan.seq_ids for block in self.workers[seq_id].table}
+        return result
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = self.execute(plan)
+        self.settle(plan.step_id)
+        return result
+
+    def _take_in(self, plan: StepPlan) -> None:
+        handed_out: list[int] = []
+        for seq_id in plan.released:
+            del self.workers[seq_id]
+        for new in plan.new:
+            assert new.seq_id not in self.workers
+            assert new.seq_id in plan.seq_ids
+            assert new.num_computed_tokens % self.cache_size.block_size == 0
+            assert 0 <= new.num_computed_tokens < len(new.token_ids)
+            assert len(new.block_ids) == -(-len(new.token_ids) // self.cache_size.block_size)
+            handed_out += new.block_ids[new.num_computed_tokens // self.cache_size.block_size :]
+            worker = _Worker(new, list(new.token_ids), list(new.block_ids), new.num_computed_tokens)
+            self.workers[new.seq_id] = worker
+        introduced = {new.seq_id for new in plan.new}
+        for seq_id, blocks in plan.new_block_ids.items():
+            assert blocks
+            assert seq_id in plan.seq_ids
+            assert seq_id not in introduced
+            handed_out += blocks
+            self.workers[seq_id].table += blocks
+        assert len(handed_out) == len(set(handed_out))
+        for in_use in self.in_use.values():
+            assert in_use.isdisjoint(handed_out), "a block of a step in flight was handed out"
+        for block in handed_out:
+            self.kv[block] = [None] * self.cache_size.block_size
+
+    def _check_batch(self, plan: StepPlan) -> None:
+        assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) > 0
+        assert len(set(plan.seq_ids)) == len(plan.seq_ids) <= self.limits.max_num_seqs
+        assert min(plan.num_tokens) >= 1
+        assert plan.total_tokens <= self.limits.max_num_batched_tokens
+        if not self.limits.enable_chunked_prefill:
+            assert all(plan.samples)
+        writers: dict[int, int] = {}
+        for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
+            worker = self.workers[seq_id]
+            assert len(set(worker.table)) == len(worker.table)
+            first, last = worker.computed, worker.computed + count - 1
+            size = self.cache_size.block_size
+            for block in worker.table[first // size : last // size + 1]:
+                writers[block] = seq_id
+        for seq_id, worker in self.workers.items():
+            for block in worker.table:
+                assert writers.get(block, seq_id) == seq_id, "a block that is written is in two tables"
+
+    def _compute(self, plan: StepPlan, index: int, result: StepResult) -> None:
+        seq_id, count = plan.seq_ids[index], plan.num_tokens[index]
+        worker = self.workers[seq_id]
+        params = worker.new.params
+        start, end = worker.computed, worker.computed + count
+        assert plan.samples[index] == (end == len(worker.tokens))
+        for position in range(start):
+            assert self._read(worker, position) == worker.expected(position), "a block does not hold what it should"
+        state = self._read(worker, start - 1) if start else b""
+        for position in range(start, end):
+            state = digest(state, worker.tokens[position])
+            block, offset = self._slot(worker, position)
+            self.kv[block][offset] = state
+        worker.computed = end
+        if plan.samples[index]:
+            position = len(worker.tokens) - worker.new.num_prompt_tokens
+            token_id = draw(state, params, worker.new.choice, position, self.model)
+            worker.tokens.append(token_id)
+            result.token_ids[index].append(token_id)
+            if params.logprobs is not None:
+                result.logprobs[seq_id] = [TokenLogprobs(-float(position), token_id + 1, (), ())]
+        if params.prompt_logprobs is not None:
+            last = min(end, worker.new.num_prompt_tokens - 1)
+            entries = [prompt_entry(worker.tokens, at) for at in range(start + 1, last + 1)]
+            if entries:
+                result.prompt_logprobs[seq_id] = entries
+
+    def _slot(self, worker: _Worker, position: int) -> tuple[int, int]:
+        return worker.table[position // self.cache_size.block_size], position % self.cache_size.block_size
+
+    def _read(self, worker: _Worker, position: int) -> bytes:
+        block, offset = self._slot(worker, position)
+        value = self.kv[block][offset]
+        assert value is not None, "a position is read that was never written"
+        return value
