@@ -56,6 +56,6 @@ class EngineCore:
         """Load and counters now."""
         return self._scheduler.stats()
 
-    def reset_prefix_cache(self) -> None:
-        """Let nothing computed so far be found by later requests."""
-        self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self) -> int:
+        """Let nothing computed so far be found by later requests; returns how many blocks could be."""
+        return self._scheduler.reset_prefix_cache()

@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 import pytest
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.inference.v1 import inference_pb2_grpc
 
 from services.runtime.run_dir import StackState, running_stacks
 
@@ -42,14 +41,6 @@ class Ring:
 
     def pid(self, service: str) -> int:
         return self.state.services[service].pid
-
-    def inference(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
-        """A stub on a channel of the running event loop."""
-        return inference_pb2_grpc.InferenceServiceStub(grpc.aio.insecure_channel(self.address))
-
-    def engine(self) -> engine_pb2_grpc.EngineServiceAsyncStub:
-        options = [("grpc.default_authority", "localhost")]
-        return engine_pb2_grpc.EngineServiceStub(grpc.aio.insecure_channel(self.engine_address, options=options))
 
     def load(self) -> engine_pb2.Load:
         """Of the engine, now."""

@@ -96,7 +96,9 @@ class BlockPool:
         """The block of that content, held or free."""
         return self._by_hash.get(content)
 
-    def forget_contents(self) -> None:
-        """Let no block be found any more."""
+    def forget_contents(self) -> int:
+        """Let no block be found any more; returns how many could be."""
+        found = len(self._by_hash)
         self._by_hash.clear()
         self._hash = [None] * self.num_blocks
+        return found

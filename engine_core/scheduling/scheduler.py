@@ -82,9 +82,9 @@ class Scheduler:
         """Whether a step could bring anything about."""
         return bool(self._sequences.groups) or self._sequences.has_ended()
 
-    def reset_prefix_cache(self) -> None:
-        """Let nothing computed so far be found by later requests."""
-        self._kv.pool.forget_contents()
+    def reset_prefix_cache(self) -> int:
+        """Let nothing computed so far be found by later requests; returns how many blocks could be."""
+        return self._kv.pool.forget_contents()
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None when there is nothing to compute."""

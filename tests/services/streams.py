@@ -67,10 +67,10 @@ class Shown:
         return None in self.ends or any(end.HasField("usage") for end in self.ends.values())
 
 
-async def generate(stub, request: inference_pb2.GenerateRequest) -> Shown:
-    """One Generate call, to its end."""
-    shown = Shown()
-    async for response in stub.Generate(request, timeout=60):
+async def generate(front, request: inference_pb2.GenerateRequest, shown: Shown | None = None) -> Shown:
+    """One Generate call, to its end; what it showed is in ``shown``, also when it fails."""
+    shown = shown or Shown()
+    async for response in front.Generate(request, timeout=60):
         assert response.request_id == request.request_id
         shown.take(response)
     return shown

@@ -17,33 +17,32 @@ from tests.services.streams import Shown, ask, generate, read_session
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
 
 
-async def test_generate_streams_text_and_ids(ring: Ring) -> None:
-    shown = await generate(ring.inference(), ask(max_tokens=12, temperature=0.0))
+async def test_generate_streams_text_and_ids(front) -> None:
+    shown = await generate(front, ask(max_tokens=12, temperature=0.0))
     assert shown.admitted.sampling.temperature == 0
     assert shown.admitted.sampling.HasField("seed")
     assert len(shown.ids[0]) == shown.usage.completion_tokens
     assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens > 0
     assert shown.ends[0].cause in (STOP, LENGTH)
-    again = await generate(ring.inference(), ask(max_tokens=12, temperature=0.0))
+    again = await generate(front, ask(max_tokens=12, temperature=0.0))
     assert (again.ids, again.texts) == (shown.ids, shown.texts)
 
 
-async def test_text_is_that_of_the_ids(ring: Ring) -> None:
-    stub = ring.inference()
+async def test_text_is_that_of_the_ids(front) -> None:
     request = ask(max_tokens=40, temperature=1.5, seed=11)
     request.output.return_prompt_token_ids = True
     request.stopping.ignore_eos = True
-    shown = await generate(stub, request)
+    shown = await generate(front, request)
     prompt = list(shown.admitted.prompt_token_ids)
 
     async def decode(ids: list[int]) -> str:
-        return (await stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))).text
+        return (await front.Detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))).text
 
     before = await decode(prompt)
     assert await decode(prompt + shown.ids[0]) == before + shown.texts[0]
 
 
-async def test_five_hundred_requests_on_one_session(ring: Ring) -> None:
+async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     rng = random.Random(4)
     requests: dict[str, inference_pb2.GenerateRequest] = {}
     cancels: set[str] = set()
@@ -62,7 +61,7 @@ async def test_five_hundred_requests_on_one_session(ring: Ring) -> None:
             request.stopping.max_tokens, request.stopping.ignore_eos = 400, True
             cancels.add(request.request_id)
         requests[request.request_id] = request
-    call = ring.inference().Session(timeout=110)
+    call = front.Session(timeout=110)
 
     async def write() -> None:
         for request in requests.values():
@@ -119,8 +118,8 @@ async def nothing_is_left(ring: Ring) -> None:
     raise AssertionError(load)
 
 
-async def test_a_client_that_leaves_leaves_nothing(ring: Ring) -> None:
-    call = ring.inference().Session()
+async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
+    call = front.Session()
     for index in range(20):
         request = ask(f"r{index}", max_tokens=500)
         request.stopping.ignore_eos = True
@@ -131,8 +130,8 @@ async def test_a_client_that_leaves_leaves_nothing(ring: Ring) -> None:
     await nothing_is_left(ring)
 
 
-async def test_live_names_are_unique_and_can_be_used_again(ring: Ring) -> None:
-    call = ring.inference().Session(timeout=60)
+async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
+    call = front.Session(timeout=60)
     for _ in range(2):
         await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=8)))
     refused, taken = [], Shown()
@@ -152,11 +151,11 @@ async def test_live_names_are_unique_and_can_be_used_again(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [0, 3])
-async def test_log_probabilities_of_output_and_prompt(ring: Ring, logprobs: int) -> None:
+async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> None:
     request = ask(max_tokens=6, temperature=0.0)
     request.output.logprobs = logprobs
     request.output.prompt_logprobs = logprobs
-    shown = await generate(ring.inference(), request)
+    shown = await generate(front, request)
     assert len(shown.logprobs[0]) == len(shown.ids[0])
     for delta in shown.deltas[0]:
         assert list(delta.logprobs.ranks) == [1] * len(delta.token_ids)
@@ -167,19 +166,18 @@ async def test_log_probabilities_of_output_and_prompt(ring: Ring, logprobs: int)
     assert shown.prompt_logprobs.top_count == logprobs
 
 
-async def test_resume_goes_on_where_it_was_cut(ring: Ring) -> None:
-    stub = ring.inference()
+async def test_resume_goes_on_where_it_was_cut(front) -> None:
     whole = ask(max_tokens=24, temperature=0.8, seed=5, n=2)
     whole.output.return_prompt_token_ids = True
     whole.stopping.ignore_eos = True
-    full = await generate(stub, whole)
+    full = await generate(front, whole)
     rest = inference_pb2.GenerateRequest(sampling=full.admitted.sampling, stopping=full.admitted.stopping)
     rest.token_ids.ids.extend(full.admitted.prompt_token_ids)
     cut = {0: 7, 1: 0}
     for choice, count in cut.items():
         rest.resume.add(choice=choice, token_ids=full.ids[choice][:count])
     resumed = Shown(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
-    async for response in stub.Generate(rest, timeout=60):
+    async for response in front.Generate(rest, timeout=60):
         resumed.take(response)
     assert resumed.ids == full.ids
     assert full.texts[0].endswith(resumed.texts[0])
@@ -187,18 +185,17 @@ async def test_resume_goes_on_where_it_was_cut(ring: Ring) -> None:
     assert resumed.usage.completion_tokens == full.usage.completion_tokens == 48
 
 
-async def test_cached_tokens_are_counted(ring: Ring) -> None:
+async def test_cached_tokens_are_counted(front) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 12
-    stub = ring.inference()
-    await generate(stub, ask(text=text, max_tokens=1))
-    again = await generate(stub, ask(text=text, max_tokens=1))
+    await generate(front, ask(text=text, max_tokens=1))
+    again = await generate(front, ask(text=text, max_tokens=1))
     assert 0 < again.usage.cached_tokens < again.usage.prompt_tokens
 
 
-async def test_usage_of_a_cancelled_request_is_what_was_delivered(ring: Ring) -> None:
+async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None:
     request = ask("c", max_tokens=1500)
     request.stopping.ignore_eos = True
-    call = ring.inference().Session(timeout=60)
+    call = front.Session(timeout=60)
     await call.write(inference_pb2.SessionRequest(generate=request))
     shown = Shown()
     cancelled = False

@@ -1,0 +1,27 @@
+"""Stubs on channels of each test's own event loop, closed with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from ringline.engine.v1 import engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2_grpc
+
+from tests.ring import Ring
+
+
+@pytest.fixture
+async def front(ring: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+    """The front door of the running ring."""
+    async with grpc.aio.insecure_channel(ring.address) as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+@pytest.fixture
+async def engine(ring: Ring) -> AsyncIterator[engine_pb2_grpc.EngineServiceAsyncStub]:
+    """The engine of the running ring."""
+    options = [("grpc.default_authority", "localhost")]
+    async with grpc.aio.insecure_channel(ring.engine_address, options=options) as channel:
+        yield engine_pb2_grpc.EngineServiceStub(channel)

@@ -1,0 +1,279 @@
+"""The engine's one door, used as a foreign backend would: token ids in, its own token ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import grpc
+import pytest
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.text.tokenizer import Tokenizer
+from tests.ring import MODEL
+
+_lives = itertools.count(time.time_ns())
+
+
+class Backend:
+    """One attached process; reads everything it is sent."""
+
+    def __init__(self, stub, name: str = "backend", incarnation: int | None = None) -> None:
+        self.incarnation = incarnation or next(_lives)
+        self.name = name
+        self.call = stub.Attach()
+        self.ids: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], engine_pb2.Finish] = {}
+        self.opened: list[engine_pb2.Opened] = []
+        self.closed: list[engine_pb2.Closed] = []
+        self.rejections: list[link_pb2.Rejection] = []
+        self.loads: list[engine_pb2.Load] = []
+        self.peers: list[str] = []
+
+    async def hello(self, **fields) -> engine_pb2.AttachResponse:
+        hello = link_pb2.Hello(name=self.name, incarnation=self.incarnation, contract_version=1)
+        hello.MergeFrom(link_pb2.Hello(**fields))
+        await self.call.write(engine_pb2.AttachRequest(hello=hello))
+        return await self.call.read()
+
+    def request_id(self, counter: int) -> str:
+        return f"{self.incarnation}-{counter}"
+
+    def submit(self, counter: int, epoch: int = 1, max_tokens: int = 8, **fields) -> engine_pb2.Command:
+        submit = engine_pb2.Submit(
+            request_id=self.request_id(counter),
+            epoch=epoch,
+            prompt_token_ids=[5, 6, 7],
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            **fields,
+        )
+        submit.sampling.temperature = 0
+        return engine_pb2.Command(submit=submit)
+
+    async def send(self, *commands: engine_pb2.Command) -> None:
+        await self.call.write(engine_pb2.AttachRequest(commands=commands))
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                frame = await self.call.read()
+                assert frame is not grpc.aio.EOF, await self.call.details()
+                self.take(frame)
+
+    def take(self, frame: engine_pb2.AttachResponse) -> None:
+        outputs, start = frame.outputs, 0
+        self.opened += outputs.opened
+        self.closed += outputs.closed
+        self.rejections += frame.rejections
+        if frame.HasField("load"):
+            self.loads.append(frame.load)
+        if frame.HasField("peers"):
+            self.peers = [peer.name for peer in frame.peers.attached]
+        for i, request_id in enumerate(outputs.request_ids):
+            ids = self.ids.setdefault((request_id, outputs.choices[i]), [])
+            count = outputs.token_counts[i]
+            assert outputs.first_positions[i] <= len(ids), "gapless"
+            del ids[outputs.first_positions[i] :]
+            ids += outputs.token_ids[start : start + count]
+            start += count
+        for finish in outputs.finishes:
+            self.ends[finish.request_id, finish.choice] = finish
+
+    async def status(self) -> tuple[grpc.StatusCode, str]:
+        async with asyncio.timeout(10):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+            return await self.call.code(), await self.call.details()
+
+
+@pytest.fixture
+async def backend(engine):
+    one = Backend(engine)
+    welcome = (await one.hello()).welcome
+    assert welcome.contract_version == 1
+    yield one
+    one.call.cancel()
+
+
+async def test_a_backend_gets_its_own_token_ids(backend: Backend) -> None:
+    await backend.send(backend.submit(1), backend.submit(2, max_tokens=3))
+    first, second = (backend.request_id(1), 0), (backend.request_id(2), 0)
+    await backend.until(lambda: {first, second} <= set(backend.ends))
+    assert backend.ends[first].position == len(backend.ids[first]) == 8
+    assert backend.ids[second] == backend.ids[first][:3]
+    assert [opened.request_id for opened in backend.opened] == [first[0], second[0]]
+
+
+async def test_epochs_supersede_and_never_go_back(backend: Backend) -> None:
+    await backend.send(backend.submit(1, epoch=2, max_tokens=1000), backend.submit(1, epoch=2))
+    await backend.until(lambda: backend.rejections)
+    assert backend.rejections[0].status.code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+    assert backend.rejections[0].in_reply_to == 2
+    await backend.send(backend.submit(1, epoch=3, max_tokens=4))
+    await backend.until(lambda: backend.ends)
+    end = backend.ends[backend.request_id(1), 0]
+    assert (end.epoch, end.position) == (3, 4)
+
+
+async def test_an_unknown_receiver_is_unavailable(backend: Backend) -> None:
+    await backend.send(backend.submit(1, deliver_to="nobody"))
+    await backend.until(lambda: backend.rejections)
+    assert backend.rejections[0].status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert "deliver_to" in backend.rejections[0].status.message
+
+
+async def test_nobody_can_name_anothers_request(backend: Backend, engine) -> None:
+    await backend.send(backend.submit(1, max_tokens=200))
+    await backend.until(lambda: backend.ids)
+    other = Backend(engine, "other")
+    await other.hello()
+    theirs = backend.submit(1, epoch=9)
+    cancel = engine_pb2.Command(cancel=engine_pb2.Cancel(request_id=backend.request_id(1), epoch=9))
+    await other.send(theirs, cancel)
+    await other.until(lambda: other.rejections)
+    assert "request_id" in other.rejections[0].status.message
+    await backend.until(lambda: backend.ends)
+    assert backend.ends[backend.request_id(1), 0].position == 200
+    other.call.cancel()
+
+
+async def test_bad_commands_are_answered_one_by_one(backend: Backend) -> None:
+    bad_ids = backend.submit(2)
+    bad_ids.submit.prompt_token_ids.append(4_000_000_000)
+    await backend.send(engine_pb2.Command(), bad_ids, backend.submit(3, epoch=0), backend.submit(4))
+    await backend.until(lambda: backend.ends and len(backend.rejections) == 3)
+    messages = {rejection.request_id: rejection.status.message for rejection in backend.rejections}
+    assert "command" in messages[""]
+    assert "prompt_token_ids" in messages[backend.request_id(2)]
+    assert "epoch" in messages[backend.request_id(3)]
+
+
+async def test_stop_cuts_a_choice_and_done_forgets_it(backend: Backend, engine) -> None:
+    await backend.send(backend.submit(1, max_tokens=1000))
+    key = (backend.request_id(1), 0)
+    await backend.until(lambda: len(backend.ids.get(key, ())) >= 3)
+    stop = engine_pb2.Stop(request_id=key[0], epoch=1, choice=0, position=2)
+    await backend.send(engine_pb2.Command(stop=stop))
+    await backend.until(lambda: key in backend.ends)
+    assert backend.ends[key].position == 2
+    ledgers = (await engine.GetLoad(engine_pb2.GetLoadRequest())).load.ledgers
+    assert ledgers >= 1
+    await backend.send(engine_pb2.Command(done=engine_pb2.Done(request_id=key[0], epoch=1)))
+    await backend.until(lambda: backend.loads and backend.loads[-1].ledgers < ledgers)
+
+
+async def test_redirect_replays_from_the_start(backend: Backend, engine) -> None:
+    await backend.send(backend.submit(1, max_tokens=300, output_context=b"mine"))
+    key = (backend.request_id(1), 0)
+    await backend.until(lambda: len(backend.ids.get(key, ())) >= 5)
+    receiver = Backend(engine, "receiver")
+    await receiver.hello()
+    delivered = [engine_pb2.Delivered(choice=0, count=5)]
+    redirect = engine_pb2.Redirect(request_id=key[0], epoch=2, deliver_to="receiver", delivered=delivered)
+    await backend.send(engine_pb2.Command(redirect=redirect))
+    await receiver.until(lambda: key in receiver.ends)
+    await backend.until(lambda: backend.closed)
+    assert receiver.opened[0].output_context == b"mine"
+    assert receiver.opened[0].delivered == delivered
+    assert len(receiver.ids[key]) == 300
+    assert receiver.ids[key][: len(backend.ids[key])] == backend.ids[key]
+    receiver.call.cancel()
+
+
+async def test_a_newer_life_supersedes_and_an_older_is_refused(backend: Backend, engine) -> None:
+    newer = Backend(engine, incarnation=backend.incarnation + 1)
+    assert (await newer.hello()).HasField("welcome")
+    code, _ = await backend.status()
+    assert code is grpc.StatusCode.ABORTED
+    older = Backend(engine, incarnation=backend.incarnation)
+    assert await older.hello() is grpc.aio.EOF
+    code, details = await older.status()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "incarnation" in details
+    newer.call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"name": "no spaces please"}, "hello.name"),
+        ({"contract_version": 99}, "hello.contract_version"),
+    ],
+)
+async def test_a_broken_hello_ends_its_stream(engine, fields: dict, named: str) -> None:
+    broken = Backend(engine)
+    assert await broken.hello(**fields) is grpc.aio.EOF
+    code, details = await broken.status()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert named in details
+
+
+async def test_a_second_hello_ends_its_stream(backend: Backend, engine) -> None:
+    beside = Backend(engine, "beside")
+    await beside.hello()
+    await backend.call.write(engine_pb2.AttachRequest(hello=link_pb2.Hello(name="again", incarnation=1)))
+    code, details = await backend.status()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "hello" in details
+    await beside.send(beside.submit(1))
+    await beside.until(lambda: beside.ends)
+    beside.call.cancel()
+
+
+async def test_a_submitter_that_is_gone_leaves_nothing_after_the_grace(engine) -> None:
+    gone = Backend(engine, "gone")
+    await gone.hello()
+    await gone.send(gone.submit(1, max_tokens=1500), gone.submit(2, max_tokens=1500))
+    await gone.until(lambda: gone.ids)
+    gone.call.cancel()
+    end = time.monotonic() + 15
+    while (load := (await engine.GetLoad(engine_pb2.GetLoadRequest())).load).ledgers:
+        assert time.monotonic() < end, load
+        await asyncio.sleep(0.1)
+    assert load.running == load.blocks_used == 0
+
+
+async def test_peers_are_announced(backend: Backend, engine) -> None:
+    await backend.until(lambda: backend.peers)
+    assert {"processor-0", "detokenizer-0", "backend"} <= set(backend.peers)
+    other = Backend(engine, "newcomer")
+    await other.hello()
+    await backend.until(lambda: "newcomer" in backend.peers)
+    other.call.cancel()
+    await backend.until(lambda: "newcomer" not in backend.peers)
+
+
+async def test_the_tokenizer_can_be_fetched(engine) -> None:
+    files: dict[str, bytes] = {}
+    async for chunk in engine.GetTokenizer(engine_pb2.GetTokenizerRequest()):
+        files[chunk.name] = files.get(chunk.name, b"") + chunk.data
+    model = await engine.GetModel(engine_pb2.GetModelRequest())
+    fetched = Tokenizer.from_files(files)
+    assert fetched.fingerprint() == model.tokenizer_fingerprint
+    assert fetched.encode("Hello there") == Tokenizer.from_directory(MODEL).encode("Hello there")
+
+
+async def test_a_profile_of_the_next_steps(backend: Backend, engine) -> None:
+    profiling = asyncio.ensure_future(engine.Profile(engine_pb2.ProfileRequest(steps=5)))
+    await asyncio.sleep(0.2)
+    await backend.send(backend.submit(1, max_tokens=50))
+    await backend.until(lambda: backend.ends)
+    profile = await profiling
+    assert profile.steps == len(profile.step_seconds) == 5
+    assert list(profile.step_tokens) == [3, 1, 1, 1, 1]
+    assert "aten::" in profile.table or "mkldnn" in profile.table
+
+
+async def test_the_prefix_cache_can_be_reset(backend: Backend, engine) -> None:
+    long = backend.submit(1, max_tokens=1)
+    del long.submit.prompt_token_ids[:]
+    long.submit.prompt_token_ids.extend([9] * 100)
+    await backend.send(long)
+    await backend.until(lambda: backend.ends)
+    done = engine_pb2.Done(request_id=backend.request_id(1), epoch=1)
+    await backend.send(engine_pb2.Command(done=done))
+    assert (await engine.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest())).blocks > 0
+    assert (await engine.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest())).blocks == 0
