@@ -29,12 +29,28 @@ class MalformedMessage(Exception):
 class Guard(grpc.aio.ServerInterceptor):
     """The interceptor of every server of the ring."""
 
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait until every RPC's handler has returned, for at most ``seconds``.
+
+        ``grpc.aio.Server.stop`` cancels handlers but does not wait for them; a loop that closes meanwhile makes gRPC
+        print a traceback for each.
+        """
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=seconds)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
+        task = asyncio.current_task()  # of this RPC, until its handler has returned
+        if task is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
         return handler if handler is None else _guarded(handler, str(handler_call_details.method))
 
 

@@ -78,13 +78,19 @@ async def run_stack(
 async def _run_beside(supervisor: Supervisor, work: asyncio.Task[int | None]) -> int:
     """Run the supervisor until it ends, or until ``work`` returns a code (or raises)."""
     supervising = asyncio.create_task(supervisor.run())
+    stopping = asyncio.create_task(supervisor.stopping.wait())
     try:
-        await asyncio.wait({work, supervising}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done() and (work.exception() is not None or work.result() is not None):
-            supervisor.stop()
-        await supervising
-        return (work.result() or ExitCode.OK) if work.done() else ExitCode.OK
-    finally:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and not stopping.done():
+            if work.exception() is None and work.result() is None:
+                await stopping
+            else:
+                supervisor.stop()
         work.cancel()
-        supervising.cancel()
-        await asyncio.gather(work, supervising, return_exceptions=True)
+        await supervising
+        await asyncio.wait({work})
+        return ExitCode.OK if work.cancelled() else work.result() or ExitCode.OK
+    finally:
+        for task in (work, stopping, supervising):
+            task.cancel()
+        await asyncio.gather(work, stopping, supervising, return_exceptions=True)

@@ -50,7 +50,8 @@ class Server:
         self._grace = settings.drain_grace
         self.address = settings.address
         """Where it listens; after ``start`` with the port that was taken."""
-        self.grpc = grpc.aio.server(interceptors=[Guard()], options=server_options(settings.max_message_bytes))
+        self._guard = Guard()
+        self.grpc = grpc.aio.server(interceptors=[self._guard], options=server_options(settings.max_message_bytes))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -119,6 +120,7 @@ class Server:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace)
+        await self._guard.wait_ended(_LAST_WORDS)
         remove_socket_file(self._settings)
 
     def _on_signal(self, number: signal.Signals) -> None:

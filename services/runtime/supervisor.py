@@ -92,7 +92,8 @@ class Supervisor:
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
         self._on_line, self._on_change, self._explain = on_line, on_change, explain
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()
+        """Set when the end begins, for whatever reason."""
         self._cut = asyncio.Event()
         self._established = False
 
@@ -102,14 +103,14 @@ class Supervisor:
 
     def stop(self) -> None:
         """End: drain one after the other. A second call kills at once."""
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             self._cut.set()
-        self._stopping.set()
+        self.stopping.set()
 
     async def run(self) -> None:
         """Keep the children running; return after ``stop`` when all have ended. Raises ``ChildFailed``."""
         keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self.stopping.wait())
         failed = True
         try:
             await asyncio.wait([*keepers, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +119,7 @@ class Supervisor:
                     keeper.result()
             failed = False
         finally:
-            self._stopping.set()
+            self.stopping.set()
             try:
                 await self._stop_in_order(0.0 if failed else self._grace)
             finally:
@@ -142,10 +143,10 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         """Run ``child`` again and again until the supervisor stops."""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             born = time.monotonic()
             code = await self._live(child)
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return
             pause = self._after_death(child, code)
             log.warning(
@@ -157,52 +158,66 @@ class Supervisor:
                 reason=self._explain(list(child.tail)),
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+                await asyncio.wait_for(self.stopping.wait(), pause)
 
     async def _live(self, child: Child) -> int:
         """One life of ``child``; returns how it ended: an exit code, or the negative number of a signal."""
         spec = child.spec
-        process = await asyncio.create_subprocess_exec(
-            *spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**spec.env, PARENT_VARIABLE: str(os.getpid())},
-            start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
-            limit=_LINE_LIMIT,
-        )
+        # A pipe of our own: asyncio's would make ``wait`` wait for everybody who holds it, grandchildren included.
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env={**spec.env, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
         child.pid = process.pid
         child.tail.clear()
         child.ended.clear()
         self._on_change()
-        assert process.stdout is not None
-        reading = asyncio.create_task(self._read(child, process.stdout))
+        reader = asyncio.create_task(self._read(child, reading))
         try:
-            if self._stopping.is_set():  # asked between the decision to start it and its birth
+            if self.stopping.is_set():  # asked between the decision to start it and its birth
                 child.signal(signal.SIGTERM)
             code = await process.wait()
             _kill_group(process.pid)  # what it started and left behind
-            await asyncio.wait({reading}, timeout=_PIPE_TIMEOUT)
+            await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
-            reading.cancel()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
             child.pid = None
             child.ended.set()
             self._on_change()
         return code
 
-    async def _read(self, child: Child, stream: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                raw = await stream.readline()
-            except ValueError:  # a line beyond the limit; the reader dropped it
-                continue
-            if not raw:
-                return
-            # Of a progress bar, which overwrites itself, the last state.
-            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
-            if line:
-                child.tail.append(line)
-                self._on_line(child.spec.name, line)
+    async def _read(self, child: Child, pipe: int) -> None:
+        """Take the lines of one life, until everybody who could write is gone."""
+        stream = asyncio.StreamReader(limit=_LINE_LIMIT)
+        protocol = asyncio.StreamReaderProtocol(stream)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
+        try:
+            while True:
+                try:
+                    raw = await stream.readline()
+                except ValueError:  # a line beyond the limit; the reader dropped it
+                    continue
+                if not raw:
+                    return
+                # Of a progress bar, which overwrites itself, the last state.
+                line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+                if line:
+                    child.tail.append(line)
+                    self._on_line(child.spec.name, line)
+        finally:
+            transport.close()
 
     def _after_death(self, child: Child, code: int) -> float:
         """Seconds until ``child`` is started again; raises ``ChildFailed`` if it is not."""

@@ -75,7 +75,9 @@ def test_a_wrong_text_is_refused_with_the_option_the_text_and_what_is_accepted(n
     assert str(caught.value) == f"{name}={text!r} is not usable: expected {accepted}"
 
 
-@given(st.integers(1, 2**45), st.floats(0, 1), st.integers(-2, 7), st.booleans(), st.lists(st.text("ab:./", min_size=1)))
+@given(
+    st.integers(1, 2**45), st.floats(0, 1), st.integers(-2, 7), st.booleans(), st.lists(st.text("ab:./", min_size=1))
+)
 def test_arguments_are_read_back_as_the_values_they_were_made_of(size, share, count, fast, names):
     values = {"size": size, "share": share, "count": count, "fast": fast, "names": tuple(names)}
     given_flags = dict(flag.partition("=")[::2] for flag in arguments(BY_NAME.values(), values))

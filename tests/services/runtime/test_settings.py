@@ -71,7 +71,7 @@ def test_addresses(address):
 @pytest.mark.parametrize("address", ["", "localhost", ":1", "host:0", "host:65536", "host:x", "::1:5", "unix:"])
 def test_what_is_no_address_is_refused_by_the_option_that_has_it(address):
     assert not valid_address(address)
-    with pytest.raises(SettingError, match="^engines="):
+    with pytest.raises(SettingError, match=r"^engines="):
         DetokenizerSettings(engines=(address,))
 
 

@@ -1,0 +1,99 @@
+"""What a supervisor shows of its children's logs."""
+
+import io
+import json
+
+import pytest
+
+from services.runtime.child_logs import ChildLogs, explain, human_bytes
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def record(event, level="info", **more):
+    return json.dumps({"time": "2026-01-01T00:00:00Z", "level": level, "service": "engine", "event": event, **more})
+
+
+STAGE = record("stage", name="load weights", seconds=0.412, bytes=7_654_321, detail="numerics abc")
+
+
+def shown(*lines, **kwargs):
+    out, stream = io.StringIO(), io.StringIO()
+    logs = ChildLogs(out=out, stream=stream, **{"as_json": False, **kwargs})
+    for line in lines:
+        if line == "READY":
+            logs.ready("ready: here")
+        else:
+            logs.line("engine", line)
+    return out.getvalue().splitlines(), stream.getvalue().splitlines()
+
+
+def test_as_json_every_line_passes_as_it_is():
+    lines = [record("attached"), STAGE, "no json", '{"torn']
+    assert shown(*lines, as_json=True) == ([], lines)
+
+
+def test_a_stage_is_one_line_with_its_seconds_and_bytes():
+    out, stream = shown(record("stage started", name="load weights"), STAGE)
+    assert (out, stream) == (["  engine: load weights            0.41 s    7.3 MiB  numerics abc"], [])
+
+
+def test_until_ready_people_see_stages_and_what_needs_attention():
+    lines = [record("attached", peer="p"), record("slow disk", "warning"), "Segmentation fault", record("serving")]
+    out, stream = shown(*lines)
+    assert out == ["  engine: serving"]
+    assert "slow disk" in stream[0]
+    assert stream[1:] == ["engine: Segmentation fault"]
+
+
+def test_afterwards_they_see_everything():
+    out, stream = shown(record("attached", peer="p"), "READY", record("detached", peer="p"), STAGE)
+    assert out == ["ready: here"]
+    assert ["attached" in line for line in stream] == [False, False]
+    assert "peer=p" in stream[0]
+    assert "load weights" in stream[1]
+
+
+def test_unless_it_should_be_quiet():
+    out, stream = shown("READY", record("detached"), record("serving"), record("it burns", "error"), quiet=True)
+    assert (out, len(stream)) == (["ready: here"], 1)
+    assert "it burns" in stream[0]
+
+
+def test_a_fatal_error_is_left_to_who_tells_what_follows_from_it():
+    assert shown(record("fatal", "critical", error="no room")) == ([], [])
+
+
+def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
+    out = Terminal()
+    logs = ChildLogs(as_json=False, out=out, stream=io.StringIO())
+    logs.line("engine", record("stage advanced", name="load weights", done=30, total=60))
+    assert out.getvalue() == "\r\x1b[K  engine: load weights 50 %"
+    logs.line("engine", STAGE)
+    assert out.getvalue().split("\r\x1b[K")[-1].startswith("  engine: load weights            0.41 s")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([record("stage"), record("fatal", error="no room"), record("ended")], "no room"),
+        ([record("fatal", error="old"), record("fatal", error="new")], "new"),
+        (["one", "two"], "one\ntwo"),
+        ([str(n) for n in range(9)], "4\n5\n6\n7\n8"),
+        ([record("unexpected error", exception="Traceback: boom")], "unexpected error: Traceback: boom"),
+        ([], ""),
+        (['{"event": 3}', "[1]"], '{"event": 3}\n[1]'),
+    ],
+)
+def test_a_death_is_explained_by_the_fatal_error_else_by_the_last_lines(lines, why):
+    assert explain(lines) == why
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (7_654_321, "7.3 MiB"), (2**41, "2.0 TiB")]
+)
+def test_bytes_for_people(count, text):
+    assert human_bytes(count) == text

@@ -1,0 +1,87 @@
+"""Running stacks are found, and what dead ones left is removed."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from services.runtime.errors import FatalError
+from services.runtime.run_dir import ProcessState, StackState, run_directory, running_stacks
+
+ROOT = Path(__file__).resolve().parents[3]
+STATE = StackState(1, "tiny", 12.5, {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
+
+HOLDER = """
+import sys
+from services.runtime.run_dir import *
+with run_directory() as directory:
+    directory.write(StackState(os.getpid(), "held", 1.0, {}))
+    print(directory.path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_directory(monkeypatch):
+    with tempfile.TemporaryDirectory() as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield
+
+
+def hold():
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import os\n" + HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_a_stack_is_found_while_it_runs():
+    assert running_stacks() == []
+    with run_directory() as directory:
+        assert running_stacks() == []  # it has not said anything yet
+        directory.write(STATE)
+        assert running_stacks() == [STATE]
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert directory.socket("engine") == str(directory.path / "engine.sock")
+    assert not directory.path.exists()
+    assert running_stacks() == []
+
+
+def test_two_stacks_do_not_disturb_each_other_and_a_killed_one_is_removed():
+    process, path = hold()
+    with run_directory() as directory:
+        directory.write(STATE)
+        assert {state.model for state in running_stacks()} == {"held", "tiny"}
+        process.kill()
+        process.communicate()
+        assert path.exists()
+        assert running_stacks() == [STATE]
+        assert not path.exists()
+
+
+def test_starting_removes_what_a_killed_one_left():
+    process, path = hold()
+    process.kill()
+    process.communicate()
+    with run_directory():
+        assert not path.exists()
+
+
+def test_a_directory_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "ringline").mkdir()
+    (tmp_path / "ringline").chmod(0o755)
+    with pytest.raises(FatalError, match="not private"), run_directory():
+        pass
+
+
+def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/no/such/directory")
+    with pytest.raises(FatalError, match=r"no directory for sockets at /no/such/directory/ringline.*XDG_RUNTIME_DIR"):
+        running_stacks()

@@ -1,0 +1,123 @@
+"""Logs as lines that a machine or a person can read, and the endpoint that Prometheus asks."""
+
+import io
+import json
+import logging
+import socket
+import urllib.request
+
+import pytest
+import structlog
+
+from services.runtime.errors import FatalError
+from services.runtime.metrics import DetokenizerMetrics
+from services.runtime.settings import DetokenizerSettings, ServerSettings, TelemetrySettings
+from services.runtime.telemetry import configure_logs, report_fatal, start_metrics
+
+log = structlog.get_logger()
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def configured(log_format="json", log_level="info"):
+    stream = io.StringIO()
+    configure_logs(TelemetrySettings(log_format=log_format, log_level=log_level), "engine", stream)
+    return stream
+
+
+def records(stream):
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_json_line_has_what_every_line_has_first_and_the_request_it_is_about():
+    stream = configured()
+    with structlog.contextvars.bound_contextvars(request_id="42-7"):
+        log.info("admitted", tokens=3)
+    log.warning("alone", path=io)
+    first, second = records(stream)
+    assert list(first)[:4] == ["time", "level", "service", "event"]
+    assert first | {"time": None} == {
+        "time": None,
+        "level": "info",
+        "service": "engine",
+        "event": "admitted",
+        "tokens": 3,
+        "request_id": "42-7",
+    }
+    assert "request_id" not in second
+    assert second["path"] == repr(io)  # what JSON does not know is written, not an error
+
+
+def test_the_level_holds_and_an_error_has_its_traceback():
+    stream = configured(log_level="warning")
+    log.info("not this")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("this")
+    (record,) = records(stream)
+    assert record["event"] == "this"
+    assert "ValueError: why" in record["exception"]
+
+
+def test_libraries_that_log_in_their_own_way_write_the_same_lines():
+    stream = configured()
+    logging.getLogger("grpc").warning("a %s", "thing")
+    logging.getLogger("grpc").info("chatter")
+    (record,) = records(stream)
+    assert (record["event"], record["logger"], record["service"]) == ("a thing", "grpc", "engine")
+
+
+def test_auto_is_json_where_nobody_watches_and_for_people_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    piped = configured("auto")
+    log.info("hello")
+    assert records(piped)[0]["event"] == "hello"
+    terminal = Terminal()
+    configure_logs(TelemetrySettings(log_format="auto"), "engine", terminal)
+    log.info("hello", n=1)
+    assert "hello" in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")
+
+
+def test_the_end_of_a_process_is_told_in_the_form_of_its_log(capsys):
+    stream = configured()
+    report_fatal("no room")
+    assert [(r["level"], r["event"], r["error"]) for r in records(stream)] == [("critical", "fatal", "no room")]
+    configured("console")
+    report_fatal("no room")
+    assert capsys.readouterr().err == "error: no room\n"
+
+
+def test_metrics_are_answered_where_the_settings_say_until_closed():
+    metrics = DetokenizerMetrics()
+    metrics.update(1, 4711)
+    endpoint = start_metrics(DetokenizerSettings(server=ServerSettings(port=0)), metrics.registry)
+    url = f"http://127.0.0.1:{endpoint.port}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        assert "ringline_decoded_tokens_total" in (text := answer.read().decode())
+        assert "4711.0" in text
+    endpoint.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=5)
+
+
+def test_no_endpoint_where_none_is_wanted_and_a_taken_port_is_said_in_words():
+    registry = DetokenizerMetrics().registry
+    assert start_metrics(DetokenizerSettings(telemetry=TelemetrySettings(metrics=False)), registry) is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = DetokenizerSettings(telemetry=TelemetrySettings(metrics_port=port))
+        with pytest.raises(FatalError, match=f"metrics port {port} is in use: choose another with --metrics-port"):
+            start_metrics(settings, registry)
