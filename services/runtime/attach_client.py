@@ -92,9 +92,7 @@ class EngineLink:
                 await self._call.write(engine_pb2.AttachRequest(hello=hello))
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
-                # Ends with the status that explains it, if the engine gave one.
-                await self._call.code()
-                raise LinkRefused(await self._call.details() or "it sent no welcome")
+                raise LinkRefused("it sent no welcome")
             backoff.reset()
             await self._carry(PeerId(first.welcome.name, first.welcome.incarnation), first)
         finally:
@@ -109,8 +107,6 @@ class EngineLink:
             self._owner.engine_frame(self, engine, first)
             while (frame := await self._call.read()) is not grpc.aio.EOF:
                 self._owner.engine_frame(self, engine, frame)
-            if await self._call.code() is not grpc.StatusCode.OK:
-                raise LinkRefused(await self._call.details())
         finally:
             self.up = False
             self._owner.engine_down(self, engine)

@@ -148,8 +148,9 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
         bad = good.replace(b"Once upon", b"\xff\xfe\xfd upon")[: len(good)]
         await call.write(b"\x0a" + bytes([len(bad)]) + bad)
         await call.read()  # the limits
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is INVALID
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is INVALID
         shown = Shown()
         async for frame in beside:
             for response in frame.responses:

@@ -1,0 +1,138 @@
+"""The command line: what is refused in which words, and that no command loads what it does not need."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from services.cli import COMMANDS, cli
+from services.runtime.flags import SettingsCommand, given, with_settings
+from services.runtime.options import settings_of
+from services.runtime.settings import DetokenizerSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def ringline(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+@with_settings(settings_of(DetokenizerSettings()))
+@click.command(cls=SettingsCommand)
+def sample(**options):
+    """A command with a detokenizer's options."""
+    return given(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "values"),
+    [
+        ([], {}, {}),
+        (["--port", "7", "--engines=a:1,b:2"], {}, {"port": 7, "engines": ("a:1", "b:2")}),
+        ([], {"RINGLINE_PORT": "7", "RINGLINE_METRICS": "no"}, {"port": 7, "metrics": False}),
+        (["--port", "8", "--metrics"], {"RINGLINE_PORT": "7", "RINGLINE_METRICS": "no"}, {"port": 8, "metrics": True}),
+        (["--no-metrics", "--max-message-bytes", "4MiB"], {}, {"metrics": False, "max_message_bytes": 4 * 2**20}),
+    ],
+)
+def test_flags_win_over_variables_and_what_is_not_given_is_left_to_the_defaults(
+    arguments, variables, values, monkeypatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert sample.main(arguments, standalone_mode=False) == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["--port", "x"], {}, "--port (RINGLINE_PORT): 'x' is not usable: expected an integer from 0 to 65535"),
+        (
+            [],
+            {"RINGLINE_METRICS": "maybe"},
+            "--metrics (RINGLINE_METRICS): 'maybe' is not usable: expected true or false",
+        ),
+        ([], {"RINGLINE_LOG_LEVEL": "loud"}, "--log-level (RINGLINE_LOG_LEVEL): 'loud' is not usable: expected one of"),
+    ],
+)
+def test_a_wrong_value_names_flag_variable_value_and_what_is_accepted(arguments, variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(click.BadParameter) as caught:
+        sample.main(arguments, standalone_mode=False)
+    assert words in caught.value.format_message()
+
+
+def test_help_shows_sections_defaults_and_the_rule_for_variables():
+    text = click.Context(sample, info_name="sample", max_content_width=200, terminal_width=200)
+    shown = sample.get_help(text)
+    assert "Where a service listens, and how it treats its peers:" in shown
+    assert "[default: 50071]" in shown
+    assert "--metrics / --no-metrics" in shown
+    assert "RINGLINE_ANY_OPTION" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("engine",), "MODEL is missing"),
+        (("engine", "a", "--model", "b"), "MODEL is 'a' and --model is 'b'"),
+        (("engine", "a", "--max-num-seqs", "-3"), "--max-num-seqs (RINGLINE_MAX_NUM_SEQS): '-3' is not usable"),
+        (("serve", "a", "--block-size", "big"), "--block-size (RINGLINE_BLOCK_SIZE): 'big' is not usable"),
+        (("serve", "--name", "x"), "No such option '--name'"),
+        (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),
+        (("health", "nowhere"), "'nowhere' is not an address"),
+        (("fly",), "No such command 'fly'"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
+    done = ringline(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_is_there():
+    context = click.Context(cli)
+    for name in COMMANDS:
+        assert cli.get_command(context, name).name == name
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "processor", "detokenizer", "status", "health", "demo"])
+def test_a_command_that_does_not_compute_loads_neither_torch_nor_transformers(command):
+    """Starting a supervisor, or refusing an option, must not take the seconds that torch takes."""
+    code = f"""
+import sys
+from services.cli import cli
+cli.main([{command!r}, "--help"], standalone_mode=False)
+heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path):
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "services.cli", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert "Commands:" in done.stdout, done.stderr

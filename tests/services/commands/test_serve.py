@@ -1,0 +1,177 @@
+"""``ringline serve`` from its start to its end, with real services around an engine of random weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from services.runtime.run_dir import running_stacks
+from tests.services.runtime.test_process import alive, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint's directory without weights, which ``--load-format dummy`` makes up."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat"] * 20, trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
+    )
+    (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return path
+
+
+@pytest.fixture
+def environment():
+    """With a runtime directory of its own, whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as path:
+        yield {**os.environ, "XDG_RUNTIME_DIR": path, "OMP_NUM_THREADS": "1"}
+
+
+def ringline(*arguments, env, **kwargs):
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=90, check=False, **kwargs)
+
+
+class Stack:
+    """A running ``ringline serve``."""
+
+    def __init__(self, env, directory, *flags):
+        self.env, self.log = env, directory / "serve.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli", "serve", *flags], stdout=log, stderr=log, cwd=ROOT, env=env
+            )
+
+    def until(self, condition):
+        end = time.monotonic() + 90
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.05)
+
+    def ready(self):
+        self.until(lambda: "ready: " in self.log.read_text())
+
+    def events(self, name):
+        records = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [record for record in records if record["event"] == name]
+
+    def status(self):
+        done = ringline("status", "--json", env=self.env)
+        (stack,) = json.loads(done.stdout)["stacks"]
+        return done.returncode, {service["service"]: service for service in stack["services"]}
+
+
+def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
+    flags = (str(checkpoint), "--load-format", "dummy", "--port", "0", "--kv-cache-memory-bytes", "1MiB")
+    # What is meant for the stack must reach its engine from a variable too, and no service by accident.
+    stack = Stack({**environment, "RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json"}, tmp_path, *flags)
+    try:
+        stack.ready()
+        assert [stage["name"] for stage in stack.events("stage")][:3] == ["configuration", "device", "load weights"]
+        code, services = stack.status()
+        assert (code, {service["health"] for service in services.values()}) == (0, {"SERVING"})
+        assert services["processor"]["models"][0]["max_model_len"] == 256
+        assert services["engine"]["load"]["blocks_used"] == 0
+        assert ringline("health", services["processor"]["address"], env=environment).stdout == "SERVING\n"
+        for service in services.values():
+            with urllib.request.urlopen(service["metrics"], timeout=5) as answer:
+                assert b"process_resident_memory_bytes" in answer.read()
+
+        detokenizer = services["detokenizer"]["pid"]
+        os.kill(detokenizer, signal.SIGKILL)
+        stack.until(lambda: stack.events("died"))
+        stack.until(lambda: stack.status()[0] == 0 and stack.status()[1]["detokenizer"]["pid"] != detokenizer)
+        _, services = stack.status()
+
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.process.wait(30) == 0
+        assert [r["service"] for r in stack.events("draining")] == ["processor", "detokenizer", "engine"]
+        assert not any(alive(service["pid"]) for service in services.values())
+        assert ringline("status", env=environment).returncode == 1
+    finally:
+        stack.process.kill()
+
+
+def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+    stack = Stack(environment, tmp_path, str(checkpoint), "--load-format", "dummy", "--port", "0")
+    try:
+        stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
+        (state,) = running_stacks()
+        pids = [service.pid for service in state.services.values()]
+    finally:
+        stack.process.kill()
+    stack.process.wait()
+    wait_until(lambda: not any(alive(pid) for pid in pids), 20)
+    assert running_stacks() == []
+
+
+def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment, tmp_path):
+    done = ringline("serve", str(tmp_path / "missing"), "--port", "0", "--log-format", "console", env=environment)
+    assert done.returncode == 3
+    errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: engine: ")
+    assert "missing" in errors[0]
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_taken_port_is_said_before_anything_is_started(environment, checkpoint):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = ringline("serve", str(checkpoint), "--port", str(port), env=environment)
+    assert done.returncode == 3
+    assert f"port {port} is in use: choose another with --port" in done.stderr
+
+
+def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environment):
+    done = ringline("demo", "--model", str(checkpoint), "--prompt", "hello", env=environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stderr == ""
+    report = done.stdout.splitlines()[-7:]
+    for line, service in zip(report[::2], ("processor", "engine", "detokenizer", "first token"), strict=True):
+        assert line.split()[0] == service.split()[0]
+    assert "tokens/s" in report[-1]
