@@ -25,7 +25,7 @@ demo: $(FULL)  ## start the three services with the bundled model and stream an 
 	.venv/bin/ringline demo
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
-	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"

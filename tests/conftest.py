@@ -11,7 +11,7 @@ pytest_plugins = ["tests.ring"]
 
 def _group(item: pytest.Item) -> str:
     """Fixtures wider than one test would otherwise be built once per process."""
-    return "ring" if "ring" in getattr(item, "fixturenames", ()) else str(item.path)
+    return "ring" if "ring" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # mypy without a cache reads torch and transformers
 @pytest.mark.parametrize(
     "command",
