@@ -221,6 +221,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await context.write(response)
 
     def _stalled(self) -> Status:
+        log.info("client stalled")
         message = f"the client took nothing for {self._bounds.stall_timeout:g} s"
         return Status(Code.RESOURCE_EXHAUSTED, message)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.runtime.run_dir import running_stacks
@@ -21,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "torch_dtype": "bfloat16",
+    "torch_dtype": "float32",
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -38,11 +41,39 @@ CONFIG = {
 }
 
 
+def tensor_shapes():
+    """What a checkpoint of ``CONFIG`` holds."""
+    hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    query, key = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for index in range(CONFIG["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A checkpoint's directory without weights, which ``--load-format dummy`` makes up."""
+    """A checkpoint of random weights."""
     path = tmp_path_factory.mktemp("checkpoint")
     (path / "config.json").write_text(json.dumps(CONFIG))
+    random = np.random.default_rng(0)
+    save_file(
+        {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in tensor_shapes().items()},
+        path / "model.safetensors",
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -103,7 +134,7 @@ class Stack:
 
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
-    flags = (str(checkpoint), "--load-format", "dummy", "--port", "0", "--kv-cache-memory-bytes", "1MiB")
+    flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB")
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     stack = Stack({**environment, "RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json"}, tmp_path, *flags)
     try:
@@ -118,11 +149,14 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
             with urllib.request.urlopen(service["metrics"], timeout=5) as answer:
                 assert b"process_resident_memory_bytes" in answer.read()
 
-        detokenizer = services["detokenizer"]["pid"]
-        os.kill(detokenizer, signal.SIGKILL)
-        stack.until(lambda: stack.events("died"))
-        stack.until(lambda: stack.status()[0] == 0 and stack.status()[1]["detokenizer"]["pid"] != detokenizer)
+        killed = services["detokenizer"]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        stack.until(lambda: len(stack.events("serving")) > 3)
+        (death,) = stack.events("died")
+        assert (death["child"], death["code"]) == ("detokenizer", -signal.SIGKILL)
+        stack.until(lambda: stack.status()[0] == 0)
         _, services = stack.status()
+        assert services["detokenizer"]["pid"] != killed
 
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(30) == 0
@@ -135,7 +169,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
 
 def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environment, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
-    stack = Stack(environment, tmp_path, str(checkpoint), "--load-format", "dummy", "--port", "0")
+    stack = Stack(environment, tmp_path, str(checkpoint), "--port", "0")
     try:
         stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
         (state,) = running_stacks()
@@ -148,8 +182,10 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environmen
 
 
 def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment, tmp_path):
-    done = ringline("serve", str(tmp_path / "missing"), "--port", "0", "--log-format", "console", env=environment)
+    shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
+    done = ringline("serve", str(tmp_path / "missing"), "--port", "0", "--log-format", "console", env=shown)
     assert done.returncode == 3
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1
     assert errors[0].startswith("error: engine: ")
@@ -158,8 +194,6 @@ def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_e
 
 
 def test_a_taken_port_is_said_before_anything_is_started(environment, checkpoint):
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = ringline("serve", str(checkpoint), "--port", str(port), env=environment)

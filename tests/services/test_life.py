@@ -1,0 +1,243 @@
+"""Services that come late, die, drain, or are not read: each in real processes that are killed for real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
+from tests.services.streams import Shown, ask, generate, read_session
+
+CPU_TIER = ROOT / ".venv-cpu" / "bin" / "python"
+ENGINE_FLAGS = ("--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB")
+
+
+class Services:
+    """The three services as processes of their own, on unix sockets and one port, each started when asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, name: str, *flags: str, python: Path | str = sys.executable) -> None:
+        engine, detokenizer = (f"unix:{self.directory}/{peer}.sock" for peer in ("engine", "detokenizer"))
+        own = {
+            "engine": ("--uds", engine.removeprefix("unix:"), *ENGINE_FLAGS),
+            "detokenizer": ("--uds", detokenizer.removeprefix("unix:"), "--engines", engine),
+            "processor": ("--port", str(self.port), "--engines", engine, "--detokenizers", detokenizer),
+        }[name]
+        command = [python, "-m", "services.cli", name, "--name", f"{name}-0", "--no-metrics", "--log-format", "json"]
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, *own, *flags],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(30)
+
+    def stop(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    running = Services(tmp_path)
+    yield running
+    running.stop()
+
+
+async def wait_until_serving(address: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < end:
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
+            except grpc.aio.AioRpcError:
+                continue
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+            await asyncio.sleep(0.05)
+    raise AssertionError("not serving")
+
+
+def long_request(name: str, max_tokens: int) -> inference_pb2.GenerateRequest:
+    request = ask(name, max_tokens=max_tokens, temperature=0.9, seed=7)
+    request.stopping.ignore_eos = True
+    return request
+
+
+async def read_until_tokens(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown], count: int) -> None:
+    """Read a session until every request has so many tokens."""
+    while not all(len(one.ids.get(0, ())) >= count for one in shown.values()):
+        frame = await call.read()
+        for response in frame.responses:
+            take(shown, response)
+
+
+def take(shown: dict[str, Shown], response: inference_pb2.GenerateResponse) -> None:
+    if response.HasField("continued"):
+        assert response.continued.identical
+    else:
+        shown[response.request_id].take(response)
+
+
+async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> None:
+    async with asyncio.timeout(90):
+        while not all(one.complete for one in shown.values()):
+            for response in (await call.read()).responses:
+                take(shown, response)
+
+
+@pytest.mark.timeout(240)
+async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
+    """They start in the wrong order; then each back tier is killed under load, and the tokens are the same."""
+    services.start("processor", "--patience", "120", python=CPU_TIER)
+    services.start("detokenizer", python=CPU_TIER)
+    async with grpc.aio.insecure_channel(services.address) as channel:
+        front = inference_pb2_grpc.InferenceServiceStub(channel)
+        await channel.channel_ready()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(front, ask())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        services.start("engine")
+        await wait_until_serving(services.address)
+        undisturbed = await generate(front, long_request("", 600))
+
+        for victim in ("detokenizer", "engine"):
+            call = front.Session(timeout=120)
+            shown = {f"r{i}": Shown() for i in range(4)}
+            for name in shown:
+                await call.write(inference_pb2.SessionRequest(generate=long_request(name, 600)))
+            await read_until_tokens(call, shown, 5)
+            services.kill(victim)
+            services.start(victim, python=CPU_TIER if victim == "detokenizer" else sys.executable)
+            await finish(call, shown)
+            for one in shown.values():
+                assert one.ends[0].cause == undisturbed.ends[0].cause, one.ends[0]
+                assert one.ids == undisturbed.ids
+                assert one.texts == undisturbed.texts
+                assert one.usage.completion_tokens == 600
+            call.cancel()
+
+
+@pytest.mark.timeout(240)
+async def test_requests_end_unavailable_when_no_engine_comes_back(services: Services) -> None:
+    for name, flags in (("engine", ()), ("detokenizer", ()), ("processor", ("--patience", "1"))):
+        services.start(name, *flags)
+    await wait_until_serving(services.address)
+    async with grpc.aio.insecure_channel(services.address) as channel:
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=60)
+        shown = {"r": Shown()}
+        await call.write(inference_pb2.SessionRequest(generate=long_request("r", 1500)))
+        await read_until_tokens(call, shown, 3)
+        services.kill("engine")
+        await finish(call, shown)
+        end = shown["r"].ends[0]
+        assert end.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert end.usage.completion_tokens == len(shown["r"].ids[0]) >= 3
+
+
+@pytest.mark.timeout(240)
+async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
+    services.start("engine")
+    services.start("detokenizer")
+    services.start("processor", "--stall-timeout", "1")
+    await wait_until_serving(services.address)
+    options = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
+    async with (
+        grpc.aio.insecure_channel(services.address, options=options) as narrow,
+        grpc.aio.insecure_channel(services.address) as channel,
+    ):
+        # A client that never reads: its window fills, and after the stall timeout its session goes.
+        deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=60)
+        for index in range(40):
+            request = long_request(f"r{index}", 1500)
+            request.output.logprobs = 20
+            await deaf.write(inference_pb2.SessionRequest(generate=request))
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        await call.write(inference_pb2.SessionRequest(generate=long_request("beside", 200)))
+        beside = await read_session(call, ["beside"])
+        assert beside["beside"].usage.completion_tokens == 200
+        async with asyncio.timeout(60):
+            while "client stalled" not in (services.directory / "processor.log").read_text():
+                await asyncio.sleep(0.1)
+
+        # SIGTERM: what is under way goes on to its end, then the process exits 0.
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        shown = {"last": Shown()}
+        await call.write(inference_pb2.SessionRequest(generate=long_request("last", 300)))
+        await read_until_tokens(call, shown, 3)
+        services.processes["processor"].send_signal(signal.SIGTERM)
+        draining = False
+        while not shown["last"].complete:
+            frame = await call.read()
+            draining |= frame.HasField("draining")
+            for response in frame.responses:
+                take(shown, response)
+        assert draining
+        assert shown["last"].usage.completion_tokens == 300
+        assert services.processes.pop("processor").wait(30) == 0
+    for name in ("detokenizer", "engine"):
+        assert services.kill(name, signal.SIGTERM) == 0
+
+
+def test_serve_refuses_a_context_that_cannot_fit_and_says_what_to_change() -> None:
+    command = [sys.executable, "-m", "services.cli", "serve", str(MODEL), "--port", "0", "--no-metrics"]
+    done = subprocess.run(
+        [*command, "--kv-cache-memory-bytes", "64KiB"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode != 0
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output
+    assert "--max-model-len" in output or "max_model_len" in output
+
+
+def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.cli", "serve", str(tmp_path), "--port", "0", "--no-metrics"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "Traceback" not in output
+    assert "config.json" in output
+
+
+def test_a_stack_is_brought_up_and_down(tmp_path: Path) -> None:
+    running: Ring = start_ring(tmp_path)
+    stages = running.log.read_text()
+    for stage in ("configuration", "device", "load weights", "allocate KV cache", "warm up"):
+        assert f'"name": "{stage}"' in stages
+    assert stop_ring(running) == 0
+    for service in ("processor", "engine", "detokenizer"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(running.pid(service), 0)

@@ -1,0 +1,367 @@
+"""The rule: text delivered = decode(context + ids delivered) less decode(context), at every delta."""
+
+from itertools import chain, groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from services.text.incremental import MAX_UNFINISHED_TOKENS, left_context
+from services.text.stream import ChoiceDecoder, DecodeOptions
+from services.text.tokenizer import Tokenizer as TextTokenizer
+from services.text.tokenizer import TokenizerError
+from tests.services.text import trained
+
+KINDS = {"byte_level": trained.byte_level, "sentencepiece_bpe": trained.sentencepiece_bpe, "unigram": trained.unigram}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+fuzz = settings(max_examples=4000, deadline=None)
+
+SAMPLES = ["the ", "naïve", " café", "中文", "日本語", "한국어", "สวัสดี", "नमस्ते", "😀", "👩‍👩‍👧", "🇩🇪", "🏳️‍🌈", "👍🏽"]
+SAMPLES += ["e\u0301\u0323", "\u202e", "\x00", "\n\n", "  ", "▁", "<s>", "<|im_end|>", "<tool>", "\U0010fffd", "ﬁ"]
+texts = (
+    st.lists(st.sampled_from(SAMPLES) | st.text(max_size=4), max_size=14)
+    .map("".join)
+    .map(lambda t: t.replace("\ufffd", ""))
+)
+
+
+def chunked(draw, ids):
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def feed_all(decoder, chunks):
+    """The deltas for ``chunks``, the last from the end of the stream."""
+    deltas = [decoder.feed(chunk) for chunk in chunks]
+    return [delta for delta in deltas if delta is not None] + [decoder.finish()]
+
+
+def text_at(deltas):
+    """Text so far by ids delivered; checks that positions have neither gap nor overlap."""
+    known, text, count = {}, "", deltas[0].first_position
+    for delta in deltas:
+        assert delta.first_position == count
+        count += len(delta.token_ids)
+        text += delta.text
+        known[count] = text
+    return known
+
+
+@st.composite
+def prompts_and_outputs(draw, tokenizer):
+    """One text's ids, cut anywhere, the middle of a character included."""
+    ids = tokenizer.encode(draw(texts))
+    cut = draw(st.integers(0, len(ids)))
+    return ids[:cut], ids[cut:]
+
+
+@each_kind
+@pytest.mark.parametrize("skip", [True, False])
+def test_text_equals_decode_at_every_delta(kind, skip):
+    tokenizer = KINDS[kind]()
+
+    def decode(ids):
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+
+    @fuzz
+    @given(st.data())
+    def check(data):
+        prompt, ids = data.draw(prompts_and_outputs(tokenizer))
+        pieces = tokenizer.pieces(skip_special_tokens=skip)
+        context = tuple(left_context(pieces, prompt))
+        decoder = ChoiceDecoder(pieces, DecodeOptions(context))
+        settled = max(j for j in range(len(prompt) + 1) if not decode(prompt[:j]).endswith("\ufffd"))
+        # The prompt's own characters; the library shows a whole run of fallback bytes as ill-formed while one is open.
+        before = max(len(decode(prompt[:settled])), len(decode(prompt).rstrip("\ufffd")))
+        whole, text = 0, ""
+        for k, token_id in enumerate(ids, 1):
+            delta = decoder.feed([token_id])
+            text += delta.text if delta else ""
+            expected = decode(prompt + ids[:k])
+            if not expected.endswith("\ufffd"):
+                whole = k
+            if k - whole > MAX_UNFINISHED_TOKENS:
+                return  # has a test of its own
+            assert decoder.delivered == whole
+            if whole == k:
+                assert text == expected[before:]
+        text += decoder.finish().text
+        assert text == decode(prompt + ids)[before:]
+
+    check()
+
+
+def continuation_tokens(tokenizer):
+    """Byte-level ids of bytes that together continue every unfinished character."""
+    by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    return [by_bytes[bytes([byte])] for byte in (0x80, 0x90, 0xA0)]
+
+
+def test_random_ids_byte_level(byte_level):
+    probes = continuation_tokens(byte_level)
+
+    def whole(ids):
+        text = byte_level.decode(ids)
+        return all(byte_level.decode([*ids, probe]) == text + "\ufffd" for probe in probes)
+
+    any_ids = st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30)
+
+    @fuzz
+    @given(any_ids.map(lambda ids: ids[:5]), any_ids)
+    def check(context, ids):
+        decoder = ChoiceDecoder(byte_level.pieces(), DecodeOptions(tuple(context)))
+        prompt = byte_level.decode(context)
+
+        def output(count):
+            text = byte_level.decode(context + ids[:count])
+            if not text.startswith(prompt):  # the prompt's last character is finished by the output
+                return text[len(prompt) - 1 :]
+            return text[len(prompt) :]
+
+        last, text = 0, ""
+        for k, token_id in enumerate(ids, 1):
+            delta = decoder.feed([token_id])
+            text += delta.text if delta else ""
+            last = k if whole(context + ids[:k]) else last
+            if k - last > MAX_UNFINISHED_TOKENS:
+                assert text in (output(k), output(k)[:-1])
+                return
+            assert decoder.delivered == last
+            if last:
+                assert text == output(last)
+        assert text + decoder.finish().text == output(len(ids))
+
+    check()
+
+
+def run_text(data):
+    """A run of byte-fallback tokens as text, and whether its end is an unfinished character. Nothing is taken back."""
+    text = ""
+    while data:
+        size = next((n for n in (1, 2, 3, 4) if is_utf8(data[:n])), None)
+        if size is None:
+            ends = [bytes(tail) for tail in ([0x80], [0xA0], [0x90, 0x80], [0x80, 0x80], [0xA0, 0x80])]
+            ends += [b"\x90\x80\x80", b"\x80\x80\x80"]
+            unfinished = any(is_utf8(data + end) for end in ends)
+            return text + "\ufffd" * len(data), unfinished
+        text, data = text + data[:size].decode(), data[size:]
+    return text, False
+
+
+def is_utf8(data):
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def fallback_text(tokenizer, ids):
+    """Independent account of the SentencePiece-style tokenizer's text, whether it is whole, and whether it is plain
+    ``decode``'s: a run that is ill-formed after good characters is not."""
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    visible = [i for i in ids if tokenizer.decode([*anchor, i, *anchor]) != tokenizer.decode([*anchor, *anchor])]
+    text, whole, plain = "", True, True
+    for is_byte, group in groupby(visible, lambda i: tokenizer._tokenizer.id_to_token(i).startswith("<0x")):
+        group = list(group)
+        if is_byte:
+            data = bytes(int(tokenizer._tokenizer.id_to_token(i)[3:5], 16) for i in group)
+            run, unfinished = run_text(data)
+            whole = not unfinished
+            plain = plain and (is_utf8(data) or set(run) == {"\ufffd"})
+        else:
+            run, whole = tokenizer.decode([*anchor, *group])[len(tokenizer.decode(anchor)) :], True
+        text += run
+    return text.removeprefix(" "), whole, plain
+
+
+def test_random_ids_byte_fallback(sentencepiece_bpe):
+    tokenizer = sentencepiece_bpe
+    bytes_ = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
+    assert None not in bytes_
+    any_id = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(bytes_) | st.sampled_from(bytes_[0xC0:])
+    plain_seen = []
+
+    @fuzz
+    @given(st.lists(any_id | st.sampled_from([bytes_[b] for b in "中é😀".encode()]), max_size=30))
+    def check(ids):
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+        last, text = 0, ""
+        for k, token_id in enumerate(ids, 1):
+            delta = decoder.feed([token_id])
+            text += delta.text if delta else ""
+            expected, whole, plain = fallback_text(tokenizer, ids[:k])
+            last = k if whole else last
+            if k - last > MAX_UNFINISHED_TOKENS:
+                assert text == expected
+                return
+            assert decoder.delivered == last
+            if whole:
+                assert text == expected
+                if plain:
+                    plain_seen.append(k)
+                    assert text == tokenizer.decode(ids[:k])
+        assert text + decoder.finish().text == fallback_text(tokenizer, ids)[0]
+
+    check()
+    assert max(plain_seen) > 3
+
+
+def test_random_ids_unigram(unigram):
+    @fuzz
+    @given(st.lists(st.integers(0, unigram.vocab_size + 2), max_size=40), st.booleans())
+    def check(ids, skip):
+        decoder = ChoiceDecoder(unigram.pieces(skip_special_tokens=skip), DecodeOptions())
+        text = ""
+        for k, token_id in enumerate(ids, 1):
+            text += decoder.feed([token_id]).text
+            assert text == unigram.decode(ids[:k], skip_special_tokens=skip)
+
+    check()
+
+
+@st.composite
+def ids_of(draw, tokenizer):
+    """Ids of a text with random ones, many of them parts of characters, strewn in."""
+    parts = [i for i in range(tokenizer.vocab_size) if not is_utf8(tokenizer.token_bytes(i))]
+    strange = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(parts or [0])
+    return draw(
+        st.lists(texts.map(tokenizer.encode) | st.lists(strange, max_size=8), max_size=4).map(
+            lambda ls: list(chain(*ls))
+        )
+    )
+
+
+@each_kind
+def test_calls_do_not_matter(kind):
+    tokenizer = KINDS[kind]()
+
+    @fuzz
+    @given(st.data())
+    def check(data):
+        context, ids = tuple(data.draw(ids_of(tokenizer))[-6:]), data.draw(ids_of(tokenizer))
+        one_by_one = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        reference = text_at(feed_all(one_by_one, [[i] for i in ids]))
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        known = text_at(feed_all(decoder, chunked(data.draw, ids)))
+        assert known.items() <= reference.items()
+        assert max(known) == len(ids)
+
+    check()
+
+
+@each_kind
+def test_a_new_decoder_continues_where_another_was(kind):
+    tokenizer = KINDS[kind]()
+
+    @fuzz
+    @given(st.data())
+    def check(data):
+        context, ids = tuple(data.draw(ids_of(tokenizer))[-6:]), data.draw(ids_of(tokenizer))
+        first = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        deltas = [delta for i in ids if (delta := first.feed([i]))]
+        reference = {0: ""} | (text_at(deltas) if deltas else {})
+        delivered = data.draw(st.sampled_from(sorted(reference)))
+        whole = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        text = "".join(delta.text for delta in feed_all(whole, [ids]))
+        second = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context), delivered)
+        deltas = feed_all(second, chunked(data.draw, ids))
+        assert reference[delivered] + "".join(delta.text for delta in deltas) == text
+        assert list(chain(*(delta.token_ids for delta in deltas))) == ids[delivered:]
+        assert second.delivered == second.received == len(ids)
+
+    check()
+
+
+@each_kind
+def test_hold_back_is_bounded(kind):
+    tokenizer = KINDS[kind]()
+
+    @fuzz
+    @given(st.data())
+    def check(data):
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+        for token_id in data.draw(ids_of(tokenizer)):
+            decoder.feed([token_id])
+            assert decoder.received - decoder.delivered <= MAX_UNFINISHED_TOKENS
+
+    check()
+
+
+def test_unfinished_bytes_are_given_up_after_four_tokens(byte_level, sentencepiece_bpe):
+    for tokenizer, lead, shown in (
+        (byte_level, byte_level.encode("😀")[0], "\ufffd"),
+        (sentencepiece_bpe, sentencepiece_bpe.token_id("<0xF0>"), "\ufffd"),
+    ):
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+        eos = tokenizer.token_id("</s>")  # skipped: it neither finishes the character nor breaks it off
+        assert [decoder.feed([i]) for i in (lead, eos, eos, eos)] == [None] * 4
+        delta = decoder.feed([eos])
+        assert (delta.first_position, len(delta.token_ids), delta.text) == (0, 5, shown)
+
+
+def test_good_text_stays_good_where_tokens_end_inside_characters():
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    e0, b8, b2 = splitter.pre_tokenize_str("า")[0][0]  # how the vocabulary spells the three bytes of this character
+    entries = [e0 + b8, b2 + e0 + b8, b2]
+    library = Tokenizer(models.BPE({entry: i for i, entry in enumerate([*entries, e0, b8])}, []))
+    library.decoder = decoders.ByteLevel()
+    tokenizer = TextTokenizer.from_files({"tokenizer.json": library.to_str().encode()})
+    ids = [0, *[1] * 20, 2]
+    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+    deltas = [delta for i in ids if (delta := decoder.feed([i]))]
+    assert len(deltas) > 3  # it does not wait for the end
+    known = text_at(deltas)
+    for count, text in known.items():
+        assert text == library.decode(ids[:count]).removesuffix("\ufffd")
+    assert known[22] == "า" * 21
+
+
+def test_the_prompts_unfinished_character_is_the_prompts_unless_finished(byte_level):
+    prompt = byte_level.encode("x😀")
+    context, last, letter = tuple(prompt[:-1]), prompt[-1], byte_level.encode("e")[0]
+    finished = ChoiceDecoder(byte_level.pieces(), DecodeOptions(context))
+    assert finished.feed([last, letter]).text == "😀e"
+    broken = ChoiceDecoder(byte_level.pieces(), DecodeOptions(context))
+    assert broken.feed([letter]).text == "e"
+
+
+@pytest.mark.parametrize(
+    "decoder", [None, decoders.WordPiece(), decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()]
+)
+def test_other_decoders(decoder):
+    vocabulary = ["##ing", "run", "▁a", "▁", "don", "'t", ".", "##", "n't", "▁▁x"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="run"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    ours = TextTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.integers(0, len(vocabulary) - 1), max_size=8))
+    def check(ids):
+        stream, text = ChoiceDecoder(ours.pieces(), DecodeOptions()), ""
+        for k, token_id in enumerate(ids, 1):
+            text += stream.feed([token_id]).text
+            assert text == tokenizer.decode(ids[:k])
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (decoders.CTC(), "CTC"),
+        (decoders.BPEDecoder(), "BPEDecoder"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), '"stop": 1'),
+        (
+            decoders.Sequence([decoders.Fuse(), decoders.ByteFallback()]),
+            "order that cannot be streamed: Fuse, ByteFall",
+        ),
+    ],
+)
+def test_a_decoder_that_cannot_be_streamed_is_refused(decoder, message):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.decoder = decoder
+    with pytest.raises(TokenizerError, match=message):
+        TextTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
