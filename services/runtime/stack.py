@@ -83,7 +83,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: a folder named "services" where the user happens to stand is not ours.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
-        specs.append(ChildSpec(name, argv, _for_engine(environment) if name == "engine" else environment))
+        specs.append(ChildSpec(name, argv, environment))
     return specs
 
 
@@ -120,9 +120,3 @@ def _environment(settings: Iterable[Iterable[Setting]]) -> dict[str, str]:
     """The environment of this process without the variables of options: what was given is on the command lines."""
     variables = {setting.variable for of_one in settings for setting in of_one}
     return {key: value for key, value in os.environ.items() if key not in variables}
-
-
-def _for_engine(environment: Mapping[str, str]) -> dict[str, str]:
-    # Idle OpenMP threads that spin take the cores from the services beside them (and from neighbours): a step has been
-    # seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
-    return {"OMP_WAIT_POLICY": "passive", **environment}

@@ -83,6 +83,22 @@ def test_an_error_that_was_not_expected_shows_its_traceback(capsys):
     assert "Traceback" in output.out + output.err
 
 
+def test_work_that_is_left_in_a_thread_does_not_keep_the_process():
+    code = """
+import asyncio, sys, time
+from services.runtime.process import run_service
+async def main():
+    work = asyncio.ensure_future(asyncio.to_thread(time.sleep, 1000))
+    assert await asyncio.to_thread(str.upper, "done") == "DONE"
+    work.cancel()
+    print("last words", end="")
+    return 7
+sys.exit(run_service(main))
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "last words", "")
+
+
 CHILD = """
 import time
 from services.runtime.process import die_with_parent
