@@ -139,14 +139,12 @@ def _attend(query: torch.Tensor, kv_cache: torch.Tensor, group: _Group, tiling: 
         seqs, tail, nearest = _reached(group, num_tiles, first_key, tiling)
         here = (seqs, slice(None), tail)
         columns = slice(first_key // tiling.keys * tiling.blocks, (first_key // tiling.keys + 1) * tiling.blocks)
-        keys = _gather(kv_cache[0], block_rows[seqs, :, columns], scratch[0, seqs])
-        values = _gather(kv_cache[1], block_rows[seqs, :, columns], scratch[1, seqs])
+        keys, values = scratch[:, seqs]
+        _gather(kv_cache, block_rows[seqs, :, columns], [end - first_key for end in group.ends[seqs]], keys, values)
         scores = _products(tiles[here], keys.transpose(2, 3))
         if first_key + tiling.keys > nearest + 1:
             key_positions = torch.arange(first_key, first_key + tiling.keys, device=query.device)
             scores.masked_fill_(key_positions > visible[here].unsqueeze(-1), -torch.inf)
-            # Unwritten memory may hold NaN, which a weight of zero does not silence.
-            values.masked_fill_((key_positions >= ends[seqs, None])[:, None, :, None], 0.0)
         highest = torch.maximum(maximum[here], scores.amax(-1))
         weights = scores.sub_(highest.unsqueeze(-1)).exp_()
         decay = torch.exp(maximum[here] - highest)
@@ -218,10 +216,19 @@ def _reached(group: _Group, num_tiles: int, first_key: int, tiling: _Tiling) -> 
     return slice(None), slice(tile, None), max(group.starts[0], base + tile * tiling.positions)
 
 
-def _gather(cache: torch.Tensor, block_rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Fill ``out`` [S, Hkv, keys, D] float32 with a tile of keys or values of ``cache`` [blocks, Hkv, size, D]."""
-    found = cache.flatten(0, 1).flatten(1).index_select(0, block_rows.reshape(-1))
-    return out.copy_(found.view(out.shape))
+def _gather(
+    kv_cache: torch.Tensor, block_rows: torch.Tensor, counts: list[int], keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Fill ``keys`` and ``values`` [S, Hkv, keys, D] float32 with one tile of the cache.
+
+    From the count of each sequence on they are zero: unwritten memory may hold NaN, which masking does not silence.
+    """
+    for cache, out in zip(kv_cache, (keys, values), strict=True):
+        found = cache.flatten(0, 1).flatten(1).index_select(0, block_rows.reshape(-1))
+        out.copy_(found.view(out.shape))
+        for sequence, count in enumerate(counts):
+            if count < out.shape[2]:
+                out[sequence, :, count:] = 0.0
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -17,17 +17,23 @@ from functools import cache
 
 import torch
 
-_reorder = torch.ops.mkldnn._reorder_linear_weight.default
-_multiply = torch.ops.mkldnn._linear_pointwise.default
+
+def _reorder(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight, None)
+    return packed
+
+
+def _multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return y
 
 
 @cache
 def _onednn_multiplies(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs and multiplies this type on this CPU, found out by trying."""
     try:
-        packed = _reorder(torch.zeros(16, 16, dtype=dtype), None)
-        _multiply(torch.zeros(2, 16, dtype=dtype), packed, None, "none", [], "")
-    except RuntimeError:  # also where torch was built without oneDNN
+        _multiply(torch.zeros(2, 16, dtype=dtype), _reorder(torch.zeros(16, 16, dtype=dtype)), None)
+    except (AttributeError, RuntimeError):  # no such operator in this build, or not for this type
         return False
     return True
 
@@ -52,7 +58,7 @@ class Linear:
             self.weight = weight.clone()
             self.bias = None if bias is None else bias.clone()
         else:
-            self.weight = _reorder(weight.to(self.packed_dtype), None)
+            self.weight = _reorder(weight.to(self.packed_dtype))
             self.bias = None if bias is None else bias.to(self.packed_dtype, copy=True)
 
     @property
@@ -70,5 +76,4 @@ class Linear:
         rows = x.to(self.packed_dtype)
         if x.shape[0] == 1:
             rows = rows.expand(2, -1).contiguous()
-        y: torch.Tensor = _multiply(rows, self.weight, self.bias, "none", [], "")
-        return y[: x.shape[0]].to(x.dtype)
+        return _multiply(rows, self.weight, self.bias)[: x.shape[0]].to(x.dtype)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.errors import CheckpointError
@@ -99,32 +97,3 @@ def test_first_layers_is_the_model_with_fewer_layers(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(cut, IDS), expected, atol=2e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="zip"):
         Driver(cut, [40]).model.forward(IDS, IDS, [], None)  # type: ignore[arg-type]
-
-
-def anonymous_memory() -> int:
-    """Bytes that belong to this process alone: pages of mapped files do not count."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no RssAnon")
-
-
-def test_loading_takes_the_weights_and_one_layer(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=512, intermediate_size=1536, num_hidden_layers=10, num_attention_heads=8,
-        vocab_size=2048, dtype="bfloat16", tie_word_embeddings=True, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    save_model(make_model(config).to(torch.bfloat16), tmp_path)
-    checkpoint = open_at(tmp_path)
-    build_model(checkpoint, TorchTiledAttention(), CPU)  # so that libraries have made what they make once
-    gc.collect()
-    before, peak = anonymous_memory(), 0
-
-    def measure(done: int, total: int) -> None:
-        nonlocal peak
-        peak = max(peak, anonymous_memory() - before)
-
-    model = build_model(checkpoint, TorchTiledAttention(), CPU, measure)
-    layer_bytes = (4 * 512 * 512 + 3 * 512 * 1536) * 2
-    assert max(peak, anonymous_memory() - before) < model.weight_bytes + 2 * layer_bytes
-    assert model.weight_bytes < 1.02 * sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
