@@ -29,10 +29,6 @@ class Cut(Exception):
     """Raised by a script: the call ends well, as if nothing were missing."""
 
 
-class Drain(Exception):
-    """Raised by a script: the Session says that it drains; the request hears nothing more from this script."""
-
-
 Script = Callable[[pb.GenerateRequest], AsyncIterator[pb.GenerateResponse]]
 
 
@@ -155,6 +151,7 @@ class ScriptedInference(InferenceServiceServicer):
         self.sessions += 1
         yield pb.SessionResponse(limits=self.limits)
         news: asyncio.Queue[pb.SessionResponse | Exception] = asyncio.Queue()
+        self._news = news
         reader = asyncio.create_task(self._read(request_iterator, news))
         try:
             while not isinstance(item := await news.get(), Exception):
@@ -163,6 +160,10 @@ class ScriptedInference(InferenceServiceServicer):
                 await context.abort(item.code, str(item))
         finally:
             reader.cancel()
+
+    async def drain(self) -> None:
+        """Say on the latest Session that it drains."""
+        await self._news.put(pb.SessionResponse(draining=link_pb2.Draining(grace_ms=1000)))
 
     async def _read(self, frames, news: asyncio.Queue) -> None:
         live: dict[str, asyncio.Task] = {}
@@ -190,8 +191,6 @@ class ScriptedInference(InferenceServiceServicer):
                 if response.HasField("terminal"):
                     live.pop(request.request_id, None)
                 await news.put(pb.SessionResponse(responses=[response]))
-        except Drain:
-            await news.put(pb.SessionResponse(draining=link_pb2.Draining(grace_ms=1000)))
         except (Abort, Cut) as end:
             await news.put(end)
         live.pop(request.request_id, None)

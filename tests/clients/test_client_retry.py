@@ -8,8 +8,20 @@ import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted import Abort, Cut, Drain, ScriptedInference, hello, play, refusal, serving
+from tests.clients.scripted import (
+    Abort,
+    Cut,
+    ScriptedInference,
+    admitted,
+    hello,
+    play,
+    refusal,
+    serving,
+    status,
+    terminal,
+)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -36,6 +48,15 @@ async def test_attempts_are_bounded(server, ask):
     outcome = await ask(client_options={"retries": 0})
     assert type(outcome.error) is ringline.Unavailable
     assert len(server.service.requests) == 4
+
+
+async def test_what_was_admitted_is_not_tried_again(server, ask):
+    error = status(UNAVAILABLE, "the engine died")
+    server.plays(play(admitted(), terminal(output_pb2.FINISH_CAUSE_ERROR, completion=0, error=error)), hello)
+    outcome = await ask()
+    assert type(outcome.error) is ringline.Unavailable
+    assert outcome.error.partial.usage.prompt_tokens == 3
+    assert len(server.service.requests) == 1
 
 
 async def test_a_call_that_ends_well_without_a_word_is_not_success(server):
@@ -96,6 +117,7 @@ async def test_nobody_listening_is_unavailable(kind):
         async with kind(address) as client:
             outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
+        assert len({id(outcome) for outcome in outcomes}) == 20
 
 
 async def test_unary_calls_are_tried_again_too(server):
@@ -116,16 +138,38 @@ async def test_a_draining_session_is_followed_by_another(server):
             yield response
             await gate.wait()
 
-    server.plays(slow, play(Drain()), hello)
+    server.plays(slow, hello)
+    async with ringline.AsyncClient(server.address) as client:
+        first = client.stream("first")
+        events = first.events()
+        await anext(events)
+        await server.service.drain()
+        for _ in range(1000):  # until the client heard of it
+            if server.service.sessions == 2:
+                break
+            assert (await client.generate("later")).text == "Hello, world"
+        gate.set()
+        assert (await first.result()).text == "Hello, world"
+    assert server.service.sessions == 2
+
+
+async def test_those_who_wait_for_a_turn_leave_a_draining_session(server):
+    gate = asyncio.Event()
+
+    async def drains_while_it_runs(request):
+        yield admitted()
+        server.service.limits.max_live_requests = 10  # of the next session
+        await server.service.drain()
+        await gate.wait()
+        yield terminal(completion=0)
+
+    server.service.limits.max_live_requests = 1
+    server.plays(drains_while_it_runs, hello)
     async with ringline.AsyncClient(server.address) as client:
         first = asyncio.create_task(client.generate("first"))
-        await asyncio.sleep(0.05)
-        lost = asyncio.create_task(client.generate("drains"))
-        await asyncio.sleep(0.05)
-        assert (await client.generate("later")).text == "Hello, world"
-        assert server.service.sessions == 2
+        waiting = [client.generate(f"waits {number}") for number in range(3)]
+        assert [answer.text for answer in await asyncio.gather(*waiting)] == ["Hello, world"] * 3
+        assert not first.done()
         gate.set()
-        assert (await first).text == "Hello, world"
-        assert not lost.done()
-    with pytest.raises(ringline.Cancelled):
-        await lost
+        assert (await first).token_ids == ()
+    assert server.service.sessions == 2

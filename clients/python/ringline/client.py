@@ -152,7 +152,10 @@ class Client:
 
 
 class Stream(Iterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop, ``close()`` and garbage collection cancel the request."""
+    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request.
+
+    (A call that nobody holds any more is cancelled by gRPC.)
+    """
 
     def __init__(
         self,
@@ -208,9 +211,6 @@ class Stream(Iterator[Delta]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
-
     def _next_event(self) -> Event | None:
         """The next event, over as many attempts as it takes; None after the last. Raises what it failed with."""
         while self._failure is None and not self._closed.is_set():
@@ -251,8 +251,6 @@ class Stream(Iterator[Delta]):
 
     def _wait_to_retry(self, error: RingError) -> None:
         try:
-            if self._reader.admitted is not None:
-                raise error
             self._closed.wait(self._backoff.delay(error))
         except RingError as final:
             self._failure = final

@@ -69,7 +69,9 @@ class Backoff:
         return delay
 
     def _least_delay(self, error: RingError) -> float | None:
-        """None: the error is not one to try again after."""
+        """None: the error is not one to try again after, or the request had been admitted."""
+        if error.partial is not None:
+            return None
         if isinstance(error, Unavailable) and not isinstance(error, Truncated):
             return 0.0
         if isinstance(error, Overloaded) and self._retry_overloaded:

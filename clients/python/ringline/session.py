@@ -117,7 +117,7 @@ class Session:
 
 
 class AsyncStream(AsyncIterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop, ``close()`` and garbage collection cancel the request."""
+    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request."""
 
     def __init__(
         self,
@@ -195,8 +195,6 @@ class AsyncStream(AsyncIterator[Delta]):
 
     async def _wait_to_retry(self, error: RingError) -> None:
         try:
-            if self.request is not None:
-                raise error
             await asyncio.sleep(self._backoff.delay(error))
             self._exchange = None
         except RingError as final:
