@@ -137,6 +137,8 @@ class ChatTemplates:
             raise ChatTemplateError(
                 f"the chat template has an error in line {error.lineno}: {error.message}"
             ) from error
+        except (SyntaxError, RecursionError) as error:  # from Python's compiler, which takes 20 loops in each other
+            raise ChatTemplateError("the chat template nests too deeply") from error
 
 
 def _sources(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -87,8 +87,8 @@ class IncrementalDecoder:
         """None of the above matters to a token that is text."""
         for token_id in context:
             self.push(token_id)
+            self._waiting, self._group, self.whole = 0, "", True  # nothing is delivered, so nothing waits
         self._owed = len(self._replaced(self._pending))
-        self._waiting, self._group, self.whole = 0, "", True
 
     def push(self, token_id: int) -> str:
         """Take one id; returns the text it completes and sets ``whole``."""
@@ -118,7 +118,7 @@ class IncrementalDecoder:
         """Add a piece to the pending bytes; returns the characters that are complete, for better or worse."""
         if self._pieces.form.byte_level:
             data = self._pending + (piece.encode() if isinstance(piece, str) else piece)
-            text, used = utf_8_decode(data, "replace", False)
+            text, used = _decode(data, "replace")
             self._pending = data[used:]
             return text
         if isinstance(piece, str):
@@ -128,7 +128,7 @@ class IncrementalDecoder:
         data = self._pending + piece
         if not self._broken:
             try:
-                text, used = utf_8_decode(data, "strict", False)
+                text, used = _decode(data, "strict")
             except UnicodeDecodeError:
                 self._broken = True
             else:
@@ -173,3 +173,13 @@ class IncrementalDecoder:
         if self._pieces.form.byte_level:
             return _REPLACEMENT if data else ""
         return _REPLACEMENT * len(data)
+
+
+def _decode(data: bytes, errors: str) -> tuple[str, int]:
+    """The text of ``data`` and how many bytes that is; what is left is an unfinished character."""
+    text, used = utf_8_decode(data, errors, False)
+    left = data[used:]
+    if left and left[0] == 0xED and len(left) == 2 and left[1] >= 0xA0:
+        # Two bytes of a surrogate: nothing makes them well-formed, but Python waits for the third.
+        return utf_8_decode(data, errors, True)
+    return text, used

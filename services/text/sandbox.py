@@ -34,7 +34,8 @@ MAX_WORK_CHARS = 64 << 20
 """Characters and list items that one rendering may make on its way."""
 
 _MAX_INTEGER_BITS = 4096
-_MAX_WIDTH = 1000
+_MAX_DIGITS = 1000
+_ITEM_CHARS = 32
 _MULTIPLYING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate", "encode"})
 _MULTIPLYING_FILTERS = ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4})")
@@ -92,7 +93,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _budget.reset(token)
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]  # jinja2 has the method of a constant here
+    def concat(parts: Iterable[str]) -> str:
         """Joins the output of macros and of blocks that are assigned."""
         return _concat(parts)
 
@@ -169,12 +170,11 @@ def charge_for(value: Any) -> None:
     todo = [value]
     while todo:
         item = todo.pop()
-        budget.charge(1)
-        if isinstance(item, str):
-            budget.charge(len(item))
-        elif isinstance(item, Mapping):
+        budget.charge(len(item) if isinstance(item, str) else _ITEM_CHARS)
+        if isinstance(item, Mapping):
             todo += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set | frozenset):
+            budget.tick()
             todo += item
 
 
@@ -266,6 +266,6 @@ def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fal
 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
-    if abs(precision) > _MAX_WIDTH:
+    if abs(precision) > _MAX_DIGITS:
         raise SecurityError("rounding to so many digits is not allowed")
     return do_round(value, precision, method)

@@ -92,47 +92,62 @@ def test_text_equals_decode_at_every_delta(kind, skip):
     check()
 
 
-def continuation_tokens(tokenizer):
-    """Byte-level ids of bytes that together continue every unfinished character."""
+def token_of_byte(tokenizer):
     by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
-    return [by_bytes[bytes([byte])] for byte in (0x80, 0x90, 0xA0)]
+    return [by_bytes[bytes([byte])] for byte in range(256)]
+
+
+def check_byte_level(tokenizer, probes, context, ids):
+    """``probes``: tokens of bytes of which one continues any unfinished character."""
+
+    def whole(ids):
+        text = tokenizer.decode(ids)
+        return all(tokenizer.decode([*ids, probe]) == text + "\ufffd" for probe in probes)
+
+    def output(count):
+        text = tokenizer.decode(context + ids[:count])
+        if not text.startswith(prompt):  # the prompt's last character is finished by the output
+            return text[len(prompt) - 1 :]
+        return text[len(prompt) :]
+
+    prompt, last, text = tokenizer.decode(context), 0, ""
+    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(tuple(context)))
+    for k, token_id in enumerate(ids, 1):
+        delta = decoder.feed([token_id])
+        text += delta.text if delta else ""
+        last = k if whole(context + ids[:k]) else last
+        if k - last > MAX_UNFINISHED_TOKENS:
+            assert text in (output(k), output(k)[:-1])
+            return
+        assert decoder.delivered == last
+        if last:
+            assert text == output(last)
+    assert text + decoder.finish().text == output(len(ids))
 
 
 def test_random_ids_byte_level(byte_level):
-    probes = continuation_tokens(byte_level)
-
-    def whole(ids):
-        text = byte_level.decode(ids)
-        return all(byte_level.decode([*ids, probe]) == text + "\ufffd" for probe in probes)
-
-    any_ids = st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30)
+    of_byte = token_of_byte(byte_level)
+    any_ids = st.lists(st.integers(0, byte_level.vocab_size + 2) | st.sampled_from(of_byte[0xC0:]), max_size=30)
 
     @fuzz
     @given(any_ids.map(lambda ids: ids[:5]), any_ids)
     def check(context, ids):
-        decoder = ChoiceDecoder(byte_level.pieces(), DecodeOptions(tuple(context)))
-        prompt = byte_level.decode(context)
-
-        def output(count):
-            text = byte_level.decode(context + ids[:count])
-            if not text.startswith(prompt):  # the prompt's last character is finished by the output
-                return text[len(prompt) - 1 :]
-            return text[len(prompt) :]
-
-        last, text = 0, ""
-        for k, token_id in enumerate(ids, 1):
-            delta = decoder.feed([token_id])
-            text += delta.text if delta else ""
-            last = k if whole(context + ids[:k]) else last
-            if k - last > MAX_UNFINISHED_TOKENS:
-                assert text in (output(k), output(k)[:-1])
-                return
-            assert decoder.delivered == last
-            if last:
-                assert text == output(last)
-        assert text + decoder.finish().text == output(len(ids))
+        check_byte_level(byte_level, [of_byte[0x80], of_byte[0x90], of_byte[0xA0]], context, ids)
 
     check()
+
+
+CORNERS = (0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC3)
+"""Bytes on either side of what may follow some first byte of a character."""
+SEQUENCES = [[a, b, c, 0xBF] for a in range(0xC0, 0x100) for b in CORNERS for c in CORNERS]
+
+
+def test_every_kind_of_ill_formed_bytes(byte_level, sentencepiece_bpe):
+    of_byte = token_of_byte(byte_level)
+    for sequence in SEQUENCES:
+        probes = [of_byte[0x80], of_byte[0x90], of_byte[0xA0]]
+        check_byte_level(byte_level, probes, [], [of_byte[byte] for byte in sequence])
+        check_byte_fallback(sentencepiece_bpe, [sentencepiece_bpe.token_id(f"<0x{byte:02X}>") for byte in sequence])
 
 
 def run_text(data):
@@ -176,36 +191,41 @@ def fallback_text(tokenizer, ids):
     return text.removeprefix(" "), whole, plain
 
 
+def check_byte_fallback(tokenizer, ids):
+    """Returns for how many ids at the most the text was that of plain ``decode``."""
+    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+    last, most, text = 0, 0, ""
+    for k, token_id in enumerate(ids, 1):
+        delta = decoder.feed([token_id])
+        text += delta.text if delta else ""
+        expected, whole, plain = fallback_text(tokenizer, ids[:k])
+        last = k if whole else last
+        if k - last > MAX_UNFINISHED_TOKENS:
+            assert text == expected
+            return most
+        assert decoder.delivered == last
+        if whole:
+            assert text == expected
+            if plain:
+                most = k
+                assert text == tokenizer.decode(ids[:k])
+    assert text + decoder.finish().text == fallback_text(tokenizer, ids)[0]
+    return most
+
+
 def test_random_ids_byte_fallback(sentencepiece_bpe):
     tokenizer = sentencepiece_bpe
     bytes_ = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
-    assert None not in bytes_
     any_id = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(bytes_) | st.sampled_from(bytes_[0xC0:])
-    plain_seen = []
+    plain = []
 
     @fuzz
     @given(st.lists(any_id | st.sampled_from([bytes_[b] for b in "中é😀".encode()]), max_size=30))
     def check(ids):
-        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
-        last, text = 0, ""
-        for k, token_id in enumerate(ids, 1):
-            delta = decoder.feed([token_id])
-            text += delta.text if delta else ""
-            expected, whole, plain = fallback_text(tokenizer, ids[:k])
-            last = k if whole else last
-            if k - last > MAX_UNFINISHED_TOKENS:
-                assert text == expected
-                return
-            assert decoder.delivered == last
-            if whole:
-                assert text == expected
-                if plain:
-                    plain_seen.append(k)
-                    assert text == tokenizer.decode(ids[:k])
-        assert text + decoder.finish().text == fallback_text(tokenizer, ids)[0]
+        plain.append(check_byte_fallback(tokenizer, ids))
 
     check()
-    assert max(plain_seen) > 3
+    assert max(plain) > 3
 
 
 def test_random_ids_unigram(unigram):
