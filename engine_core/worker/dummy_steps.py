@@ -10,14 +10,16 @@ from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS
 _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
 _TOP_LOGPROBS = 20
+_DEMANDING_SEQS = 64
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
-    """As many rows and sequences as there may be, all of them sampling with every feature of the sampler.
+    """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
 
-    The first sequence takes all rows that the others leave; one asks for prompt log probabilities; the last is as long
-    as any may become. Every block table names block 0 alone, so that one block of cache is enough.
+    The second sequence takes all rows that the others leave; the first asks for prompt log probabilities; the last is
+    as long as any may become. Every block table names block 0 alone, so that one block of cache is enough. The sampler
+    works on a few rows at a time, so more demanding ones than some would take longer, but no more memory.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     rows_left = limits.max_num_batched_tokens
@@ -32,7 +34,8 @@ def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
         computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
         tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
         blocks = [0] * -(-len(tokens) // limits.block_size)
-        new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, _demanding(seq, vocab_size)))
+        params = _demanding(seq, vocab_size) if seq < _DEMANDING_SEQS else GREEDY
+        new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
     ids = list(range(seqs))
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
 

@@ -6,7 +6,6 @@ Linux, with or without control groups (v1 and v2), so that a container's limit c
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import threading
 import time
@@ -39,7 +38,6 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 def trim() -> None:
     """Return freed memory to the system, so that what is measured next is in use. Does nothing without glibc."""
-    gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

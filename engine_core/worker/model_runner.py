@@ -38,8 +38,9 @@ class ModelRunner:
         logprobs: dict[int, list[TokenLogprobs]] = {}
         drawn = np.empty(0, np.int64)
         if len(inputs.sampled):
-            last_rows = torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)
-            logits = self._model.compute_logits(hidden[last_rows])
+            if len(inputs.sampled) < len(hidden):
+                hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
+            logits = self._model.compute_logits(hidden)
             output = self._sampler.sample(logits, inputs.sampling_rows)
             drawn = output.token_ids
             for place, token in zip(inputs.sampled.tolist(), drawn.tolist(), strict=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 _BLOCK = 64
-_SMALL_VOCAB = 4096
+_FEW_LOGITS = 8192
+"""So many are ordered sooner than their blocks are."""
 _ID_MASK = 0xFFFF_FFFF
 
 
@@ -38,7 +39,7 @@ def top_tokens(logits: torch.Tensor, k: int) -> torch.Tensor:
     rows, vocab = logits.shape
     blocks = vocab // _BLOCK
     every = torch.arange(vocab, device=logits.device)
-    if vocab <= _SMALL_VOCAB or k * _BLOCK * 2 > vocab:
+    if rows * vocab <= _FEW_LOGITS or k * _BLOCK * 2 > vocab:
         return _top_ids(logits, every, k)
     body = logits[:, : blocks * _BLOCK].view(rows, blocks, _BLOCK)
     best_blocks = _top_ids(body.amax(dim=-1), every[:blocks], k)

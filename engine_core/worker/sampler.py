@@ -27,10 +27,10 @@ from engine_core.worker.truncation import Warp, keep_nucleus, top_k_prefix, top_
 
 Index = npt.NDArray[np.intp]
 
-_CHUNK_ELEMENTS = 1 << 18
-"""Logits worked on at a time where every token's noise is made: what fits a core's cache."""
-_SELECTION_ELEMENTS = 1 << 22
-"""Logits worked on at a time where top-k leaves few of them; a bound of the memory this takes."""
+_ELEMENTS_AT_ONCE = 1 << 22
+"""Logits worked on at a time: bounds what the sampler takes beside them."""
+_WHOLE_ROW_ELEMENTS = 1 << 18
+"""The same where every token of a row needs noise or mass: what fits a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,10 @@ class SamplingRows:
     """[R]: tokens known of each row, which is the absolute position of the one to draw."""
     num_prompt_tokens: npt.NDArray[np.int64]
     """[R]"""
+
+    def part(self, chosen: slice) -> SamplingRows:
+        """Some adjacent rows."""
+        return SamplingRows(self.slots[chosen], self.token_ids, self.num_tokens[chosen], self.num_prompt_tokens[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +72,34 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
         """Draw one token for each row of ``logits`` [R, V] float32, which may be changed."""
+        if not int(np.bitwise_or.reduce(self._state.features[rows.slots])) & ~asks.PROMPT_LOGPROBS:
+            return SamplerOutput(argmax(logits).numpy(force=True), {})
+        token_ids = np.empty(len(rows.slots), np.int64)
+        logprobs: dict[int, TokenLogprobs] = {}
+        step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
+        for start in range(0, len(token_ids), step):
+            chunk = slice(start, start + step)
+            drawn = self._sample_chunk(logits[chunk], rows.part(chunk))
+            token_ids[chunk] = drawn.token_ids
+            logprobs |= {start + row: entry for row, entry in drawn.logprobs.items()}
+        return SamplerOutput(token_ids, logprobs)
+
+    def _sample_chunk(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
         features = self._state.features[rows.slots]
         asked = int(np.bitwise_or.reduce(features))
         # Log probabilities are of what the model said; a copy is due only where that is about to change.
         reported = np.flatnonzero(features & asks.LOGPROBS)
-        raw = None
-        if len(reported):
-            raw = _select(logits, reported)
-            raw = raw.clone() if asked & asks.ALTERS_LOGITS else raw
+        raw = _select(logits, reported) if len(reported) else None
         if asked & asks.ALTERS_LOGITS:
+            raw = None if raw is None else raw.clone()
             self._constrain(logits, rows, features)
         tokens = self._draw(logits, rows, features) if asked & asks.RANDOM else argmax(logits)
-        token_ids = tokens.numpy(force=True)
         logprobs: dict[int, TokenLogprobs] = {}
         if raw is not None:
             num_top = self._state.num_logprobs[rows.slots[reported]].tolist()
             entries = token_logprobs(raw, tokens[torch.from_numpy(reported)], num_top)
             logprobs = dict(zip(reported.tolist(), entries, strict=True))
-        return SamplerOutput(token_ids, logprobs)
+        return SamplerOutput(tokens.numpy(force=True), logprobs)
 
     def _constrain(self, logits: torch.Tensor, rows: SamplingRows, features: npt.NDArray[np.int32]) -> None:
         """Apply allowed ids, bans, bias and penalties, in place."""
@@ -130,12 +144,13 @@ class Sampler:
         greedy = np.flatnonzero(~is_random)
         if len(greedy):
             tokens[torch.from_numpy(greedy)] = argmax(_select(logits, greedy))
-        for part, draw, chunk_elements in (
-            (is_random & (truncation & asks.TOP_K != 0), self._draw_top_k, _SELECTION_ELEMENTS),
-            (is_random & (truncation == asks.TOP_P), self._draw_top_p, _CHUNK_ELEMENTS),
-            (is_random & (truncation == 0), self._draw_any, _CHUNK_ELEMENTS),
+        few = max(1, _WHOLE_ROW_ELEMENTS // logits.shape[1])
+        for part, draw, rows_at_once in (
+            (is_random & (truncation & asks.TOP_K != 0), self._draw_top_k, len(features)),
+            (is_random & (truncation == asks.TOP_P), self._draw_top_p, few),
+            (is_random & (truncation == 0), self._draw_any, few),
         ):
-            for chosen in _chunks(np.flatnonzero(part), max(1, chunk_elements // logits.shape[1])):
+            for chosen in _chunks(np.flatnonzero(part), rows_at_once):
                 slots = rows.slots[chosen]
                 keys = position_keys(self._state.noise_key[slots], rows.num_tokens[chosen])
                 drawn = draw(_select(logits, chosen), _column(keys.view(np.int64)), slots)

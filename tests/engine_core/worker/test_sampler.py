@@ -154,6 +154,15 @@ def test_a_row_does_not_depend_on_its_batch(mixed: Rows) -> None:
             assert apart.logprobs.get(place) == together.logprobs.get(row)
 
 
+def test_rows_worked_on_in_parts_are_the_same(mixed: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch is sampled some rows at a time; here that is every 7 rows."""
+    at_once = mixed.sample(list(range(250)))
+    monkeypatch.setattr("engine_core.worker.sampler._ELEMENTS_AT_ONCE", 7 * mixed.vocab)
+    in_parts = mixed.sample(list(range(250)))
+    assert in_parts.token_ids.tolist() == at_once.token_ids.tolist()
+    assert in_parts.logprobs == at_once.logprobs
+
+
 def test_logprobs_are_of_the_raw_logits(mixed: Rows) -> None:
     output = mixed.sample(list(range(250)))
     asked = {row for row, params in enumerate(mixed.params) if params.logprobs is not None}

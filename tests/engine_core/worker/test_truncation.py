@@ -95,6 +95,14 @@ def test_equal_logits_at_the_border_keep_the_lowest_ids() -> None:
     assert torch.isfinite(scaled).tolist() == [True] * 4 + [False] * 6
 
 
+def test_a_nucleus_that_is_reached_exactly_ends_there() -> None:
+    """Two of four equal tokens are half of the mass, and the smallest set that reaches it."""
+    ids, scaled = top_k_prefix(
+        torch.zeros(1, 9), warp(1), torch.tensor([[4]]), torch.tensor([[0.5]], dtype=torch.float64)
+    )
+    assert kept(ids, scaled) == [[0, 1]]
+
+
 def test_a_row_without_top_p_keeps_its_whole_tail() -> None:
     """Tokens whose mass rounds to nothing still belong to a row that has no top-p, though another row has one."""
     logits = torch.tensor([[0.0, -1.0, -60.0], [0.0, -1.0, -60.0]])
