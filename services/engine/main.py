@@ -15,7 +15,7 @@ from engine_core.startup import StartedEngine, start_engine
 from services.engine.hub import Hub
 from services.engine.progress import StageLog
 from services.engine.service import EngineService
-from services.engine.step_loop import StepLoop
+from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.wire import model_message
 from services.ring.identity import PeerId
@@ -96,7 +96,7 @@ class _Engine:
             numerics_fingerprint=executor.numerics_fingerprint,
         )
         loop = asyncio.get_running_loop()
-        self._hub.step_loop = StepLoop(self._engine.core, loop, self._hub.report, self._failed)
+        self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed)
         self._hub.metrics.model_name = model.model
         self._hub.step_loop.start()
         self._service.serve(model, files)
@@ -112,6 +112,13 @@ class _Engine:
         self._hub.switchboard.draining = True
         self._hub.push_load()
         log.info("drained", left=await wait_until_idle(lambda: self._hub.switchboard.num_ledgers, grace))
+
+    def _report(self, report: StepReport) -> None:
+        """Outputs that cannot be entered into the ledger would be lost without a word."""
+        try:
+            self._hub.report(report)
+        except Exception as error:
+            self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         """A step raised: the engine's state cannot be trusted, so the process ends, at once."""
