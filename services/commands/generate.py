@@ -125,11 +125,13 @@ def _messages(system: str | None, text: str) -> list[ringline.Message]:
 
 
 def _print_stream(stream: ringline.Stream) -> None:
+    printed = ""
     try:
         for delta in stream:
             click.echo(delta.text, nl=False)
+            printed = delta.text or printed
     finally:
-        click.echo()
+        click.echo("", nl=bool(printed))  # what came of a failed answer is not run together with the error
 
 
 def _print_choices(generation: ringline.Generation) -> None:

@@ -161,9 +161,10 @@ async def test_a_wrong_usage_is_told_before_anything_is_sent(front_door, args):
 
 async def test_what_the_server_refuses_is_one_line(front_door):
     front_door.plays(play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "top_p: must be in (0, 1]")))
-    result = await run(front_door, "Hi", "--top-p", "2", "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: INVALID_ARGUMENT: top_p: must be in (0, 1]\n"
+    for flags in ([], ["--json"]):
+        result = await run(front_door, "Hi", "--top-p", "2", *flags)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == "Error: INVALID_ARGUMENT: top_p: must be in (0, 1]\n"
 
 
 async def test_a_cut_answer_is_printed_as_far_as_it_came_and_is_a_failure(front_door):
