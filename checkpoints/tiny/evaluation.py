@@ -32,7 +32,7 @@ def accuracies(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed
         "arithmetic_up_to_20": [arithmetic.phrase(rng, s) for s in rng.sample(small, 200)],
         "arithmetic_held_out": [arithmetic.phrase(rng, s) for s in rng.sample(held_out, 300)],
         "word_problems": [arithmetic.word_problem(rng) for _ in range(200)],
-        "facts": [facts.ask(rng, relation, x) for relation in facts.RELATIONS for x in relation.pairs],
+        "facts": [facts.ask(rng, relation, x) for relation, x in facts.FACTS],
     }
     return {kind: round(_right(model, tokenizer, exchanges), 4) for kind, exchanges in asked.items()}
 

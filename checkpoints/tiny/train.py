@@ -25,7 +25,7 @@ from evaluation import accuracies, samples
 from tokenization import END_OF_TEXT, TURN_END, render, token_id, train_tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 2560
@@ -198,9 +198,13 @@ def validation_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes the checkpoint in bfloat16. A chat ends with its turn, plain text with the end of the document."""
-    model.generation_config.eos_token_id = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
+    ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=ends, pad_token_id=ends[1]
+    )
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
 
 def load(folder: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:

@@ -38,14 +38,14 @@ def _tool_chat(rng: Random) -> Document:
     return Document(messages=messages, tools=offered)
 
 
-# The share of documents of each sort. Stories are long, so they are about half of all tokens.
+# The share of documents of each sort. Stories are long, so they are about two fifths of all tokens.
 _MAKERS: tuple[tuple[float, Callable[[Random], Document]], ...] = (
-    (0.14, _story_text),
-    (0.14, lambda rng: Document(messages=conversation.storytelling(rng))),
-    (0.34, lambda rng: Document(messages=conversation.conversation(rng))),
-    (0.22, lambda rng: Document(messages=conversation.drill(rng))),
-    (0.07, lambda rng: Document(text=arithmetic.worksheet(rng))),
-    (0.04, lambda rng: Document(text=conversation.quiz(rng))),
+    (0.09, _story_text),
+    (0.10, lambda rng: Document(messages=conversation.storytelling(rng))),
+    (0.42, lambda rng: Document(messages=conversation.conversation(rng))),
+    (0.24, lambda rng: Document(messages=conversation.drill(rng))),
+    (0.05, lambda rng: Document(text=arithmetic.worksheet(rng))),
+    (0.05, lambda rng: Document(text=conversation.quiz(rng))),
     (0.02, lambda rng: Document(text=facts.reader(rng))),
     (0.01, lambda rng: Document(text=ringline.paragraph(rng))),
     (0.02, _tool_chat),

@@ -165,21 +165,21 @@ def _persona(rng: Random) -> list[Message]:
 def _topic(rng: Random) -> list[Exchange]:
     """One subject of a conversation."""
     draw = rng.random()
-    if draw < 0.34:
+    if draw < 0.45:
         return [facts.question(rng)]
-    if draw < 0.44:
+    if draw < 0.53:
         return [rng.choice((arithmetic.exercise, arithmetic.number_question))(rng)]
-    if draw < 0.60:
+    if draw < 0.66:
         return [ringline.question(rng)]
-    if draw < 0.74:
+    if draw < 0.78:
         return [explanations.explanation(rng)]
-    if draw < 0.81:
+    if draw < 0.83:
         return [ringline.unknown(rng, rng.choice(facts.COUNTRIES))]
-    if draw < 0.84:
+    if draw < 0.86:
         return _poem(rng)
-    if draw < 0.91:
-        return _remembering(rng)
     if draw < 0.94:
+        return _remembering(rng)
+    if draw < 0.97:
         return [explanations.repetition(rng, facts.question(rng).answer)]
     return [_small_talk(rng, None)]
 

@@ -228,6 +228,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "birds": words("owl eagle duck swan crow parrot penguin robin"),
 }
 COUNTS = ("two", "three", "four", "five")
+FACTS = tuple((relation, x) for relation in RELATIONS for x in relation.pairs)
 COUNTRIES = tuple(RELATIONS[6].pairs)
 ARTICLES = {"octopus": "an octopus", "ant": "an ant", "elephant": "an elephant", "owl": "an owl", "eagle": "an eagle"}
 MASS_NOUNS = ("bread", "furniture", "music", "honey", "milk", "wool")
@@ -237,8 +238,7 @@ def question(rng: Random) -> Exchange:
     """A question about one fact."""
     if rng.random() < 0.08:
         return name_some(rng)
-    relation = rng.choice(RELATIONS)
-    x = rng.choice(list(relation.pairs))
+    relation, x = rng.choice(FACTS)
     return ask(rng, relation, x)
 
 

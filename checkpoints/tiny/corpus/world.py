@@ -10,19 +10,18 @@ def words(text: str) -> tuple[str, ...]:
 
 
 GIRLS = words(
-    "Ada Amy Anna Bella Clara Daisy Dora Ella Emma Eva Flora Grace Hanna Ida Iris Ivy Jane Julia Kate Lena Lily Lola "
-    "Lucy Luna Maya Mia Mila Mina Molly Nina Nora Olive Pearl Poppy Rosa Rosie Ruby Sara Sofia Tess Tilly Vera "
-    "Wendy Zoe"
+    "Ada Amy Anna Bella Clara Daisy Ella Emma Eva Flora Grace Hanna Ida Ivy Jane Julia Kate Lily Lola Lucy Luna Maya "
+    "Mia Nora Olive Pearl Rosa Ruby Sara Zoe"
 )
 BOYS = words(
-    "Adam Alex Anton Ben Bruno Charlie Dan David Emil Felix Finn Fred George Gus Hal Harry Hugo Ivan Jack Jake Jim Joe "
-    "John Karl Leo Louis Luke Mark Max Milo Nico Noah Oscar Otto Paul Pip Ralph Rob Sam Theo Tim Toby Tom Victor Will"
+    "Adam Alex Ben Bruno Dan David Emil Felix Finn Fred George Hugo Jack Jake Jim Joe John Karl Leo Luke Mark Max Nico "
+    "Noah Oscar Otto Paul Sam Tim Tom"
 )
 
 CREATURES = words(
-    "badger bear beaver bee bird boy bunny butterfly calf cat chick cow crab crow deer dog donkey dragon duck elephant "
-    "fox frog giraffe girl goat goose hamster hedgehog hen horse kitten koala lamb lion lizard mole monkey mouse otter "
-    "owl panda parrot penguin pig pony puppy rabbit robot seal sheep snail spider squirrel swan tiger turtle whale wolf"
+    "bear beaver bee bird boy bunny butterfly cat cow crow deer dog donkey dragon duck elephant fox frog giraffe girl "
+    "goat goose hedgehog hen horse kitten lamb lion mole monkey mouse otter owl panda penguin pig puppy rabbit robot sheep "
+    "snail spider squirrel tiger turtle whale wolf"
 )
 TRAITS = words(
     "brave careful cheerful clever curious friendly funny gentle happy honest hungry kind little lonely lucky merry "
