@@ -20,6 +20,8 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
 from tests.services.streams import Shown, ask, generate, read_session
 
+pytestmark = pytest.mark.long
+
 CPU_TIER = ROOT / ".venv-cpu" / "bin" / "python"
 ENGINE_FLAGS = ("--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB")
 
@@ -53,6 +55,12 @@ class Services:
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             )
+
+    def wait_for_log(self, name: str, text: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while text not in (self.directory / f"{name}.log").read_text():
+            assert time.monotonic() < end, f"{name} did not log {text!r}"
+            time.sleep(0.1)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)
@@ -184,9 +192,7 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         await call.write(inference_pb2.SessionRequest(generate=long_request("beside", 200)))
         beside = await read_session(call, ["beside"])
         assert beside["beside"].usage.completion_tokens == 200
-        async with asyncio.timeout(60):
-            while "client stalled" not in (services.directory / "processor.log").read_text():
-                await asyncio.sleep(0.1)
+        await asyncio.to_thread(services.wait_for_log, "processor", "client stalled")
 
         # SIGTERM: what is under way goes on to its end, then the process exits 0.
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)

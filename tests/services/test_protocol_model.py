@@ -453,4 +453,4 @@ class ProtocolMachine(RuleBasedStateMachine):
 ProtocolMachine.TestCase.settings = settings(
     max_examples=400, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestProtocol = pytest.mark.timeout(300)(ProtocolMachine.TestCase)
+TestProtocol = pytest.mark.long(pytest.mark.timeout(300)(ProtocolMachine.TestCase))
