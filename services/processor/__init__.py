@@ -8,6 +8,6 @@ vocabulary  the tokenizer and model, as fetched from an engine
 ring        live requests: submits, frames, terminals
 engines     links to engines
 detokenizers  subscriptions at detokenizers
-client      one client's stream: what it has asked for, what it is owed
+    client      one client's stream: its requests, and what it is owed
 responses   ring data → the client's protobuf
 """

@@ -1,4 +1,4 @@
-"""One client's stream: the requests it has, and the news it is owed.
+"""One client's stream: the requests it has under way, and the news it is owed.
 
 News is coalesced per request in an outbox; the stream's writer takes everything new whenever a write completes.
 """
@@ -15,7 +15,7 @@ from services.ring.events import Status
 from services.ring.outbox import Outbox
 
 if TYPE_CHECKING:
-    from services.processor.live import ClientRequest
+    from services.processor.client import ClientRequest
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_REFUSALS = 1000
@@ -69,8 +69,48 @@ class ClientStream:
         self.room_for_refusals.set()
         for news in self.outbox.take(MAX_FRAME_BYTES):
             call = self._by_ring_id[news.request_id]
-            responses.extend(responses_of(news, call))
+            responses.extend(responses_of(news, call.client_id, call.ordinal))
             if news.closing is not None:
                 del self._by_ring_id[call.ring_id]
                 del self._by_client_id[call.client_id]
         return responses
+
+
+@dataclass(slots=True, eq=False)
+class ClientRequest:
+    """A request from the frame that asked for it to its last terminal. Times are on the monotonic clock, seconds."""
+
+    ring_id: str
+    client_id: str
+    ordinal: int
+    """Which frame of its stream asked for it, from 1."""
+    client: ClientStream
+    arrived: float
+    deadline: float | None
+    timer: asyncio.TimerHandle | None = None
+    """Goes off at the deadline."""
+    live: LiveRequest | None = None
+    """None until its prompt is tokenized and everything resolved."""
+    ended: bool = False
+    """Whether every terminal is in the outbox."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request on the ring."""
+
+    call: ClientRequest
+    admission: Admission
+    ring: RingRequest
+    route: Route | None = None
+    stranded_at: float | None = None
+    """Since when it has had no route; None while it has one."""
+    reason: str = ""
+    """Why it lost its last route."""
+    crashes: int = 0
+    """Engines that died while they had it."""
+    fingerprint: str | None = None
+    """Numerics of the engine that computes it."""
+    prompt_scored: bool = False
+    """Whether the client has the prompt's log probabilities."""
+    last_delta_at: float | None = None

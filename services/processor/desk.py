@@ -15,7 +15,7 @@ import structlog
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
-from services.processor.live import ClientRequest, LiveRequest
+from services.processor.client import ClientRequest, LiveRequest
 from services.processor.ring import Ring
 from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused, Status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
@@ -11,9 +10,6 @@ from ringline.types.v1 import output_pb2
 from services.ring.events import Cause, ChoiceEnd, Status
 from services.ring.outbox import ChoiceNews, RequestNews
 from services.runtime.wire import pack_logprobs, status_to_proto
-
-if TYPE_CHECKING:
-    from services.processor.live import ClientRequest
 
 
 def refusal(client_id: str, in_reply_to: int, status: Status) -> inference_pb2.GenerateResponse:
@@ -30,9 +26,11 @@ def end_without_choice(cause: Cause, status: Status | None) -> inference_pb2.Ter
     return terminal
 
 
-def responses_of(news: RequestNews, call: ClientRequest) -> Iterator[inference_pb2.GenerateResponse]:
-    """One request's news, in order; the last terminal carries the usage."""
-    name = call.client_id
+def responses_of(news: RequestNews, name: str, ordinal: int) -> Iterator[inference_pb2.GenerateResponse]:
+    """One request's news, in order; the last terminal carries the usage.
+
+    ``name`` is the client's for the request, ``ordinal`` which frame of its stream asked for it.
+    """
     if isinstance(news.opening, inference_pb2.Admitted):
         yield inference_pb2.GenerateResponse(request_id=name, admitted=news.opening)
     if news.prefill is not None:
@@ -54,7 +52,7 @@ def responses_of(news: RequestNews, call: ClientRequest) -> Iterator[inference_p
             terminal = _terminal(choice, part.end, usage if choice == last else None)
             yield inference_pb2.GenerateResponse(request_id=name, terminal=terminal)
     if isinstance(news.closing, inference_pb2.Terminal):
-        yield inference_pb2.GenerateResponse(request_id=name, in_reply_to=call.ordinal, terminal=news.closing)
+        yield inference_pb2.GenerateResponse(request_id=name, in_reply_to=ordinal, terminal=news.closing)
 
 
 def _delta(choice: int, part: ChoiceNews) -> inference_pb2.Delta:

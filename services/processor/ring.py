@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
-from services.processor.live import ClientRequest, LiveRequest
+from services.processor.client import ClientRequest, LiveRequest
 from services.processor.peers import Peers
 from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of

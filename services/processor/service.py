@@ -14,9 +14,8 @@ import structlog
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.processor.admission import render_chat
-from services.processor.client import MAX_REFUSALS, ClientStream
+from services.processor.client import MAX_REFUSALS, ClientRequest, ClientStream
 from services.processor.desk import Desk
-from services.processor.live import ClientRequest
 from services.processor.responses import refusal
 from services.processor.ring import Ring
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_model, check_token_ids, refuse

@@ -28,8 +28,7 @@ from services.detokenizer.subscribers import Subscriber
 from services.engine.frames import response_of
 from services.engine.wire import submission_of
 from services.processor.admission import admit
-from services.processor.client import ClientStream
-from services.processor.live import ClientRequest, LiveRequest
+from services.processor.client import ClientRequest, ClientStream, LiveRequest
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.validation import ModelLimits
