@@ -1,13 +1,15 @@
 """The processor service: the front door.
 
-main        the process: start-up, life, end
-service     the RPCs
-validation  what a request may ask for
-admission   a request → prompt ids and everything resolved
-vocabulary  the tokenizer and model, as fetched from an engine
-ring        live requests: submits, frames, terminals
-engines     links to engines
-detokenizers  subscriptions at detokenizers
-    client      one client's stream: its requests, and what it is owed
-responses   ring data → the client's protobuf
+main           the process: start-up, life, end
+service        the RPCs
+validation     what a request may ask for
+admission      a request → prompt ids and everything resolved
+desk           requests waiting to be admitted, off the event loop
+vocabulary     the model and tokenizer, as fetched from an engine
+client         one client's stream: its requests, and what it is owed
+ring           requests on the ring: submits, frames, moves, ends
+peers          links to engines and detokenizers, and which pairs are joined
+detokenizers   subscriptions
+text_frames    a detokenizer's frame → ring data
+responses      ring data → the client's protobuf
 """

@@ -6,16 +6,16 @@ News is coalesced per request in an outbox; the stream's writer takes everything
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission import Admission
 from services.processor.responses import refusal, responses_of
 from services.ring.events import Status
 from services.ring.outbox import Outbox
-
-if TYPE_CHECKING:
-    from services.processor.client import ClientRequest
+from services.ring.request import RingRequest
+from services.ring.routes import Route
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_REFUSALS = 1000
