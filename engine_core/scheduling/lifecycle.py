@@ -2,12 +2,13 @@
 
 ::
 
-    add ──▶ QUEUED ──start──▶ RUNNING ──▶ ENDED
+    add ──▶ QUEUED ──start──▶ RUNNING ───▶ ENDED
                                │   ▲
                        preempt ▼   │ start
-    siblings of the first ▶ RETURNING ⇄ PENDING (until their group's leader has computed the prompt)
+    siblings ──▶ PENDING ⇄ RETURNING
 
-Every state can also end by ``end``. What is decided elsewhere (the scheduler) is when to make which move.
+Siblings are the other choices of a request whose first one was started; they are PENDING until it has computed the
+prompt. Any state can also end by ``end``. When to make which move is the scheduler's to decide.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class Lifecycle:
     def preempt(self, seq: Sequence) -> None:
         """``seq``, running, gives up its blocks and waits in front of its priority to be computed again."""
         group = seq.group
-        followed = group.leader is not seq
-        # Its prompt lives on in the choices that still run, so it can start from there.
-        if followed and group.num_running > 1 and group.shared_blocks is None:
+        # Its prompt lives on in the choices that still run, so it can start from there. (None of them leads: while
+        # the prompt is being computed, only one choice runs.)
+        if group.num_running > 1 and group.shared_blocks is None:
             self._hold_prompt(seq)
         self._stop_running(seq)
         self._queue.put_back(seq)

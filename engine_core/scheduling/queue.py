@@ -111,7 +111,7 @@ class _Level:
             return
         missing = tenant.head().group.cost - tenant.deficit
         rounds = max(0, -(-missing // self._quantum))
-        tenant.turn = (max(tenant.round + rounds, self._round), tenant.turn[1])
+        tenant.turn = (tenant.round + rounds, tenant.turn[1])
         insort(self._turns, tenant, key=_turn)
 
 

@@ -36,6 +36,8 @@ def check_holders(scheduler: Scheduler) -> None:
     for group in sequences.groups.values():
         holders.update(group.shared_blocks or ())
         assert group.num_running == sum(seq.group is group for seq in sequences.running)
+        assert group.leader is None or group.num_running == 1
+        assert group.shared_blocks is None or group.num_waiting
     for step in sequences.in_flight.values():
         for block_ids in step.deferred:
             holders.update(block_ids)

@@ -111,6 +111,7 @@ def test_the_lowest_ranked_is_preempted():
     engine = two_growing()
     assert engine.batch == [("first", 0, 1)]
     assert len(engine.plan.released) == 1
+    assert engine.used == 9  # the first one's, and nothing is kept for the other
     engine.finish()
 
 
@@ -252,6 +253,15 @@ def test_stats_tell_the_load():
     stats = engine.scheduler.stats()
     assert stats.generated_tokens == 2 + 2 * 4
     assert stats.computed_tokens == 12 + 1 + (7 + 3) + (3 + 3)  # the second choice starts from one shared block
+
+
+def test_queued_tokens_follow_the_choice_that_stands_for_its_request():
+    engine = Harness()
+    engine.add("r", 6, n=2, resume={0: (5, 6, 7), 1: ()})
+    assert engine.scheduler.stats().queued_tokens == 9
+    engine.cancel("r", 0)
+    assert engine.scheduler.stats().queued_tokens == 6
+    engine.finish()
 
 
 def test_requests_arrive_in_the_order_they_were_added():

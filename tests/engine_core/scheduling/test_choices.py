@@ -87,6 +87,20 @@ def test_when_the_first_choice_is_cancelled_midway_the_next_computes_the_prompt(
     assert set(engine.streams["r"].finish) == {0, 1, 2}
 
 
+def test_choices_whose_prompt_is_being_computed_let_others_pass():
+    engine = Harness(max_num_batched_tokens=10)
+    engine.add("r", 18, n=3)
+    engine.add("s", 9)
+    engine.step()
+    engine.cancel("r", 0)
+    engine.step()
+    engine.step()
+    assert engine.batch == [("r", 1, 8), ("s", 0, 2)]
+    engine.step()
+    assert engine.batch == [("r", 1, 1), ("s", 0, 7), ("r", 2, 2)]
+    engine.finish()
+
+
 def preempted_midway(**params):
     """A request that has computed part of its prompt when another one needs its blocks."""
     engine = Harness(blocks=16, max_num_batched_tokens=3)
@@ -146,6 +160,34 @@ def test_a_prompt_kept_for_waiting_choices_gives_way_to_an_urgent_request():
         engine.step()
     engine.step()
     assert engine.batch == [("r", 1, 33)]
+    engine.finish()
+
+
+def test_a_prompt_that_running_choices_use_is_not_given_up_for_nothing():
+    engine = Harness(blocks=16, max_num_seqs=3)
+    engine.add("grows", 2, max_tokens=30)
+    engine.add("r", 17, n=2, max_tokens=20, priority=1)
+    engine.add("z", 2, max_tokens=40, priority=2)
+    engine.step_until_preemption()
+    assert planned(engine) == [("grows", 0), ("r", 0)]
+    engine.step_until(lambda: ("r", 1) in planned(engine))
+    assert engine.plan.new[0].num_computed_tokens == 16
+    engine.finish()
+
+
+def test_of_two_prompts_kept_the_lower_ranked_gives_way():
+    engine = Harness(blocks=16, max_num_seqs=1)
+    for name, priority in (("q", 2), ("r", 1)):
+        engine.add(name, 13, n=2, max_tokens=1, priority=priority)
+        engine.step()
+    assert engine.used == 3 + 3
+    engine.add("urgent", 50, max_tokens=1)
+    engine.step()
+    assert engine.batch == [("urgent", 0, 50)]
+    engine.step()
+    assert engine.batch == [("r", 1, 1)]
+    engine.step()
+    assert engine.batch == [("q", 1, 13)]
     engine.finish()
 
 

@@ -95,42 +95,49 @@ def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
     engine.finish()
 
 
-def preempted_in_flight():
-    """Two sequences outgrow the cache while the younger one's step is in flight."""
-    engine = Overlapped(blocks=16, max_num_batched_tokens=8)
-    engine.add("first", 32, max_tokens=20)
-    for _ in range(4):
-        engine.plan_ahead()
-        engine.settle()
-    engine.add("second", 24, max_tokens=3, priority=1)
+def one_left_out():
+    """Three run: the last gets no budget and lacks a block, none is free, and the others are in flight."""
+    engine = Overlapped(blocks=16, max_num_batched_tokens=2)
+    engine.add("last", 2, max_tokens=40, priority=2)
+    engine.add("first", 2, max_tokens=60, priority=0)
+    sequences = engine.scheduler._sequences
+    last, first = (sequences.groups[name].members[0] for name in ("last", "first"))
+    engine.step_until(lambda: last.num_computed > 8 and last.num_computed == last.capacity - 1)
+    engine.plan_ahead()
+    engine.add("second", 20, max_tokens=40, priority=1)
+    engine.plan_ahead()  # admitted only because the others await their tokens
+    engine.settle()
+    engine.settle()
+    assert [seq.group.request.request_id for seq in sequences.running] == ["first", "second", "last"]
+    engine.step_until(lambda: engine.used == 16)
+    assert last.num_computed == last.capacity
+    assert first.num_computed < first.capacity
+    engine.plan_ahead()
     return engine
 
 
-def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
-    engine = preempted_in_flight()
-    while engine.scheduler.stats().preemptions == 0:
-        engine.plan_ahead()
-        if engine.scheduler.stats().preemptions == 0 and len(engine.waiting) > 1:
-            engine.settle()
-    while engine.waiting:
-        engine.settle()
-    engine.finish()
-
-
 def test_nobody_is_preempted_for_blocks_that_are_about_to_come_back():
-    engine = Overlapped(blocks=16)
-    engine.add("grows", 12, max_tokens=20)
-    engine.plan_ahead()
-    engine.settle()
-    engine.add("leaves", 20, priority=1, max_tokens=30)
-    engine.add("stays", 24, priority=2, max_tokens=4)
-    engine.plan_ahead()
-    engine.cancel("leaves")
-    engine.settle()
-    while engine.waiting:
-        engine.settle()
-    engine.finish()
+    engine = one_left_out()
+    engine.cancel("second")
+    assert engine.plan_ahead() is None
     assert engine.scheduler.stats().preemptions == 0
+    engine.settle()
+    assert engine.plan_ahead().num_tokens == [1, 1]
+    engine.settle()
+    engine.finish()
+
+
+def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
+    engine = one_left_out()
+    sequences = engine.scheduler._sequences
+    second = sequences.groups["second"].members[0]
+    had = second.num_tokens
+    sequences.preempt(second)
+    assert engine.used == 16
+    engine.settle()
+    assert second.num_tokens == had
+    assert engine.used < 16
+    engine.finish()
 
 
 @pytest.mark.parametrize("answer", [[[]], [[1], [1]], []])

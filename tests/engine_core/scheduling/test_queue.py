@@ -176,6 +176,26 @@ def test_leaving_and_rejoining_gains_a_tenant_nothing():
     assert sum(name.startswith("flood") for name in served) >= 10
 
 
+def test_who_left_in_an_earlier_round_has_its_turn_in_the_one_it_comes_back_in():
+    queue = WaitingQueue(100)
+    for serial in range(3):
+        queue.append(waiting(f"flood {serial}", cost=100, tenant="flood"))
+    queue.append(waiting("before", cost=100, tenant="other"))
+    assert [queue.pop().group.request.request_id for _ in range(3)] == ["flood 0", "before", "flood 1"]
+    queue.append(waiting("after", cost=100, tenant="other"))
+    assert drain(queue) == ["after", "flood 2"]
+
+
+def test_a_tenant_keeps_what_it_saved_for_a_request_that_is_cancelled():
+    queue = WaitingQueue(10)
+    costly = waiting("costly", cost=100, tenant="saver")
+    for seq in (costly, waiting("cheap", cost=40, tenant="saver"), *(waiting(str(at)) for at in range(9))):
+        queue.append(seq)
+    assert [queue.pop().group.request.request_id for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    queue.remove(costly)
+    assert drain(queue) == ["cheap", "5", "6", "7", "8"]
+
+
 def test_finding_the_next_request_does_not_walk_through_rounds():
     queue = WaitingQueue(1)
     for serial in range(200):

@@ -1,0 +1,157 @@
+"""EngineCore: one step is schedule, execute, update, and everything that ended is told by the step that follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.config import CacheConfig, CacheSize, EngineConfig, SchedulerConfig
+from engine_core.engine import EngineCore
+from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
+from engine_core.request import Finish, FinishCause
+from tests.engine_core.scheduling.audit import Stream
+from tests.engine_core.scheduling.checked_executor import CheckedExecutor, model_spec
+from tests.engine_core.scheduling.harness import make_request
+
+
+class LockStepExecutor(CheckedExecutor):
+    def execute(self, plan):
+        result = super().execute(plan)
+        self.settle(plan.step_id)
+        return result
+
+
+class FailingExecutor(CheckedExecutor):
+    def execute(self, plan):
+        raise ExecutorError("the device is gone")
+
+
+class Engine:
+    def __init__(self, *, blocks=32, executor=LockStepExecutor, caching=True, **scheduler):
+        self.now = 0.0
+        self.model = model_spec()
+        config = EngineConfig(
+            cache=CacheConfig(block_size=4, enable_prefix_caching=caching),
+            scheduler=SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 8} | scheduler),
+        )
+        self.executor = executor(self.model, CacheSize(blocks, 4, 1), config.scheduler)
+        self.core = EngineCore(config, self.executor, clock=lambda: self.now)
+
+    def run(self, requests):
+        """All requests to their end; tokens and finish by (request id, choice)."""
+        streams = {request.request_id: Stream(request, self.model) for request in requests}
+        for request in requests:
+            self.core.add(request)
+        while self.core.has_work():
+            for output in self.core.step():
+                streams[output.request_id].take(output)
+        return {
+            (name, choice): (tuple(stream.tokens[choice]), finish)
+            for name, stream in streams.items()
+            for choice, finish in stream.finish.items()
+        }
+
+
+REQUESTS = [
+    make_request(f"r{at}", 1 + at * 7 % 40, n=1 + at % 3, seed=at, max_tokens=5 + at, ignore_eos=False, priority=at % 2)
+    for at in range(12)
+]
+
+
+def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_or_preemption():
+    together = Engine(blocks=256).run(REQUESTS)
+    assert len(together) == sum(request.params.n for request in REQUESTS)
+    assert all(finish is not None for _, finish in together.values())
+    alone: dict = {}
+    for request in REQUESTS:
+        alone |= Engine(blocks=256).run([request])
+    assert alone == together
+    small = Engine(blocks=16)
+    assert small.run(REQUESTS) == together
+    assert small.core.stats().preemptions > 0
+    assert Engine(max_num_batched_tokens=5, caching=False).run(REQUESTS) == together
+    assert Engine(enable_chunked_prefill=False, policy="fcfs").run(REQUESTS) == together
+
+
+def test_nothing_is_left_after_the_last_request():
+    engine = Engine(blocks=16)
+    engine.run(REQUESTS)
+    stats = engine.core.stats()
+    assert (stats.running_seqs, stats.waiting_seqs, stats.kv_blocks_used) == (0, 0, 0)
+    assert stats.generated_tokens > 0
+    assert engine.core.step() == []
+
+
+def test_an_invalid_request_changes_nothing():
+    engine = Engine()
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        engine.core.add(make_request("a", temperature=-1.0))
+    assert not engine.core.has_work()
+    engine.core.add(make_request("a"))
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        engine.core.add(make_request("a"))
+    assert engine.core.stats().waiting_reqs == 1
+
+
+def test_a_full_queue_refuses():
+    engine = Engine(max_num_queued_reqs=1)
+    engine.core.add(make_request("a"))
+    with pytest.raises(QueueFullError):
+        engine.core.add(make_request("b"))
+
+
+def test_an_end_without_a_step_is_work_until_it_is_told():
+    engine = Engine()
+    engine.core.add(make_request("a"))
+    assert engine.core.cancel("a")
+    assert engine.core.has_work()
+    (output,) = engine.core.step()
+    assert (output.request_id, output.finish) == ("a", Finish(FinishCause.CANCELLED))
+    assert not engine.core.has_work()
+    assert not engine.core.cancel("a")
+    assert engine.executor.plans == []
+
+
+def test_a_silent_end_lets_the_id_be_used_again_at_once():
+    engine = Engine()
+    engine.core.add(make_request("a", 9))
+    engine.core.step()
+    assert engine.core.cancel("a", cause=None)
+    engine.core.add(make_request("a", 5))
+    (output,) = engine.core.step()
+    assert (output.first_position, len(output.token_ids)) == (0, 1)
+
+
+def test_ends_come_before_the_tokens_of_the_step_that_tells_them():
+    engine = Engine()
+    engine.core.add(make_request("a"))
+    engine.core.add(make_request("b", n=2, deadline=1.0))
+    engine.core.step()
+    engine.now = 2.0
+    assert [(output.request_id, output.finish and output.finish.cause) for output in engine.core.step()] == [
+        ("b", FinishCause.DEADLINE),
+        ("b", FinishCause.DEADLINE),
+        ("a", None),
+    ]
+
+
+def test_a_failed_step_is_the_callers_to_handle():
+    engine = Engine(executor=FailingExecutor)
+    engine.core.add(make_request("a"))
+    with pytest.raises(ExecutorError, match="the device is gone"):
+        engine.core.step()
+
+
+def test_the_prefix_cache_is_reset_on_request():
+    engine = Engine()
+    prompt = make_request("a", 20).prompt_token_ids
+    engine.run([make_request("a", prompt)])
+    engine.core.add(make_request("b", prompt))
+    assert engine.core.step()[0].cached_tokens == 16
+    engine.core.reset_prefix_cache()
+    engine.core.add(make_request("c", prompt))
+    assert [output.cached_tokens for output in engine.core.step()] == [None, 0]
+
+
+def test_options_that_do_not_go_with_the_model_are_refused():
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        Engine(max_num_batched_tokens=32, enable_chunked_prefill=False)

@@ -1,0 +1,143 @@
+"""Every field of a request that can be out of range is refused by name, and the edges of each range are accepted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from engine_core.config import ModelSpec
+from engine_core.errors import InvalidRequestError
+from engine_core.request import Request, SamplingParams
+from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
+
+NAN, INF = math.nan, math.inf
+MODEL = ModelSpec("m", "M", vocab_size=100, max_model_len=50, eos_token_ids=(1, 2), bos_token_id=None, dtype="float32")
+GOOD = Request("r", (5, 6, 7), SamplingParams())
+
+
+def check(request=GOOD, **params):
+    validate_request(replace(request, params=replace(request.params, **params)), MODEL)
+
+
+def refused(request=GOOD, **params):
+    with pytest.raises(InvalidRequestError) as caught:
+        check(request, **params)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [NAN, -1.0, -1e-9, INF]),
+        ("top_k", [0, -1]),
+        ("top_p", [0.0, 2.0, -0.1, 1.0001, NAN]),
+        ("min_p", [-0.1, 1.1, NAN]),
+        ("frequency_penalty", [-2.1, 2.1, NAN, INF]),
+        ("presence_penalty", [-2.1, 2.1, NAN, -INF]),
+        ("repetition_penalty", [0.0, -1.0, NAN, INF]),
+        ("seed", [-1, 2**64]),
+        ("n", [0, -1, MAX_CHOICES + 1, 10**9]),
+        ("max_tokens", [0, -1]),
+        ("min_tokens", [-1, 17]),
+        ("logprobs", [-1, MAX_LOGPROBS + 1]),
+        ("prompt_logprobs", [-1, MAX_LOGPROBS + 1]),
+        ("logit_bias", [{100: 1.0}, {-1: 1.0}, {5: NAN}, {5: 100.5}, {5: -INF}, dict.fromkeys(range(2000), 0.0)]),
+        ("stop_token_ids", [frozenset({100}), frozenset({-1}), frozenset(range(2000))]),
+        ("bad_words_token_ids", [((),), ((5,), ()), ((100,),), ((5, -1),), ((5,) * 2000,), ((5,),) * 2000]),
+        ("allowed_token_ids", [(), (100,), (5, -1), tuple(range(100)) * 2]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_the_name_of_their_field(field, values):
+    for value in values:
+        error = refused(**{field: value})
+        assert error.field == field
+        assert str(error).startswith(f"{field}: ")
+        assert "expected" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [0.0, 1e-9, 100.0]),
+        ("top_k", [1, 10**9, None]),
+        ("top_p", [1e-9, 1.0]),
+        ("min_p", [0.0, 1.0]),
+        ("frequency_penalty", [-2.0, 2.0]),
+        ("presence_penalty", [-2.0, 2.0]),
+        ("repetition_penalty", [0.1, 10.0]),
+        ("seed", [0, 2**64 - 1]),
+        ("n", [1, MAX_CHOICES]),
+        ("max_tokens", [1, 10**9]),
+        ("min_tokens", [0, 16]),
+        ("logprobs", [0, MAX_LOGPROBS, None]),
+        ("prompt_logprobs", [0, MAX_LOGPROBS, None]),
+        ("logit_bias", [{}, {0: -100.0, 99: 100.0}]),
+        ("stop_token_ids", [frozenset(), frozenset({0, 99})]),
+        ("bad_words_token_ids", [((0, 99), (5,))]),
+        ("allowed_token_ids", [(0,), tuple(range(100))]),
+    ],
+)
+def test_the_edges_of_each_range_are_accepted(field, values):
+    for value in values:
+        check(**{field: value})
+
+
+def test_prompts():
+    check(replace(GOOD, prompt_token_ids=(0, 99)))
+    check(replace(GOOD, prompt_token_ids=(5,) * 49))
+    for prompt, problem in [
+        ((), "empty"),
+        ((5,) * 50, "at most 49"),
+        ((5, 100), "token id 100"),
+        ((-1, 5), "token id -1"),
+    ]:
+        error = refused(replace(GOOD, prompt_token_ids=prompt))
+        assert error.field == "prompt_token_ids"
+        assert problem in error.problem
+
+
+def test_an_empty_request_id_is_refused():
+    assert refused(replace(GOOD, request_id="")).field == "request_id"
+
+
+def test_a_deadline_must_be_a_time():
+    check(replace(GOOD, deadline=0.0))
+    for deadline in (NAN, INF):
+        assert refused(replace(GOOD, deadline=deadline)).field == "deadline"
+
+
+def test_resumed_output():
+    check(replace(GOOD, resume={0: (5, 6), 2: ()}), n=3)
+    check(replace(GOOD, resume={0: (5,) * 16}))  # all of it: the choice ends at once
+    check(replace(GOOD, resume={0: (5,) * 47}), max_tokens=100)
+    for resume, params, problem in [
+        ({1: (5,)}, {}, "choice 1"),
+        ({-1: (5,)}, {}, "choice -1"),
+        ({0: (5,) * 17}, {}, "at most 16"),
+        ({0: (5,) * 48}, {"max_tokens": 100}, "at most 47"),
+        ({0: (5, 100)}, {}, "token id 100"),
+    ]:
+        error = refused(replace(GOOD, resume=resume), **params)
+        assert error.field == "resume"
+        assert problem in error.problem
+
+
+def test_bans_must_leave_something_to_sample():
+    assert refused(allowed_token_ids=(5, 6), bad_words_token_ids=((5,), (6,))).field == "bad_words_token_ids"
+    check(allowed_token_ids=(5, 6), bad_words_token_ids=((5,), (6, 5)))
+    everything = tuple((token_id,) for token_id in range(100))
+    assert refused(bad_words_token_ids=everything).field == "bad_words_token_ids"
+    check(bad_words_token_ids=everything[1:])
+
+
+def test_min_tokens_must_leave_something_to_sample():
+    assert refused(allowed_token_ids=(1, 2), min_tokens=1).field == "min_tokens"
+    check(allowed_token_ids=(1, 2), min_tokens=1, ignore_eos=True)
+    check(allowed_token_ids=(1, 2))
+    check(allowed_token_ids=(1, 2, 5), min_tokens=1)
+    assert refused(allowed_token_ids=(1, 5), stop_token_ids=frozenset({5}), min_tokens=1).field == "min_tokens"
+    assert refused(allowed_token_ids=(1, 5), bad_words_token_ids=((5,),), min_tokens=1).field == "min_tokens"
+    all_stop = frozenset(range(100))
+    assert refused(stop_token_ids=all_stop, min_tokens=1).field == "min_tokens"
