@@ -72,7 +72,8 @@ def undisturbed(request: inference_pb2.GenerateRequest, choice: int) -> tuple[li
     while len(ids) < request.stopping.max_tokens:
         ids.append(token_at(request.sampling.seed, choice, len(ids)))
         text = TOKENIZER.decode([i for i in ids if i != EOS])
-        for stop in request.stopping.stop:
+        # Of several that end here, the one that begins first wins.
+        for stop in sorted(request.stopping.stop, key=len, reverse=True):
             if text.endswith(stop) and ids[-1] != EOS:
                 return ids, text[: -len(stop)], Cause.STOP
         if ids[-1] == EOS:
