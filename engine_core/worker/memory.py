@@ -49,6 +49,15 @@ class MemoryProfile:
         )
 
 
+def require_room_for_weights(weights: int, dtype: str, usable: int) -> None:
+    """Raise ``OutOfMemoryError`` when loading could only end in the system killing the process."""
+    if weights > usable:
+        raise OutOfMemoryError(
+            f"the weights take {size(weights)} as {dtype}, but this process may use {size(usable)}. "
+            f"Give it more memory, or choose a smaller --model or --dtype."
+        )
+
+
 def size_by_profile(profile: MemoryProfile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
     """The KV cache that fits into the budget.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,12 +14,13 @@ from engine_core.errors import OutOfMemoryError
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
 from engine_core.models.registry import build_model
+from engine_core.models.shape import tensor_shapes
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.dummy_steps import largest_step, small_step, warm_up_steps
 from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
-from engine_core.worker.memory import MemoryProfile, size
+from engine_core.worker.memory import MemoryProfile, require_room_for_weights, size
 from engine_core.worker.model_runner import ModelRunner
 
 _PROBED_ROWS = (3, 5, 6, 7)
@@ -66,7 +68,13 @@ class Worker:
         return f"{self.device}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> None:
-        """Read the weights; ``on_progress`` takes bytes done and in all. Raises ``CheckpointError``."""
+        """Read the weights; ``on_progress`` takes bytes done and in all.
+
+        Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
+        """
+        numbers = sum(math.prod(shape) for shape in tensor_shapes(self.checkpoint.shape).values())
+        spec = self.checkpoint.spec
+        require_room_for_weights(numbers * self.checkpoint.dtype.itemsize, spec.dtype, self.usable)
         self.model = build_model(self.checkpoint, self._attention, self.device, on_progress)
         self.bytes_per_block = self._attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
         trim()

@@ -1,6 +1,7 @@
 """The sampler against transformers' logits processors plus reference noise, and its independence of the batch."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,6 +153,23 @@ def test_a_row_does_not_depend_on_its_batch(mixed: Rows) -> None:
         for place, row in enumerate(group):
             assert apart.token_ids[place] == together.token_ids[row]
             assert apart.logprobs.get(place) == together.logprobs.get(row)
+
+
+def test_threads_do_not_matter() -> None:
+    """Rows long enough that torch divides its work among threads."""
+    rng = random.Random(9)
+    rows = Rows([replace(random_params(rng), logprobs=2) for _ in range(12)], vocab=120_000)
+    threads = torch.get_num_threads()
+    outputs = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            outputs.append(rows.sample(list(range(12))))
+    finally:
+        torch.set_num_threads(threads)
+    for output in outputs[1:]:
+        assert output.token_ids.tolist() == outputs[0].token_ids.tolist()
+        assert output.logprobs == outputs[0].logprobs
 
 
 def test_rows_worked_on_in_parts_are_the_same(mixed: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
