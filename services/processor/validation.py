@@ -9,10 +9,10 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
 from services.ring.events import Code, Refused
+from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
-MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_STOP_BYTES_TOGETHER = 64, 1024, 8192
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 128, 256
 MAX_REQUEST_ID_BYTES = 128
@@ -148,10 +148,10 @@ def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits)
         raise refuse(
             "stopping.min_tokens", f"{stopping.min_tokens} is beyond the context of {limits.max_model_len} tokens"
         )
-    _check_strings("stopping.stop", list(stopping.stop), MAX_STOP_STRINGS, MAX_STOP_BYTES)
+    _check_strings("stopping.stop", list(stopping.stop), MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
     together = sum(len(stop.encode()) for stop in stopping.stop)
-    if together > MAX_STOP_BYTES_TOGETHER:
-        raise refuse("stopping.stop", f"{together} bytes together: expected at most {MAX_STOP_BYTES_TOGETHER}")
+    if together > MAX_STOP_STRINGS_TOTAL_BYTES:
+        raise refuse("stopping.stop", f"{together} bytes together: expected at most {MAX_STOP_STRINGS_TOTAL_BYTES}")
     if len(stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise refuse(
             "stopping.stop_token_ids", f"{len(stopping.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}"
