@@ -57,8 +57,8 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
     check_prompt_length(len(prompt), limits)
     choices = {resumed.choice: tuple(resumed.token_ids) for resumed in request.resume}
     room = limits.max_model_len - len(prompt)
-    if any(len(ids) >= room for ids in choices.values()):
-        raise refuse("resume", f"prompt and resumed ids leave no room in the context of {limits.max_model_len} tokens")
+    if any(len(ids) > room for ids in choices.values()):
+        raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room)
     output = _resolve_output(request.output)

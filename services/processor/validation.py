@@ -181,10 +181,10 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
             raise refuse(f"resume[{index}].choice", f"{resumed.choice} is listed twice")
         seen.add(resumed.choice)
         check_token_ids(f"resume[{index}].token_ids", list(resumed.token_ids), limits)
-        if request.stopping.HasField("max_tokens") and len(resumed.token_ids) >= request.stopping.max_tokens:
+        if request.stopping.HasField("max_tokens") and len(resumed.token_ids) > request.stopping.max_tokens:
             raise refuse(
                 f"resume[{index}].token_ids",
-                f"{len(resumed.token_ids)} ids leave nothing of max_tokens, {request.stopping.max_tokens}",
+                f"{len(resumed.token_ids)} ids are more than max_tokens, {request.stopping.max_tokens}",
             )
 
 
