@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.runtime.run_dir import StackState, running_stacks
@@ -42,6 +44,12 @@ class Ring:
     def pid(self, service: str) -> int:
         return self.state.services[service].pid
 
+    def metric(self, service: str, name: str) -> float:
+        """A series of one service's metrics, now."""
+        with urllib.request.urlopen(self.state.services[service].metrics, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return next(sample.value for family in families for sample in family.samples if sample.name == name)
+
     def load(self) -> engine_pb2.Load:
         """Of the engine, now."""
         options = [("grpc.default_authority", "localhost")]
@@ -52,7 +60,7 @@ class Ring:
 def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:
     """Start a stack and wait until it serves."""
     log = directory / "serve.log"
-    command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0", "--no-metrics"]
+    command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0"]
     command += ["--kv-cache-memory-bytes", "64MiB", "--log-format", "json", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -108,14 +108,22 @@ def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bo
 
 
 async def nothing_is_left(ring: Ring) -> None:
-    """Soon after: no block, no ledger."""
+    """Soon after: the engine holds no block and no ledger, the other two no request."""
+
+    def left() -> dict[str, float]:
+        load = ring.load()
+        return {
+            "ledgers": load.ledgers,
+            "blocks": load.blocks_used,
+            "sequences": load.running + load.waiting,
+            "processor": ring.metric("processor", "ringline_live_requests"),
+            "detokenizer": ring.metric("detokenizer", "ringline_live_requests"),
+        }
+
     end = time.monotonic() + 10
-    while time.monotonic() < end:
-        load = await asyncio.to_thread(ring.load)
-        if load.ledgers == load.blocks_used == load.running == load.waiting == 0:
-            return
+    while any((found := await asyncio.to_thread(left)).values()):
+        assert time.monotonic() < end, found
         await asyncio.sleep(0.1)
-    raise AssertionError(load)
 
 
 async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:

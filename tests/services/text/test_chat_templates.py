@@ -175,13 +175,14 @@ def test_the_sandbox_lets_nothing_out(template):
         assert ChatTemplates({"default": template}).render(PLAIN) == ""
 
 
+REASONS = "more than|longer than|not allowed|Range too big|unsafe|must not|No filter named|'lipsum' is undefined"
 DOUBLE = "{% for i in range(60) %}{% set ns.x = TWICE %}{% endfor %}{{ ns.x | length }}"
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+        "{% set r = range(100000) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{{ 'x' * 100 }}{% endfor %}",
         "{{ range(1000000) | list }}",
         "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set a = f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
@@ -191,31 +192,32 @@ DOUBLE = "{% for i in range(60) %}{% set ns.x = TWICE %}{% endfor %}{{ ns.x | le
         "{% set ns = namespace(x='x') %}" + DOUBLE.replace("TWICE", "ns.x ~ ns.x"),
         "{% set ns = namespace(x='x') %}" + DOUBLE.replace("TWICE", "[ns.x, ns.x] | join"),
         "{% set ns = namespace(x='x') %}" + DOUBLE.replace("TWICE", "ns.x | replace('x', 'xx')"),
+        "{% set ns = namespace(x='x') %}" + DOUBLE.replace("TWICE", "ns.x.replace('x', 'xx')"),
         "{% set ns = namespace(x='x') %}" + DOUBLE.replace("TWICE", "''.join([ns.x, ns.x])"),
         "{% set ns = namespace(x=[1]) %}" + DOUBLE.replace("TWICE", "[ns.x, ns.x]") + "{{ ns.x }}",
         "{% set ns = namespace(x=[1]) %}" + DOUBLE.replace("TWICE", "[ns.x, ns.x]") + "{{ ns.x | tojson }}",
         "{{ 'x' * 10 ** 12 }}",
         "{{ [0] * 10 ** 12 }}",
-        "{{ 9 ** (9 ** 9) }}",
+        "{{ 9 ** (9 ** 9) > 0 }}",
         "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 1000000000) }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ 'x' | center(1000000000) }}",
-        "{{ 'x\n' | indent(1000000000, true) }}",
+        "{{ ('%1000000000d' % 1) | length }}",
+        "{{ ('%*d' % (1000000000, 1)) | length }}",
+        "{{ ('%1000000000d' | format(1)) | length }}",
+        "{{ ('{:>1000000000}'.format(1)) | length }}",
+        "{{ ('{:{}}'.format(1, 1000000000)) | length }}",
+        "{{ ('x'.ljust(1000000000)) | length }}",
+        "{{ ('x' | center(1000000000)) | length }}",
+        "{{ ('x\n' | indent(1000000000, true)) | length }}",
         "{{ 5 | round(-1000000000) }}",
-        "{{ (1).to_bytes(1000000000, 'big') }}",
-        "{{ [] | tojson(indent=1000000000) }}",
-        "{{ lipsum(n=100000) }}",
+        "{{ ((1).to_bytes(1000000000, 'big')) | length }}",
+        "{{ ([] | tojson(indent=1000000000)) | length }}",
+        "{{ (lipsum(n=100000)) | length }}",
         "{% for a in range(100000) if range(100000) | select('eq', -1) | list %}{% endfor %}",
     ],
 )
 def test_what_runs_away_is_stopped(monkeypatch, template):
     monkeypatch.setattr(sandbox, "TIME_LIMIT_S", 0.2)
-    with pytest.raises(ChatTemplateError):
+    with pytest.raises(ChatTemplateError, match=REASONS):
         ChatTemplates({"default": template}).render(PLAIN)
 
 

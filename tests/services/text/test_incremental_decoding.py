@@ -310,15 +310,27 @@ def test_hold_back_is_bounded(kind):
 
 
 def test_unfinished_bytes_are_given_up_after_four_tokens(byte_level, sentencepiece_bpe):
-    for tokenizer, lead, shown in (
-        (byte_level, byte_level.encode("😀")[0], "\ufffd"),
-        (sentencepiece_bpe, sentencepiece_bpe.token_id("<0xF0>"), "\ufffd"),
+    for tokenizer, lead, letter, after in (
+        (byte_level, byte_level.encode("😀")[0], byte_level.encode("e")[0], "e"),
+        # The letter's byte is a part of the same run, which is ill-formed.
+        (sentencepiece_bpe, sentencepiece_bpe.token_id("<0xF0>"), sentencepiece_bpe.token_id("<0x41>"), "\ufffd"),
     ):
         decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
         eos = tokenizer.token_id("</s>")  # skipped: it neither finishes the character nor breaks it off
         assert [decoder.feed([i]) for i in (lead, eos, eos, eos)] == [None] * 4
         delta = decoder.feed([eos])
-        assert (delta.first_position, len(delta.token_ids), delta.text) == (0, 5, shown)
+        assert (delta.first_position, len(delta.token_ids), delta.text) == (0, 5, "\ufffd")
+        assert decoder.feed([letter]).text == after
+
+
+def test_special_tokens_do_not_hide_the_text_before_them(sentencepiece_bpe):
+    prompt = [*sentencepiece_bpe.encode("the"), *[sentencepiece_bpe.token_id("<|im_end|>")] * 30]
+    ids = sentencepiece_bpe.encode("fox", add_special_tokens=False)
+    for context, text in ((prompt, " fox"), (prompt[-30:], "fox")):  # at the start of a text, the space is dropped
+        known = tuple(left_context(sentencepiece_bpe.pieces(), context))
+        decoder = ChoiceDecoder(sentencepiece_bpe.pieces(), DecodeOptions(known))
+        assert decoder.feed(ids).text == text
+        assert sentencepiece_bpe.decode(context + ids).endswith(text)
 
 
 def test_good_text_stays_good_where_tokens_end_inside_characters():
@@ -348,7 +360,14 @@ def test_the_prompts_unfinished_character_is_the_prompts_unless_finished(byte_le
 
 
 @pytest.mark.parametrize(
-    "decoder", [None, decoders.WordPiece(), decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()]
+    "decoder",
+    [
+        None,
+        decoders.WordPiece(),
+        decoders.Metaspace(prepend_scheme="never"),
+        decoders.Fuse(),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    ],
 )
 def test_other_decoders(decoder):
     vocabulary = ["##ing", "run", "▁a", "▁", "don", "'t", ".", "##", "n't", "▁▁x"]
@@ -357,7 +376,7 @@ def test_other_decoders(decoder):
         tokenizer.decoder = decoder
     ours = TextTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
 
-    @settings(max_examples=30, deadline=None)
+    @fuzz
     @given(st.lists(st.integers(0, len(vocabulary) - 1), max_size=8))
     def check(ids):
         stream, text = ChoiceDecoder(ours.pieces(), DecodeOptions()), ""
