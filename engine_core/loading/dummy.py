@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from engine_core.loading.weights import ProgressCallback
+from engine_core.loading.weights import ProgressCallback, Staging
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7
@@ -30,27 +30,30 @@ class DummyWeights:
     ) -> None:
         """``shapes`` are the tensors that will be taken; equal arguments make equal weights."""
         generator = torch.Generator().manual_seed(seed)
-        self._pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype)
+        self._pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype).repeat(2)
         self._shapes = shapes
+        self._staging = Staging(dtype)
         self._device = device
         self._on_progress = on_progress
         self._done = 0
         self._total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
-    def take(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        if name.endswith(".bias"):
-            tensor = torch.zeros(shape, dtype=self._pool.dtype)
-        elif len(shape) == 1:
-            tensor = torch.ones(shape, dtype=self._pool.dtype)
-        else:
-            tensor = self._draw(name, math.prod(shape)).view(shape)
-        self._done += tensor.nbytes
+    def take(self, *names: str) -> torch.Tensor:
+        rows = [self._shapes[name][0] for name in names]
+        tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
+        for name, part in zip(names, torch.split(tensor, rows), strict=True):
+            self._fill(name, part)
+            self._done += part.nbytes
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return tensor.to(self._device)
 
-    def _draw(self, name: str, count: int) -> torch.Tensor:
-        start = zlib.crc32(name.encode()) % _POOL_SIZE
-        repeats = -(-(start + count) // _POOL_SIZE)
-        return self._pool.repeat(repeats)[start : start + count]
+    def _fill(self, name: str, tensor: torch.Tensor) -> None:
+        if name.endswith(".bias"):
+            tensor.zero_()
+        elif tensor.ndim == 1:
+            tensor.fill_(1.0)
+        else:
+            start = zlib.crc32(name.encode()) % _POOL_SIZE
+            for piece in torch.split(tensor.view(-1), _POOL_SIZE):
+                piece.copy_(self._pool[start : start + len(piece)])

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
-from engine_core.loading.weights import ProgressCallback
+from engine_core.loading.weights import ProgressCallback, Staging
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -78,6 +78,7 @@ class StoredWeights:
         self._tensors = find_tensors(directory)
         _check(directory, self._tensors, shapes, is_redundant)
         self._dtype = dtype
+        self._staging = Staging(dtype)
         self._device = device
         self._on_progress = on_progress
         self._files: dict[Path, Any] = {}
@@ -85,11 +86,24 @@ class StoredWeights:
         self._done = 0
         self._total = sum(self._tensors[name].nbytes for name in shapes)
 
-    def take(self, name: str) -> torch.Tensor:
-        stored = self._tensors[name]
+    def take(self, *names: str) -> torch.Tensor:
         if self._mapped > _MAPPED_AT_ONCE:
             self._files.clear()
             self._mapped = 0
+        parts = [self._view(name) for name in names]
+        if len(parts) > 1 or parts[0].dtype != self._dtype:
+            rows = [len(part) for part in parts]
+            joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
+            for part, place in zip(parts, torch.split(joined, rows), strict=True):
+                place.copy_(part)
+            parts = [joined]
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return parts[0].to(self._device)
+
+    def _view(self, name: str) -> torch.Tensor:
+        """One tensor, in the mapped file."""
+        stored = self._tensors[name]
         try:
             if stored.file not in self._files:
                 self._files[stored.file] = safe_open(stored.file, framework="pt")
@@ -98,9 +112,7 @@ class StoredWeights:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         self._mapped += stored.nbytes
         self._done += stored.nbytes
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
-        return tensor.to(self._device, self._dtype)
+        return tensor
 
 
 def _read_index(path: Path) -> dict[str, str]:

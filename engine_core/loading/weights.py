@@ -1,7 +1,8 @@
-"""The interface through which a model takes its weights while it is built, one tensor at a time."""
+"""The interface through which a model takes its weights while it is built, a tensor at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,10 +13,31 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class Weights(Protocol):
-    """Where weights come from. Each name is taken once, so that no more than one layer is in memory twice."""
+    """Where weights come from."""
 
-    def take(self, name: str) -> torch.Tensor:
-        """The tensor of that name, in the model's type and on its device.
+    def take(self, *names: str) -> torch.Tensor:
+        """The tensor of that name, or those of several names joined along the first dimension.
 
-        It may be a view of a mapped file: copy what is to be kept.
+        It is in the model's type and on its device, and it is valid until the next is taken: a view of a mapped file
+        or of a buffer that is used again. Copy what is to be kept.
         """
+
+
+class Staging:
+    """One buffer that is used again and again for tensors that cannot be used as they lie in a file.
+
+    Buffers of their own, allocated and freed in turn with the weights that are kept, would leave holes in the heap
+    that nothing fits into: 40 % more memory, measured on a model with layers of 7 MB.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """It is allocated when first used."""
+        self._buffer = torch.empty(0, dtype=dtype)
+
+    def make(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of that shape with unspecified contents, in place of the one made before."""
+        count = math.prod(shape)
+        if count > self._buffer.numel():
+            self._buffer = torch.empty(0, dtype=self._buffer.dtype)  # let go of the smaller one first
+            self._buffer = torch.empty(count, dtype=self._buffer.dtype)
+        return self._buffer[:count].view(shape)

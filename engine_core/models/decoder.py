@@ -44,9 +44,14 @@ class DecoderForCausalLM(CausalLM):
         self.hidden_size = shape.hidden_size
         self._shape = shape
         self._dtype = dtype
+        self.embedding: Embedding | TiedEmbedding
         table = weights.take("model.embed_tokens.weight")
-        self.lm_head = Linear(table if shape.tie_word_embeddings else weights.take("lm_head.weight"))
-        self.embedding = TiedEmbedding(self.lm_head, table) if shape.tie_word_embeddings else Embedding(table)
+        if shape.tie_word_embeddings:
+            self.lm_head = Linear(table)
+            self.embedding = TiedEmbedding(self.lm_head, table)
+        else:
+            self.embedding = Embedding(table)
+            self.lm_head = Linear(weights.take("lm_head.weight"))
         del table
         self.rotary = Rotary(shape.rope, shape.head_dim, device)
         self.layers = [
@@ -129,7 +134,8 @@ class Attention:
         self.o_proj = _fused(weights, prefix, ("o_proj",), shape.o_bias)
         self.qk_norm: HeadNorm | None = None
         if shape.qk_norm:
-            query_weight, key_weight = weights.take(f"{prefix}.q_norm.weight"), weights.take(f"{prefix}.k_norm.weight")
+            query_weight = weights.take(f"{prefix}.q_norm.weight").clone()
+            key_weight = weights.take(f"{prefix}.k_norm.weight")
             self.qk_norm = HeadNorm(query_weight, shape.num_heads, key_weight, shape.num_kv_heads, shape.rms_norm_eps)
         self._backend = backend
         self._heads = (shape.num_heads, shape.num_kv_heads)
@@ -178,9 +184,5 @@ class GatedMLP:
 
 def _fused(weights: Weights, prefix: str, names: tuple[str, ...], bias: bool) -> Linear:
     """One projection made of those that the checkpoint has apart, their outputs side by side."""
-
-    def joined(kind: str) -> torch.Tensor:
-        parts = [weights.take(f"{prefix}.{name}.{kind}") for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    return Linear(joined("weight"), joined("bias") if bias else None)
+    offset = weights.take(*(f"{prefix}.{name}.bias" for name in names)).clone() if bias else None
+    return Linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_core.layers import linear
-from engine_core.layers.linear import Linear, packed_dtype
+from engine_core.layers.linear import Linear, packed_dtype, padded_rows
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -66,6 +66,25 @@ def test_rows_have_the_same_bits_in_every_batch(n: int, k: int, dtype: torch.dty
         for rows in range(1, 65):
             start = 7 * rows % 36
             assert torch.equal(layer(x[start : start + rows]), alone[start : start + rows]), (threads, rows, start)
+
+
+def test_few_numbers_of_rows_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a kernel that oneDNN compiles and keeps."""
+    layer, _, _ = random_linear(8, 8, torch.float32, bias=False)
+    computed: set[int] = set()
+    multiply = linear._multiply
+
+    def counted(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        computed.add(len(x))
+        return multiply(x, packed, bias)
+
+    monkeypatch.setattr(linear, "_multiply", counted)
+    for rows in range(1, 2049):
+        assert layer(torch.zeros(rows, 8)).shape == (rows, 8)
+        assert rows <= padded_rows(rows) <= max(rows + 1, rows * 9 // 8)
+    assert computed == {padded_rows(rows) for rows in range(1, 2049)}
+    assert min(computed) == 2
+    assert len(computed) == 64
 
 
 def test_only_the_packed_weight_is_kept() -> None:

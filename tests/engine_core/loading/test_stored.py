@@ -48,6 +48,15 @@ def test_reading(sharded: bool, mapped_at_once: int, tmp_path: Path, monkeypatch
     assert told == [(48, 74), (58, 74), (74, 74)]
 
 
+def test_several_names_are_joined_by_rows(tmp_path: Path) -> None:
+    first, second = torch.randn(3, 4).to(torch.float16), torch.randn(2, 4).to(torch.bfloat16)
+    save_file({"x": first, "y": second, "z": torch.ones(6, 4)}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path, shapes={"x": (3, 4), "y": (2, 4), "z": (6, 4)}, dtype=torch.bfloat16)
+    assert torch.equal(weights.take("x", "y"), torch.cat([first.to(torch.bfloat16), second]))
+    assert torch.equal(weights.take("z"), torch.ones(6, 4).to(torch.bfloat16))
+    assert torch.equal(weights.take("y", "x"), torch.cat([second, first.to(torch.bfloat16)]))
+
+
 def test_every_disagreement_with_the_configuration_is_named(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     shapes = {"a.weight": (3, 4), "c.bias": (2, 2), "d.weight": (1,), "e.weight": (1,)}
