@@ -32,7 +32,7 @@ class AttentionMetadata:
     seq_lens: torch.Tensor
     """[S] int32: tokens of each sequence after this step (cached ones and this step's rows)."""
     block_tables: torch.Tensor
-    """[S, ≥ blocks of the longest sequence] int32: block ids in order; entries past a sequence's end are unspecified."""
+    """[S, ≥ blocks of the longest sequence] int32: block ids in order; entries past the end are unspecified."""
     slot_mapping: torch.Tensor
     """[T] int64: block_id · block_size + offset where each row's key and value go."""
     max_query_len: int
