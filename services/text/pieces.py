@@ -88,13 +88,9 @@ class Pieces(dict[int, str | bytes | None]):
         return self.form.per_token.decode([self._tokenizer.id_to_token(token_id) or ""])
 
     def _is_skipped(self, token_id: int) -> bool:
-        # Asked twice over, because a decoder may drop the space that a first token is.
-        ids = [token_id, token_id]
-        return (
-            self._skip_special_tokens
-            and not self._tokenizer.decode(ids)
-            and bool(self._tokenizer.decode(ids, skip_special_tokens=False))
-        )
+        if not self._skip_special_tokens or self._tokenizer.decode([token_id]):
+            return False
+        return bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _piece(self, entry: str) -> str | bytes:
         form = self.form

@@ -35,7 +35,7 @@ MAX_WORK_CHARS = 64 << 20
 
 _MAX_INTEGER_BITS = 4096
 _MAX_DIGITS = 1000
-_ITEM_CHARS = 32
+_ITEM_CHARS = 128
 _MULTIPLYING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate", "encode"})
 _MULTIPLYING_FILTERS = ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4})")

@@ -63,7 +63,7 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
-        # Not ``encode``: that one keeps the interpreter's lock.
+        # The batch forms release the interpreter's lock in every release of the library, the single ones do not.
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
@@ -79,7 +79,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary add nothing."""
-        # Not ``decode``: that one keeps the interpreter's lock.
+        # As in ``encode_batch``.
         text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return text
 
