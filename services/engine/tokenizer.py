@@ -11,7 +11,8 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.loading.checkpoint import find_directory
-from services.text.tokenizer import TOKENIZER_FILES, Tokenizer
+from services.text.files import read_tokenizer_files
+from services.text.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 20
 
@@ -24,7 +25,7 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     directory = find_directory(config.tokenizer or config.model, config.revision, config.download_dir, weights=False)
     if not (directory / "tokenizer.json").is_file():
         return _convert(directory)
-    return _read(directory)
+    return read_tokenizer_files(directory)
 
 
 def fingerprint_of(files: dict[str, bytes]) -> str:
@@ -44,10 +45,6 @@ def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]
             )
 
 
-def _read(directory: Path) -> dict[str, bytes]:
-    return {name: path.read_bytes() for name in TOKENIZER_FILES if (path := directory / name).is_file()}
-
-
 def _convert(directory: Path) -> dict[str, bytes]:
     from transformers import AutoTokenizer
 
@@ -59,7 +56,7 @@ def _convert(directory: Path) -> dict[str, bytes]:
         ) from error
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer.save_pretrained(scratch)
-        files = _read(Path(scratch))
+        files = read_tokenizer_files(scratch)
     if "tokenizer.json" not in files:
         raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")
     return files

@@ -6,7 +6,7 @@ from typing import Any
 
 from ringline.engine.v1 import engine_pb2
 
-from services.text.tokenizer import TOKENIZER_FILES
+from services.text.files import is_tokenizer_file
 
 MAX_TOTAL_BYTES = 512 << 20
 TIMEOUT = 60.0
@@ -18,7 +18,7 @@ async def fetch_tokenizer(stub: Any) -> dict[str, bytes]:
     files: dict[str, bytearray] = {}
     total = 0
     async for chunk in stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=TIMEOUT):
-        if chunk.name not in TOKENIZER_FILES:
+        if not is_tokenizer_file(chunk.name):
             raise ValueError(f"the engine sent {chunk.name!r}, which is no tokenizer file")
         total += len(chunk.data)
         if total > MAX_TOTAL_BYTES:
