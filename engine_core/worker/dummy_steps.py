@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_core.layers.linear import padded_rows
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.batch import BatchLimits
@@ -40,19 +41,27 @@ def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
 
 
+def row_counts(limits: BatchLimits) -> list[int]:
+    """The numbers of rows for which ``Linear`` has kernels of their own, ascending, up to the largest step's."""
+    largest = min(limits.max_num_batched_tokens, limits.max_num_seqs * max(1, limits.max_model_len - 1))
+    return sorted({min(padded_rows(rows), largest) for rows in range(1, largest + 1)})
+
+
 def small_step(limits: BatchLimits, vocab_size: int, rows: int, released: list[int]) -> StepPlan:
-    """A greedy step of ``rows`` rows, from as many sequences as there may be, after releasing others.
+    """A step of ``rows`` rows, after releasing sequences of another: greedy decoding, as far as there may be so many
+    sequences, else parts of prompts, which do not sample.
 
     It fits into block 0, as ``largest_step`` does.
     """
     seqs = min(rows, limits.max_num_seqs)
-    num_tokens = [1] * (seqs - 1) + [rows - seqs + 1]
-    new = [
-        NewSequence(seq, 0, [seq % vocab_size] * count, count, 0, [0] * limits.max_blocks_per_seq, GREEDY)
-        for seq, count in enumerate(num_tokens)
-    ]
+    num_tokens = [rows // seqs + (seq < rows % seqs) for seq in range(seqs)]
+    decodes = rows == seqs
+    new = []
+    for seq, count in enumerate(num_tokens):
+        tokens = [seq % vocab_size] * (count if decodes else count + 1)
+        new.append(NewSequence(seq, 0, tokens, len(tokens), 0, [0] * limits.max_blocks_per_seq, GREEDY))
     ids = list(range(seqs))
-    return StepPlan(0, released, new, ids, num_tokens, [True] * seqs, {})
+    return StepPlan(0, released, new, ids, num_tokens, [decodes] * seqs, {})
 
 
 def _demanding(seq: int, vocab_size: int) -> SamplingParams:

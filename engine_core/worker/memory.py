@@ -1,6 +1,6 @@
 """How many KV blocks fit: arithmetic on what was measured.
 
-blocks = (budget − resident − step peak − kernels − batch state) ÷ bytes per block, where the budget is
+blocks = (budget − resident − step peak − kernels − batch state − reserve) ÷ bytes per block, where the budget is
 ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not touched before
 it is used, so an idle engine stays small.
 """
@@ -16,6 +16,11 @@ from engine_core.worker.batch import BatchLimits
 SCHEDULER_BYTES_PER_BLOCK = 512
 """What the scheduler and its prefix cache keep in Python for a block (list entries, a hash, its dictionary entry):
 negligible beside the blocks of a real model, not beside those of a tiny one."""
+
+
+RESERVE_BYTES = 16 << 20
+"""For what no profile shows: requests in Python, and what allocators keep of memory that was freed. Up to 6 MiB were
+seen in an engine alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class MemoryProfile:
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
-        return int(self.usable * utilization) - self.resident - self.step_peak - self.kernels - self.batch_state
+        taken = self.resident + self.step_peak + self.kernels + self.batch_state + RESERVE_BYTES
+        return int(self.usable * utilization) - taken
 
     def describe(self, utilization: float) -> str:
         """The numbers behind ``left``, for a person."""
@@ -45,7 +51,7 @@ class MemoryProfile:
             f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
             f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
             f"the largest step {size(self.step_peak)}, kernels {size(self.kernels)}, "
-            f"the batch's state {size(self.batch_state)}"
+            f"the batch's state {size(self.batch_state)}; {size(RESERVE_BYTES)} are kept in reserve"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -17,16 +18,16 @@ from engine_core.models.registry import build_model
 from engine_core.models.shape import tensor_shapes
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import BatchLimits, PersistentBatch
-from engine_core.worker.dummy_steps import largest_step, small_step, warm_up_steps
+from engine_core.worker.dummy_steps import largest_step, row_counts, small_step, warm_up_steps
 from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, require_room_for_weights, size
 from engine_core.worker.model_runner import ModelRunner
 
-_PROBED_ROWS = (3, 5, 6, 7)
-_ROW_COUNTS_KEPT = 1024 // 5
-"""oneDNN keeps the last 1024 kernels; a number of rows needs five: four linears of a layer, all layers alike, and the
-head."""
+_PROBED_SIZES = 4
+"""Of how many sizes of steps the kernels are made to see what memory they take."""
+_WARM_UP_SECONDS = 0.5
+"""How long kernels are made before serving; those still missing are made when first needed."""
 
 
 class Worker:
@@ -108,18 +109,24 @@ class Worker:
     def _kernel_memory(self, runner: ModelRunner, kv_caches: list[torch.Tensor], live: list[int]) -> int:
         """Bytes that kernels for steps of other sizes will take, by what a few of them take.
 
-        oneDNN makes a kernel for each shape of a linear and each number of rows, and keeps it.
+        oneDNN makes a kernel for each shape of a linear and each (padded) number of rows, and keeps it. Steps of up to
+        ``max_num_seqs`` rows may need one of the head too, others those of a layer alone.
         """
-        counts = [rows for rows in _PROBED_ROWS if rows <= self.limits.max_num_batched_tokens]
-        trim()
-        before = resident_memory()
-        for rows in counts:
-            plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
-            runner.execute(plan, kv_caches)
-            live = plan.seq_ids
-        trim()
-        grown = max(0, resident_memory() - before)
-        return grown * min(self.limits.max_num_batched_tokens, _ROW_COUNTS_KEPT) // max(1, len(counts))
+        sizes = row_counts(self.limits)
+        decodes = sum(rows <= self.limits.max_num_seqs for rows in sizes)
+        total = 0
+        for group in (sizes[:decodes], sizes[decodes:]):
+            probed = group[1 : 1 + _PROBED_SIZES]
+            trim()
+            before = resident_memory()
+            for rows in probed:
+                plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
+                runner.execute(plan, kv_caches)
+                live = plan.seq_ids
+            trim()
+            grown = max(0, resident_memory() - before)
+            total += grown * len(group) // max(1, len(probed))
+        return total
 
     def allocate(self, cache_size: CacheSize) -> None:
         """Make room for the KV cache and the batch. Memory is reserved now and taken as it is first written."""
@@ -135,9 +142,22 @@ class Worker:
         self._runner = ModelRunner(self.model, self._batch, self.device)
 
     def warm_up(self) -> None:
-        """Generate a few tokens, so that the first request does not wait for kernels to be made."""
+        """Generate a few tokens, then make the kernels that decoding needs, so that requests do not wait for them.
+
+        Small batches come first, for half a second: a kernel takes about a millisecond, which matters beside the step
+        of a small model, and for that the time is enough.
+        """
         for plan in warm_up_steps(self.limits, self.model.vocab_size):
             self.execute(plan)
+        runner = ModelRunner(self.model.first_layers(1), self._new_batch(), self.device)
+        end = time.monotonic() + _WARM_UP_SECONDS
+        live: list[int] = []
+        for rows in row_counts(self.limits):
+            if rows > self.limits.max_num_seqs or time.monotonic() > end:
+                return
+            plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
+            runner.execute(plan, self._kv_caches[:1])
+            live = plan.seq_ids
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step; needs ``allocate``."""

@@ -5,11 +5,22 @@ import pytest
 from engine_core.config import CacheConfig
 from engine_core.errors import OutOfMemoryError
 from engine_core.worker.batch import BatchLimits
-from engine_core.worker.memory import SCHEDULER_BYTES_PER_BLOCK, MemoryProfile, size_as_told, size_by_profile
+from engine_core.worker.memory import (
+    RESERVE_BYTES,
+    SCHEDULER_BYTES_PER_BLOCK,
+    MemoryProfile,
+    size_as_told,
+    size_by_profile,
+)
 
 MIB = 1 << 20
 PROFILE = MemoryProfile(
-    usable=1000 * MIB, resident=300 * MIB, weights=200 * MIB, step_peak=70 * MIB, kernels=20 * MIB, batch_state=10 * MIB
+    usable=1000 * MIB,
+    resident=300 * MIB - RESERVE_BYTES,
+    weights=200 * MIB,
+    step_peak=70 * MIB,
+    kernels=20 * MIB,
+    batch_state=10 * MIB,
 )
 LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2048, block_size=16)
 BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB

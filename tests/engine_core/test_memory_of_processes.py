@@ -18,16 +18,18 @@ from engine_core.startup import start_engine
 from .models.tiny_models import SIZES, save_model
 
 MIB = 1 << 20
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "tiny"
 
 PROGRAM = """
 import json, random, sys
 from pathlib import Path
 
+from engine_core.layers.linear import padded_rows
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.worker import worker
 
-usable, model, options = json.loads(sys.argv[1])
+usable, model, options, max_seqs, max_rows, cache = json.loads(sys.argv[1])
 worker.usable_memory = lambda: usable  # a machine, or a container, of that much memory
 
 
@@ -35,25 +37,41 @@ def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 
 
+def prompt(length):
+    return [rng.randrange(199) for _ in range(length)]
+
+
 llm = LLM(model, **options)
 idle = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 rng = random.Random(0)
 blocks = llm.stats().kv_blocks
-prompts = [[rng.randrange(199) for _ in range(250)] for _ in range(blocks * 16 // 256 + 1)]
+prompts = [prompt(250) for _ in range(min(cache, blocks * 16) // 256 + 1)]
 params = [
     SamplingParams(max_tokens=6, seed=i, logprobs=5, repetition_penalty=1.1, top_p=0.9) for i in range(len(prompts))
 ]
 results = llm.generate(prompts, params)
 assert all(len(choice.token_ids) for result in results for choice in result.choices)
-# Steps of every size from 63 rows down to one: each makes kernels that stay.
-shrinking = [SamplingParams(temperature=0.0, max_tokens=1 + i, ignore_eos=True) for i in range(63)]
-llm.generate([[5]] * 63, shrinking)
-print(json.dumps({
-    "idle": idle, "peak": status("VmHWM"), "cache": blocks * 16 * 2 * 3 * 8 * 128 * 4,
-    "preemptions": llm.stats().preemptions,
-}))
+# Steps of every size that has kernels of its own, which stay: prompts, then a batch that shrinks from size to size.
+for rows in sorted({padded_rows(rows) for rows in range(1, max_rows + 1)}):
+    llm.generate([prompt(min(rows, max_rows) - 1)], SamplingParams(temperature=0.0, max_tokens=1))
+sizes = sorted({padded_rows(rows) for rows in range(1, max_seqs + 1)})
+shrinking = [
+    SamplingParams(temperature=0.0, max_tokens=sum(size > seq for size in sizes), ignore_eos=True)
+    for seq in range(max_seqs)
+]
+llm.generate([[5]] * max_seqs, shrinking)
+print(json.dumps({"idle": idle, "peak": status("VmHWM"), "blocks": blocks}))
 """
+
+
+def run_full_load(usable: int, model: Path, options: dict[str, object], *arguments: int) -> dict[str, int]:
+    """Memory of a process before and under load; ``arguments``: most sequences, most rows, tokens in the cache."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps([usable, str(model), options, *arguments])]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert finished.returncode == 0, finished.stderr
+    seen: dict[str, int] = json.loads(finished.stdout)
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +84,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_memory_stays_within_the_budget_under_full_load(checkpoint: Path) -> None:
     """Every block of the cache is written, and steps of all sizes are run, in a budget made to be filled."""
     options = {"dtype": "float32", "num_threads": 1, "gpu_memory_utilization": 0.65, "max_num_batched_tokens": 64}
-    arguments = json.dumps([1000 * MIB, str(checkpoint), options])
-    command = [sys.executable, "-c", PROGRAM, arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert finished.returncode == 0, finished.stderr
-    seen = json.loads(finished.stdout)
-    assert seen["cache"] > 70 * MIB
-    assert seen["idle"] < seen["peak"] - 0.8 * seen["cache"], "memory was touched before it was used"
+    seen = run_full_load(1000 * MIB, checkpoint, options, 63, 64, sys.maxsize)
+    cache = seen["blocks"] * 16 * 2 * 3 * 8 * 128 * 4
+    assert cache > 70 * MIB
+    assert seen["idle"] < seen["peak"] - 0.8 * cache, "memory was touched before it was used"
     assert 550 * MIB < seen["peak"] <= 650 * MIB
+
+
+def test_the_bundled_model_serves_in_one_gibibyte() -> None:
+    """With every option at its default, and a cache that holds a hundred conversations of a thousand tokens."""
+    seen = run_full_load(1024 * MIB, BUNDLED, {"load_format": "dummy"}, 256, 2048, 5_000)
+    assert seen["blocks"] * 16 > 100_000
+    assert seen["peak"] <= 0.9 * 1024 * MIB
 
 
 def test_refusal_of_a_length_that_does_not_fit(checkpoint: Path) -> None:
