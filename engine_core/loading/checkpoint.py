@@ -1,6 +1,6 @@
 """Find a checkpoint, read what it says about itself, and resolve that against the options.
 
-No weight is read here: ``models.registry.build_model`` does that. Nothing from a checkpoint is executed.
+No weight is read here: ``loading.build`` does that. Nothing from a checkpoint is executed.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
+from engine_core.loading.build import build_model
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
-from engine_core.models.registry import build_model
 from engine_core.models.shape import tensor_shapes
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import BatchLimits, PersistentBatch

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.errors import CheckpointError
+from engine_core.loading.build import build_model
 from engine_core.models.decoder import DecoderForCausalLM
-from engine_core.models.registry import build_model
 from tests.engine_core.models.driver import CPU, Driver, load, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.layers.linear import Linear
 from engine_core.loading import stored
-from engine_core.models.registry import build_model
+from engine_core.loading.build import build_model
 from tests.engine_core.models.driver import CPU, open_at
 from tests.engine_core.models.tiny_models import make_model, save_model
 

@@ -10,9 +10,9 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.config import LoadConfig, ModelConfig
+from engine_core.loading.build import build_model
 from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
 from engine_core.models.base import CausalLM
-from engine_core.models.registry import build_model
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
