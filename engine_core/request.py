@@ -31,7 +31,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits, by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that must not be completed in the output."""
+    """Token sequences that must not be completed in the output. Where these, or ``min_tokens``, would leave no token
+    to sample, both are passed over for that one token: what is allowed wins over what is banned."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens can be sampled."""
     seed: int = 0

@@ -277,3 +277,36 @@ def test_allowed_tokens_win_where_bans_leave_nothing() -> None:
     rows = Rows([params] * 20, vocab=50)
     rows.lengths = rows.prompts
     assert set(rows.sample(list(range(20))).token_ids.tolist()) <= {EOS, 4}
+
+
+WAYS = [
+    {"temperature": 0.0},
+    {},
+    {"top_k": 3},
+    {"top_p": 0.6},
+    {"min_p": 0.3},
+    {"top_k": 4, "top_p": 0.9, "repetition_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {1: 2.0}},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("allowed", [None, (1, 4, 6)])
+def test_bad_words_of_several_tokens_can_leave_one_token_or_none(way: dict, allowed: tuple[int, ...] | None) -> None:
+    """After token 3 every token that may be drawn ends a bad word: then the draw is made as if there were none."""
+    vocab = 8
+    drawable = range(vocab) if allowed is None else allowed
+
+    def draws(words: list[tuple[int, ...]]) -> SamplerOutput:
+        options = {**way, "allowed_token_ids": allowed, "bad_words_token_ids": tuple(words), "logprobs": 2}
+        rows = Rows([SamplingParams(seed=seed, **options) for seed in range(20)], vocab)
+        rows.tokens[:, :] = 3
+        return rows.sample(list(range(20)))
+
+    free = draws([])
+    assert len(set(free.token_ids.tolist())) > 1
+    nothing_left = draws([(3, token) for token in drawable])
+    assert nothing_left.token_ids.tolist() == free.token_ids.tolist()
+    assert nothing_left.logprobs == free.logprobs
+    for kept in drawable:
+        one_left = draws([(3, token) for token in drawable if token != kept])
+        assert one_left.token_ids.tolist() == [kept] * 20
