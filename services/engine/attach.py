@@ -16,14 +16,16 @@ from services.engine.hub import Hub, LinkWaker
 from services.engine.wire import submission_of
 from services.ring.cursor import RejectedCommand
 from services.ring.events import Code, Refused, Status
-from services.ring.identity import CONTRACT_VERSION, PeerId, hello_problem
+from services.ring.identity import CONTRACT_VERSION, MAX_REQUEST_ID_LENGTH, PeerId, hello_problem
 
 log = structlog.get_logger(__name__)
 
 HELLO_TIMEOUT = 10.0
 """Seconds within which a peer must say who it is."""
 MAX_PENDING_REJECTIONS = 1000
-"""While so many wait to be written, the peer's next commands are not read."""
+"""While so many wait to be written, the peer's next commands are not carried out."""
+COMMANDS_PER_TURN = 256
+"""So many commands are carried out before the event loop looks at anything else."""
 
 
 class StreamEnded(Exception):
@@ -100,22 +102,29 @@ class Attachment:
         requests: AsyncIterator[engine_pb2.AttachRequest],
         waker: LinkWaker,
     ) -> None:
-        ordinal = self._carry_out(first, waker, 0)
+        ordinal = await self._carry_out(first, waker, 0)
         async for frame in requests:
             if frame.HasField("hello"):
                 raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "hello: only the first frame may have one")
-            ordinal = self._carry_out(frame, waker, ordinal)
-            while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
-                self._room_for_rejections.clear()
-                await self._room_for_rejections.wait()
+            ordinal = await self._carry_out(frame, waker, ordinal)
 
-    def _carry_out(self, frame: engine_pb2.AttachRequest, waker: LinkWaker, ordinal: int) -> int:
+    async def _carry_out(self, frame: engine_pb2.AttachRequest, waker: LinkWaker, ordinal: int) -> int:
+        """Carry commands out in order. A frame may hold millions, so others get their turn in between."""
         for command in frame.commands:
+            if waker.superseded:
+                raise _superseded()
             ordinal += 1
             try:
                 self._command(command, waker.link.peer)
             except Refused as refused:
                 waker.link.reject(_rejection(command, ordinal, refused.status))
+            if ordinal % COMMANDS_PER_TURN == 0:
+                self._hub.wake()
+                await asyncio.sleep(0)
+            while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
+                self._hub.wake()
+                self._room_for_rejections.clear()
+                await self._room_for_rejections.wait()
         if frame.commands:
             self._hub.wake()
         return ordinal
@@ -157,7 +166,7 @@ class Attachment:
             await waker.event.wait()
             waker.event.clear()
             if waker.superseded:
-                raise StreamEnded(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+                raise _superseded()
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
 
@@ -189,11 +198,16 @@ class Attachment:
             ) from None
 
 
+def _superseded() -> StreamEnded:
+    return StreamEnded(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+
+
 def _rejection(command: engine_pb2.Command, ordinal: int, status: Status) -> RejectedCommand:
     kind = command.WhichOneof("command")
     subject = getattr(command, kind) if kind is not None else None
+    request_id = getattr(subject, "request_id", "")
     return RejectedCommand(
-        request_id=getattr(subject, "request_id", ""),
+        request_id=request_id if len(request_id) <= MAX_REQUEST_ID_LENGTH else "",
         epoch=getattr(subject, "epoch", 0),
         in_reply_to=ordinal,
         status=status,

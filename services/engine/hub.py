@@ -60,7 +60,7 @@ class Hub:
 
     def attach(self, peer: PeerId) -> LinkWaker:
         """A peer said Hello; raises ``Refused`` if a newer life of it is attached."""
-        link, superseded = self.switchboard.attach(peer)
+        link, superseded = self.switchboard.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
             old.superseded = True
             old.event.set()

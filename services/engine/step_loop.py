@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from engine_core.engine import EngineCore
@@ -87,12 +87,13 @@ class StepLoop:
         return not self._thread.is_alive()
 
     def add(self, core_id: str, order: object) -> None:
-        """Hand a ``Request`` to the core before the next step."""
+        """Hand a ``Request`` to the core before the next step, as ``core_id``."""
         assert isinstance(order, Request)
+        request = replace(order, request_id=core_id)
 
         def add(report: StepReport) -> None:
             try:
-                self._core.add(order)
+                self._core.add(request)
             except RequestError as error:
                 report.refused.append((core_id, error))
 

@@ -11,11 +11,12 @@ from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
 from engine_core.step import TokenLogprobs
-from engine_core.validation import MAX_LOGPROBS
+from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
 from services.ring.switchboard import Submission
 
 RETRY_AFTER_MS = 500
+MAX_CACHE_SALT_BYTES = 64
 _CAUSES = {
     FinishCause.STOP: Cause.STOP,
     FinishCause.LENGTH: Cause.LENGTH,
@@ -29,13 +30,14 @@ def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
 
     Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.
     """
+    _check_size(submit)
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
     if len(resume) < len(submit.resume):
         raise Refused(Code.INVALID_ARGUMENT, "resume: a choice is listed twice")
     timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
     request = Request(
-        request_id=f"{submit.request_id}@{submit.epoch}",
+        request_id=submit.request_id,
         prompt_token_ids=tuple(submit.prompt_token_ids),
         params=params,
         priority=submit.priority,
@@ -54,6 +56,16 @@ def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
         prompt_tokens=len(request.prompt_token_ids),
         order=request,
     )
+
+
+def _check_size(submit: engine_pb2.Submit) -> None:
+    """What would cost before the core can refuse it, or what the core does not look into."""
+    n = submit.sampling.n if submit.sampling.HasField("n") else 1
+    if not 1 <= n <= MAX_CHOICES:
+        raise Refused(Code.INVALID_ARGUMENT, f"sampling.n: {n} is out of range: expected 1 to {MAX_CHOICES}")
+    if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
+        problem = f"{len(submit.cache_salt)} bytes: expected at most {MAX_CACHE_SALT_BYTES}"
+        raise Refused(Code.INVALID_ARGUMENT, f"cache_salt: {problem}")
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:

@@ -52,11 +52,13 @@ class OutputFrame:
 class _Cursor:
     """How far one stream has carried one request, under one epoch."""
 
-    __slots__ = ("ended", "entry", "epoch", "opened", "prefill", "prompt_logprobs", "sent")
+    __slots__ = ("ended", "entry", "epoch", "heard", "opened", "prefill", "prompt_logprobs", "sent")
 
-    def __init__(self, entry: LedgerEntry) -> None:
+    def __init__(self, entry: LedgerEntry, *, heard: bool) -> None:
+        """``heard``: the peer was told of the request under an earlier epoch, and waits for more."""
         self.entry = entry
         self.epoch = entry.epoch
+        self.heard = heard
         self.opened = False
         self.sent = dict.fromkeys(entry.choices, 0)
         self.ended: set[int] = set()
@@ -64,8 +66,9 @@ class _Cursor:
         self.prompt_logprobs = False
 
     @property
-    def complete(self) -> bool:
-        return len(self.ended) == len(self.sent)
+    def awaited(self) -> bool:
+        """Whether the peer has heard of the request and waits for more."""
+        return (self.opened or self.heard) and len(self.ended) < len(self.sent)
 
 
 class OutboundLink:
@@ -91,8 +94,9 @@ class OutboundLink:
 
     def carry(self, entry: LedgerEntry) -> None:
         """Carry a request from position 0 under its present epoch; again after each change of epoch."""
-        self._closed.pop(entry.request_id, None)
-        self._cursors[entry.request_id] = _Cursor(entry)
+        old = self._cursors.get(entry.request_id)
+        closed = self._closed.pop(entry.request_id, None)
+        self._cursors[entry.request_id] = _Cursor(entry, heard=closed is not None or (old is not None and old.awaited))
         self._dirty[entry.request_id] = None
 
     def mark(self, request_id: str) -> None:
@@ -104,7 +108,7 @@ class OutboundLink:
         """Carry the request no longer; the peer is told unless it never heard of it or has every end."""
         cursor = self._cursors.pop(request_id, None)
         self._dirty.pop(request_id, None)
-        if cursor is not None and cursor.opened and not cursor.complete:
+        if cursor is not None and cursor.awaited:
             self._closed[request_id] = cursor.epoch
 
     def reject(self, rejection: RejectedCommand) -> None:
@@ -119,9 +123,10 @@ class OutboundLink:
         """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
         if not self.pending:
             return None
-        frame = OutputFrame(rejections=self._rejections, peers=self._peers, closed=list(self._closed.items()))
-        self._rejections, self._peers, self._closed = [], None, {}
-        size = 0
+        frame = OutputFrame(peers=self._peers, closed=list(self._closed.items()))
+        self._peers, self._closed = None, {}
+        size = _ENTRY_BYTES * len(frame.closed)
+        size += self._take_rejections(frame, max_bytes - size)
         dirty, self._dirty = self._dirty, {}
         for request_id in dirty:
             if size >= max_bytes:
@@ -133,6 +138,17 @@ class OutboundLink:
             if rest:
                 self._dirty[request_id] = None
         return frame
+
+    def _take_rejections(self, frame: OutputFrame, room: int) -> int:
+        """Put as many rejections into the frame as fit; returns bytes used."""
+        size = 0
+        for rejection in self._rejections:
+            if size >= room:
+                break
+            size += _ENTRY_BYTES + len(rejection.status.message)
+            frame.rejections.append(rejection)
+        del self._rejections[: len(frame.rejections)]
+        return size
 
     def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
         """Put one request's news into the frame; returns bytes used and whether some did not fit."""

@@ -37,7 +37,7 @@ def is_ring_id_of(request_id: str, incarnation: int) -> bool:
 def hello_problem(name: str, incarnation: int, contract_version: int) -> str | None:
     """What is wrong with a Hello, as a sentence; None if nothing is."""
     if not PEER_NAME.fullmatch(name):
-        return f"hello.name: {name!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
+        return f"hello.name: {name[:200]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
     if incarnation == 0:
         return "hello.incarnation: 0 is not an incarnation: expected the start of this process, such as its time"
     if contract_version != CONTRACT_VERSION:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from services.ring.cursor import OutboundLink
@@ -56,15 +57,19 @@ class Switchboard:
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._links: dict[str, OutboundLink] = {}
-        self._orphaned: dict[PeerId, float] = {}
+        self._orphans: dict[str, float] = {}
+        """Requests whose submitter's stream ended, by id, and when each will be forgotten."""
+        self._submissions = count(1)
         self.draining = False
 
     # Peers
 
-    def attach(self, peer: PeerId) -> tuple[OutboundLink, OutboundLink | None]:
+    def attach(self, peer: PeerId, now: float) -> tuple[OutboundLink, OutboundLink | None]:
         """A peer arrived; returns its link and the one it supersedes, whose stream must end.
 
-        Raises ``Refused`` for an incarnation older than the attached one.
+        The same life that comes back goes on with the requests that are delivered to itself. What is delivered to
+        others it must Redirect or Submit anew within ``orphan_grace``: a Done may have been lost with the old stream,
+        and what nobody claims has to go. Raises ``Refused`` for an incarnation older than the attached one.
         """
         old = self._links.get(peer.name)
         if old is not None and old.peer.incarnation > peer.incarnation:
@@ -72,14 +77,17 @@ class Switchboard:
                 Code.FAILED_PRECONDITION,
                 f"hello.incarnation: {peer.name} is attached with the newer incarnation {old.peer.incarnation}",
             )
+        if old is not None:
+            self._orphan(old.peer, now)
         link = OutboundLink(peer)
         self._links[peer.name] = link
-        self._orphaned.pop(peer, None)
-        for submitter in [s for s in self._submitters() if s.name == peer.name and s.incarnation < peer.incarnation]:
-            self._forget_submitter(submitter)
-        for entry in self._entries.values():
-            if entry.deliver_to == peer.name:
+        for entry in list(self._entries.values()):
+            if entry.submitter.name == peer.name and entry.submitter.incarnation < peer.incarnation:
+                self._remove(entry)
+            elif entry.deliver_to == peer.name:
                 link.carry(entry)
+                if entry.submitter == peer:
+                    self._orphans.pop(entry.request_id, None)
         self._announce()
         return link, old
 
@@ -88,14 +96,13 @@ class Switchboard:
         if self._links.get(link.peer.name) is not link:
             return
         del self._links[link.peer.name]
-        self._orphaned[link.peer] = now + self._orphan_grace
+        self._orphan(link.peer, now)
         self._announce()
 
     def expire(self, now: float) -> None:
-        """Cancel and forget the requests of submitters that have been gone for too long. Call at least every second."""
-        for peer in [peer for peer, at in self._orphaned.items() if at <= now]:
-            del self._orphaned[peer]
-            self._forget_submitter(peer)
+        """Cancel and forget what has been an orphan for too long. Call at least every second."""
+        for request_id in [request_id for request_id, at in self._orphans.items() if at <= now]:
+            self._remove(self._entries[request_id])
 
     def attached(self) -> list[PeerId]:
         """Who is attached now."""
@@ -112,7 +119,7 @@ class Switchboard:
         receiver = self._receiver(submission.deliver_to or peer.name)
         entry = LedgerEntry(
             request_id=submission.request_id,
-            core_id=f"{submission.request_id}@{submission.epoch}",
+            core_id=f"{submission.request_id}@{submission.epoch}#{next(self._submissions)}",
             epoch=submission.epoch,
             submitter=peer,
             deliver_to=receiver.peer.name,
@@ -157,6 +164,7 @@ class Switchboard:
         if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
             self._links[entry.deliver_to].drop(request_id)
         entry.epoch, entry.deliver_to, entry.delivered = epoch, receiver.peer.name, dict(delivered)
+        self._orphans.pop(request_id, None)
         receiver.carry(entry)
 
     def done(self, peer: PeerId, request_id: str, epoch: int) -> None:
@@ -226,6 +234,9 @@ class Switchboard:
     def _check_submission(self, peer: PeerId, submission: Submission) -> None:
         if self.draining:
             raise Refused(Code.UNAVAILABLE, "this engine is draining: submit elsewhere", retry_after_ms=0)
+        link = self._links.get(peer.name)
+        if link is None or link.peer != peer:
+            raise Refused(Code.ABORTED, f"{peer.name} is attached no longer with incarnation {peer.incarnation}")
         if not is_ring_id_of(submission.request_id, peer.incarnation):
             raise Refused(
                 Code.INVALID_ARGUMENT,
@@ -268,16 +279,15 @@ class Switchboard:
         if not entry.finished:
             self._core.cancel(entry.core_id, None)
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
+        self._orphans.pop(entry.request_id, None)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
 
-    def _submitters(self) -> set[PeerId]:
-        return {entry.submitter for entry in self._entries.values()}
-
-    def _forget_submitter(self, peer: PeerId) -> None:
-        self._orphaned.pop(peer, None)
-        for entry in [entry for entry in self._entries.values() if entry.submitter == peer]:
-            self._remove(entry)
+    def _orphan(self, submitter: PeerId, now: float) -> None:
+        """The submitter's stream ended: its requests live on for a while."""
+        for entry in self._entries.values():
+            if entry.submitter == submitter:
+                self._orphans.setdefault(entry.request_id, now + self._orphan_grace)
 
     def _announce(self) -> None:
         peers = self.attached()

@@ -1,0 +1,72 @@
+"""Names, lives and ring ids."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ring.identity import (
+    CONTRACT_VERSION,
+    MAX_REQUEST_ID_LENGTH,
+    hello_problem,
+    is_ring_id_of,
+    ring_id,
+)
+
+lives = st.integers(1, 2**64 - 1)
+counters = st.integers(0, 2**64)
+
+
+@given(life=lives, other=lives, counter=counters)
+def test_a_ring_id_belongs_to_one_life(life: int, other: int, counter: int) -> None:
+    name = ring_id(life, counter)
+    assert is_ring_id_of(name, life)
+    assert is_ring_id_of(name, other) == (life == other)
+
+
+@given(st.lists(st.tuples(lives, counters), unique=True, max_size=20))
+def test_ring_ids_do_not_collide(pairs: list[tuple[int, int]]) -> None:
+    assert len({ring_id(*pair) for pair in pairs}) == len(pairs)
+
+
+@given(life=st.integers(1, 99), text=st.text("0123456789-+ _a٣", max_size=8))
+def test_only_decimal_numbers_with_one_dash_are_ring_ids(life: int, text: str) -> None:
+    assert is_ring_id_of(text, life) == bool(re.fullmatch(f"{life}-[0-9]+", text))
+
+
+def test_a_ring_id_has_a_longest_length() -> None:
+    longest = "7-" + "1" * (MAX_REQUEST_ID_LENGTH - 2)
+    assert is_ring_id_of(longest, 7)
+    assert not is_ring_id_of(longest + "1", 7)
+
+
+def test_a_good_hello_has_no_problem() -> None:
+    assert hello_problem("processor-0.a_B", 1, CONTRACT_VERSION) is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "field"),
+    [
+        (("", 1, 1), "hello.name"),
+        (("a b", 1, 1), "hello.name"),
+        (("a\n", 1, 1), "hello.name"),
+        (("é", 1, 1), "hello.name"),
+        (("x" * 129, 1, 1), "hello.name"),
+        (("ok", 0, 1), "hello.incarnation"),
+        (("ok", 1, 0), "hello.contract_version"),
+        (("ok", 1, 2), "hello.contract_version"),
+    ],
+)
+def test_a_bad_hello_is_named_by_field(hello: tuple[str, int, int], field: str) -> None:
+    problem = hello_problem(*hello)
+    assert problem is not None
+    assert problem.startswith(field)
+
+
+def test_the_problem_fits_into_a_status_however_long_the_name_is() -> None:
+    problem = hello_problem("x" * 10_000_000, 1, 1)
+    assert problem is not None
+    assert len(problem) < 1000

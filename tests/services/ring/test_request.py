@@ -1,0 +1,119 @@
+"""The processor's view of a request, against a model that keeps whatever it was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ring.events import Cause, ChoiceEnd, Code, Status
+from services.ring.request import RingRequest, Verdict
+
+
+@dataclass
+class Naive:
+    """Every choice as a dictionary of positions."""
+
+    epoch: int = 0
+    tokens: dict[int, dict[int, int]] = field(default_factory=dict)
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+
+    def takes(self, epoch: int, choice: int) -> bool:
+        return epoch == self.epoch and choice in self.tokens and choice not in self.ends
+
+    def delta(self, epoch: int, choice: int, first: int, ids: list[int]) -> Verdict:
+        if not self.takes(epoch, choice):
+            return Verdict.DROP
+        have, brought = set(self.tokens[choice]), range(first, first + len(ids))
+        if first == len(have):
+            self.tokens[choice].update(zip(brought, ids, strict=True))
+            return Verdict.ACCEPT
+        return Verdict.DROP if first in have and have.issuperset(brought) else Verdict.REDIRECT
+
+    def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
+        if not self.takes(epoch, choice):
+            return Verdict.DROP
+        if end.position != len(self.tokens[choice]):
+            return Verdict.REDIRECT
+        self.ends[choice] = end
+        return Verdict.ACCEPT
+
+
+choices = st.integers(0, 3)
+epochs = st.integers(0, 3)
+positions = st.integers(0, 5)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("delta"), epochs, choices, positions, st.lists(st.integers(0, 9), max_size=3)),
+        st.tuples(st.just("end"), epochs, choices, positions, st.just([])),
+        st.just(("epoch", 0, 0, 0, [])),
+        st.just(("abort", 0, 0, 0, [])),
+    ),
+    max_size=30,
+)
+
+
+@given(resumed=st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 9), max_size=3), min_size=1), events=events)
+def test_verdicts_are_those_of_a_naive_reader(
+    resumed: dict[int, list[int]], events: list[tuple[str, int, int, int, list[int]]]
+) -> None:
+    request = RingRequest("1-1", 5, resumed)
+    naive = Naive(tokens={choice: dict(enumerate(ids)) for choice, ids in resumed.items()})
+    for kind, epoch, choice, position, ids in events:
+        match kind:
+            case "epoch":
+                naive.epoch += 1
+                assert request.next_epoch() == naive.epoch
+            case "abort":
+                ended = request.abort(Cause.CANCELLED)
+                assert ended.keys() == naive.tokens.keys() - naive.ends.keys()
+                naive.ends.update(ended)
+            case "delta":
+                assert request.delta(epoch, choice, position, ids) == naive.delta(epoch, choice, position, ids)
+            case "end":
+                end = ChoiceEnd(Cause.LENGTH, position)
+                assert request.end(epoch, choice, end) == naive.end(epoch, choice, end)
+        unfinished = {
+            choice: [tokens[i] for i in range(len(tokens))]
+            for choice, tokens in naive.tokens.items()
+            if choice not in naive.ends
+        }
+        assert request.unfinished() == unfinished
+        assert request.delivered() == {choice: len(ids) for choice, ids in unfinished.items()}
+        assert request.completion_tokens == sum(map(len, naive.tokens.values()))
+        assert request.finished == (not unfinished)
+        assert {c: s.end for c, s in request.choices.items() if s.end is not None} == naive.ends
+
+
+def test_an_abort_ends_what_goes_on_where_it_is() -> None:
+    request = RingRequest("1-1", 5, {0: [], 2: [7, 8]})
+    epoch = request.next_epoch()
+    request.delta(epoch, 0, 0, [1])
+    request.end(epoch, 0, ChoiceEnd(Cause.STOP, 1))
+    error = Status(Code.UNAVAILABLE, "gone")
+    assert request.abort(Cause.ERROR, error) == {2: ChoiceEnd(Cause.ERROR, 2, error=error)}
+    assert request.abort(Cause.ERROR, error) == {}
+    assert request.delta(epoch, 2, 2, [9]) is Verdict.DROP
+    assert request.completion_tokens == 3
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    request = RingRequest("1-1", 50, {0: []})
+    first = request.next_epoch()
+    second = request.next_epoch()
+    assert not request.prefilled(first, 40)
+    assert request.cached_tokens is None
+    assert request.prefilled(second, 16)
+    assert request.prefilled(request.next_epoch(), 48)
+    assert request.cached_tokens == 16
+
+
+def test_replays_are_counted_until_something_fits() -> None:
+    request = RingRequest("1-1", 5, {0: []})
+    epoch = request.next_epoch()
+    request.redirects = 3
+    assert request.delta(epoch, 0, 4, [1]) is Verdict.REDIRECT
+    assert request.redirects == 3
+    assert request.delta(epoch, 0, 0, [1]) is Verdict.ACCEPT
+    assert request.redirects == 0

@@ -1,0 +1,335 @@
+"""A whole ring in one process, for tests of the protocol: real state machines between lists of serialized frames.
+
+Everything is the real thing but for the engine core (a function of seed, choice and position), the sockets and the
+clock. Each movement of a frame is a call, so that a test decides who does what next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from engine_core.request import Request
+from services.detokenizer.engines import Engines
+from services.detokenizer.frames import outputs_of
+from services.detokenizer.subscribers import Subscriber
+from services.engine.frames import response_of
+from services.engine.wire import submission_of
+from services.processor.admission import admit
+from services.processor.client import ClientRequest, ClientStream, LiveRequest
+from services.processor.peers import Peers
+from services.processor.ring import Ring
+from services.processor.validation import ModelLimits
+from services.processor.vocabulary import Vocabulary, VocabularySource
+from services.ring.cursor import OutboundLink, RejectedCommand
+from services.ring.events import Cause, ChoiceEnd, Refused, TokenLogprob
+from services.ring.identity import PeerId, ring_id
+from services.ring.request import RingRequest
+from services.ring.switchboard import Switchboard
+from services.runtime.metrics import ProcessorMetrics
+from services.text.chat import ChatTemplates
+from services.text.tokenizer import Tokenizer
+
+ALPHABET = "abc"
+MAX_MODEL_LEN = 64
+ORPHAN_GRACE = 2.0
+LARGE = 1 << 20
+
+
+def make_tokenizer() -> Tokenizer:
+    """Every byte is a token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = HFTokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    return Tokenizer.from_files({"tokenizer.json": bpe.to_str().encode()})
+
+
+TOKENIZER = make_tokenizer()
+LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]
+EOS = TOKENIZER.encode("!")[0]
+
+
+def token_at(seed: int, choice: int, position: int) -> int:
+    """What every engine computes there."""
+    mixed = (seed * 1_000_003 + choice * 7_919 + position * 104_729) * 2_654_435_761 % 2**32
+    return EOS if mixed % 29 == 0 else LETTERS[mixed % len(LETTERS)]
+
+
+def logprob_at(position: int, token_id: int) -> TokenLogprob:
+    """A log probability that tells where it belongs."""
+    return TokenLogprob(-float(position), token_id + 1, (token_id,), (-float(position),))
+
+
+class FakeCore:
+    """Computes ``token_at``; told what to do by the switchboard, as the step loop is."""
+
+    def __init__(self) -> None:
+        self.board: Switchboard
+        self.running: dict[str, dict[int, int]] = {}
+        self.requests: dict[str, Request] = {}
+
+    def add(self, core_id: str, order: object) -> None:
+        assert isinstance(order, Request)
+        assert core_id not in self.requests, "a submission's name is never used again"
+        starts = order.resume or dict.fromkeys(range(order.params.n), ())
+        self.requests[core_id] = replace(order, request_id=core_id)
+        self.running[core_id] = {choice: len(ids) for choice, ids in starts.items()}
+
+    def cancel(self, core_id: str, choice: int | None) -> None:
+        if choice is None:
+            self.running.pop(core_id, None)
+        elif core_id in self.running:
+            self.running[core_id].pop(choice, None)
+
+    def step(self, tokens: int) -> None:
+        for core_id, choices in list(self.running.items()):
+            self.board.prefilled(core_id, None, 0)
+            for choice in list(choices):
+                self._advance(core_id, choice, tokens)
+            if not choices:
+                del self.running[core_id]
+
+    def _advance(self, core_id: str, choice: int, tokens: int) -> None:
+        request, choices = self.requests[core_id], self.running[core_id]
+        params, first = request.params, choices[choice]
+        ids: list[int] = []
+        end = end_at(params.max_tokens, first, request.resume.get(choice, ())[-1:])
+        while end is None and len(ids) < tokens:
+            ids.append(token_at(params.seed, choice, first + len(ids)))
+            end = end_at(params.max_tokens, first + len(ids), ids[-1:])
+        scored = params.logprobs is not None
+        logprobs = [logprob_at(first + i, token) for i, token in enumerate(ids)] if scored else ()
+        self.board.progress(core_id, choice, ids, logprobs, end)
+        choices[choice] = first + len(ids)
+        if end is not None:
+            del choices[choice]
+
+
+def end_at(max_tokens: int, count: int, last: Sequence[int]) -> ChoiceEnd | None:
+    """The end of a choice that has ``count`` tokens, ``last`` being the last of them."""
+    if list(last) == [EOS]:
+        return ChoiceEnd(Cause.STOP, count, stop_token_id=EOS)
+    return ChoiceEnd(Cause.LENGTH, count) if count == max_tokens else None
+
+
+class AttachStream:
+    """One Attach stream, its two directions, and the dialling end as its owner sees it (an ``EngineLink``)."""
+
+    def __init__(self, engine: Engine, peer: PeerId, link: OutboundLink, owner: Peers | Engines) -> None:
+        self.engine, self.peer, self.link, self.owner = engine, peer, link, owner
+        self.address = engine.me.name
+        self.commands: deque[bytes] = deque()
+        self.responses: deque[bytes] = deque()
+
+    def __repr__(self) -> str:
+        return f"{self.peer.name} at {self.engine.me.name}"
+
+    def send(self, commands: Iterable[engine_pb2.Command]) -> None:
+        request = engine_pb2.AttachRequest(commands=list(commands))
+        if request.commands:
+            self.commands.append(request.SerializeToString())
+
+    def write(self, max_bytes: int = LARGE) -> None:
+        """The engine writes everything new."""
+        if (frame := self.link.take(max_bytes)) is not None:
+            self.responses.append(response_of(frame).SerializeToString())
+
+    def read(self) -> None:
+        """The peer reads a frame."""
+        if self.responses:
+            frame = engine_pb2.AttachResponse.FromString(self.responses.popleft())
+            self.owner.engine_frame(self, self.engine.me, frame)  # type: ignore[arg-type]
+
+    def read_commands(self) -> None:
+        """The engine reads a frame of commands."""
+        if self.commands:
+            for command in engine_pb2.AttachRequest.FromString(self.commands.popleft()).commands:
+                self.engine.command(self, command)
+
+
+class Engine:
+    """One life of an engine."""
+
+    def __init__(self, me: PeerId) -> None:
+        self.me = me
+        self.core = FakeCore()
+        self.board = Switchboard(self.core, orphan_grace=ORPHAN_GRACE, max_ledgers=1000)
+        self.core.board = self.board
+        self.streams: dict[str, AttachStream] = {}
+
+    def command(self, stream: AttachStream, command: engine_pb2.Command) -> None:
+        board, peer = self.board, stream.peer
+        kind = command.WhichOneof("command")
+        try:
+            match kind:
+                case "submit":
+                    board.submit(peer, submission_of(command.submit, 0.0))
+                case "stop":
+                    stop = command.stop
+                    board.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
+                case "redirect":
+                    redirect = command.redirect
+                    delivered = {one.choice: one.count for one in redirect.delivered}
+                    board.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
+                case "done":
+                    board.done(peer, command.done.request_id, command.done.epoch)
+                case other:
+                    raise AssertionError(other)
+        except Refused as refused:
+            subject = getattr(command, kind or "")
+            stream.link.reject(RejectedCommand(subject.request_id, subject.epoch, 1, refused.status))
+
+
+class Detokenizer:
+    """One life of a detokenizer, and the processor's subscription to it."""
+
+    def __init__(self, me: PeerId) -> None:
+        self.me = me
+        self.engines = Engines()
+        self.engines._tokenizer = TOKENIZER
+        self.subscriber: Subscriber | None = None
+        self.texts: deque[bytes] = deque()
+
+    def write(self, max_bytes: int = LARGE) -> None:
+        """It writes everything new."""
+        if self.subscriber is not None and self.subscriber.outbox.pending:
+            self.texts.append(outputs_of(self.subscriber.outbox.take(max_bytes)).SerializeToString())
+
+
+class World:
+    """One processor with one client, and as many engines and detokenizers as there are names."""
+
+    def __init__(self, engines: Iterable[str], detokenizers: Iterable[str]) -> None:
+        self.lives = 1
+        self.now = 0.0
+        vocabulary = VocabularySource()
+        self.vocabulary = vocabulary.current = Vocabulary(
+            engine_pb2.GetModelResponse(model="m", tokenizer_fingerprint=TOKENIZER.fingerprint()),
+            TOKENIZER,
+            ChatTemplates({}),
+            ModelLimits("m", TOKENIZER.vocab_size, MAX_MODEL_LEN, 20),
+        )
+        self.me = PeerId("processor", 1)
+        self.peers = Peers(vocabulary)
+        self.ring = Ring(self.peers, ProcessorMetrics(), patience=1e9)
+        self.peers.events = self.ring
+        self.client = ClientStream("")
+        self.received: list[inference_pb2.GenerateResponse] = []
+        self.history: list[bytes] = []
+        """Every text frame that the processor has read."""
+        self.engines = {name: Engine(self.new_life(name)) for name in engines}
+        self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
+        for name in self.engines:
+            self.peers._fingerprints[name] = "numerics"
+        self.heal()
+        self.flow()
+
+    def new_life(self, name: str) -> PeerId:
+        self.lives += 1
+        return PeerId(name, self.lives)
+
+    def streams(self) -> Iterator[AttachStream]:
+        for engine in self.engines.values():
+            yield from list(engine.streams.values())
+
+    # Lives and links
+
+    def attach(self, engine: Engine, peer: PeerId, owner: Peers | Engines) -> None:
+        link, _ = engine.board.attach(peer, self.now)
+        stream = engine.streams[peer.name] = AttachStream(engine, peer, link, owner)
+        owner.engine_up(stream, engine.me)  # type: ignore[arg-type]
+
+    def detach(self, stream: AttachStream) -> None:
+        del stream.engine.streams[stream.peer.name]
+        stream.engine.board.detach(stream.link, self.now)
+        stream.owner.engine_down(stream, stream.engine.me)  # type: ignore[arg-type]
+
+    def unsubscribe(self, detokenizer: Detokenizer) -> None:
+        if detokenizer.subscriber is not None:
+            detokenizer.engines.subscribers.remove(detokenizer.subscriber)
+            detokenizer.subscriber = None
+            detokenizer.texts.clear()
+            self.peers.detokenizer_down(detokenizer.me)
+
+    def kill_engine(self, name: str) -> None:
+        for stream in list(self.engines[name].streams.values()):
+            self.detach(stream)
+        self.engines[name] = Engine(self.new_life(name))
+
+    def kill_detokenizer(self, name: str) -> None:
+        for stream in self.streams():
+            if stream.peer.name == name:
+                self.detach(stream)
+        self.unsubscribe(self.detokenizers[name])
+        self.detokenizers[name] = Detokenizer(self.new_life(name))
+
+    def heal(self) -> None:
+        """Whoever lacks a link gets it."""
+        for engine in self.engines.values():
+            if self.me.name not in engine.streams:
+                self.attach(engine, self.me, self.peers)
+            for name, detokenizer in self.detokenizers.items():
+                if name not in engine.streams:
+                    self.attach(engine, detokenizer.me, detokenizer.engines)
+        for detokenizer in self.detokenizers.values():
+            if detokenizer.subscriber is None:
+                detokenizer.subscriber = detokenizer.engines.subscribers.add(self.me)
+                self.peers.detokenizer_up(detokenizer.me, detokenizer.me.name)
+
+    # Movements
+
+    def ask(self, request: inference_pb2.GenerateRequest) -> ClientRequest:
+        admission = admit(request, self.vocabulary, "", self.me)
+        self.lives += 1
+        name = ring_id(self.me.incarnation, self.lives)
+        call = ClientRequest(name, request.request_id, 1, self.client, time.monotonic(), None)
+        self.client.add(call)
+        ring = RingRequest(name, admission.admitted.prompt_tokens, admission.choices)
+        call.live = LiveRequest(call, admission, ring)
+        self.ring.start(call.live)
+        return call
+
+    def processor_reads(self, detokenizer: Detokenizer) -> None:
+        if detokenizer.texts:
+            self.history.append(detokenizer.texts.popleft())
+            self.ring.text(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
+
+    def client_reads(self) -> None:
+        self.received += self.client.take()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for engine in self.engines.values():
+            engine.board.expire(self.now)
+
+    def flow(self, tokens: int = 5, max_bytes: int = LARGE) -> None:
+        """Everything moves one step on."""
+        for engine in self.engines.values():
+            engine.core.step(tokens)
+        for stream in self.streams():
+            stream.write(max_bytes)
+            stream.read()
+            stream.read_commands()
+        for detokenizer in self.detokenizers.values():
+            detokenizer.write(max_bytes)
+            self.processor_reads(detokenizer)
+        self.ring.tick(time.monotonic())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is left anywhere."""
+        return (
+            self.client.num_live == 0
+            and self.ring.num_live == 0
+            and all(engine.board.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
+            and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
+        )
