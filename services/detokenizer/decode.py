@@ -97,6 +97,8 @@ class EngineDecoder:
         subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
         if subscriber is None:
             return
+        # What an earlier link brought of it and was not sent yet comes again.
+        subscriber.outbox.drop(opened.request_id, opened.epoch)
         if context.tokenizer_fingerprint != self._tokenizer.fingerprint():
             self._refuse(opened, subscriber, context.tokenizer_fingerprint)
             return
@@ -195,7 +197,7 @@ class EngineDecoder:
         request = self._requests.get(closed.request_id)
         if request is not None and request.epoch <= closed.epoch:
             del self._requests[closed.request_id]
-            request.subscriber.outbox.drop(closed.request_id)
+            request.subscriber.outbox.drop(closed.request_id, closed.epoch)
 
 
 def _entries(

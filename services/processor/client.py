@@ -6,13 +6,14 @@ News is coalesced per request in an outbox; the stream's writer takes everything
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission
 from services.processor.responses import refusal, responses_of
 from services.ring.events import Status
+from services.ring.identity import PeerId
 from services.ring.outbox import Outbox
 from services.ring.request import RingRequest
 from services.ring.routes import Route
@@ -107,8 +108,8 @@ class LiveRequest:
     """Since when it has had no route; None while it has one."""
     reason: str = ""
     """Why it lost its last route."""
-    crashes: int = 0
-    """Engines that died while they had it."""
+    lost: set[PeerId] = field(default_factory=set)
+    """Lives of engines that ended, as far as is known, while they had it."""
     fingerprint: str | None = None
     """Numerics of the engine that computes it."""
     prompt_scored: bool = False

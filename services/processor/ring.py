@@ -91,9 +91,11 @@ class Ring:
         """Its requests need another engine."""
         for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
             live.route = None
-            live.crashes += crashed
-            if live.crashes > MAX_CRASH_RESUBMITS:
-                message = f"{live.crashes} engines died while they computed this request"
+            if crashed:
+                # One that came back in the same life did not die: its link was cut.
+                live.lost = {lost for lost in live.lost if not self._peers.has_engine(lost)} | {engine}
+            if len(live.lost) > MAX_CRASH_RESUBMITS:
+                message = f"{len(live.lost)} engines died while they computed this request"
                 self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
             else:
                 self._route(live, f"engine {engine.name} was lost")
@@ -111,6 +113,7 @@ class Ring:
             return
         status = status_from_proto(rejection.status)
         if status.code in (Code.UNAVAILABLE, Code.NOT_FOUND):
+            self._forget_at(live)  # it may still have it, under an earlier epoch
             live.route = None
             self._strand(live, status.message)
         else:
@@ -178,7 +181,7 @@ class Ring:
         if live.call.deadline is not None:
             submit.timeout_ms = max(1, round((live.call.deadline - time.monotonic()) * 1000))
         unfinished = live.ring.unfinished()
-        if live.ring.epoch > 1 or any(unfinished.values()):
+        if any(unfinished.values()) or len(unfinished) < live.admission.admitted.sampling.n:
             submit.resume.extend(
                 sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
             )
@@ -287,11 +290,15 @@ class Ring:
         )
         del self._live[ring.request_id]
         self._stranded.pop(ring.request_id, None)
-        if live.route is not None:
-            done = engine_pb2.Done(request_id=ring.request_id, epoch=ring.epoch)
-            self._peers.send(live.route.engine, (engine_pb2.Command(done=done),))
+        self._forget_at(live)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
         self._close(live.call, usage)
+
+    def _forget_at(self, live: LiveRequest) -> None:
+        """Tell the engine that has a request to forget it."""
+        if live.route is not None:
+            done = engine_pb2.Done(request_id=live.ring.request_id, epoch=live.ring.epoch)
+            self._peers.send(live.route.engine, (engine_pb2.Command(done=done),))
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
         call.ended = True

@@ -25,6 +25,40 @@ class ChoiceNews:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Aligned to the end of ``ids``: resumed tokens have none."""
     end: ChoiceEnd | None = None
+    sizes: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each delta that is in here: ids, log probabilities, bytes."""
+
+    def add(self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob]) -> None:
+        """Add a delta."""
+        self.ids.extend(ids)
+        self.texts.append(text)
+        self.logprobs.extend(logprobs)
+        size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
+        if logprobs:
+            size += len(logprobs) * max(map(_logprob_bytes, logprobs))
+        self.sizes.append((len(ids), len(logprobs), size))
+
+    def wire_bytes(self) -> int:
+        """An upper estimate."""
+        return _CHOICE_BYTES + sum(size for _, _, size in self.sizes)
+
+    def cut(self, room: int) -> tuple[ChoiceNews, int]:
+        """The first deltas, as many as begin within ``room`` bytes and at least one, and their bytes.
+
+        They are no longer here; the end goes with the last of them. All of it is returned as it is.
+        """
+        count = num_ids = num_logprobs = 0
+        used = _CHOICE_BYTES
+        for ids, logprobs, size in self.sizes:
+            if used >= room and count > 0:
+                break
+            count, num_ids, num_logprobs, used = count + 1, num_ids + ids, num_logprobs + logprobs, used + size
+        if count == len(self.sizes):
+            return self, used
+        head = ChoiceNews(self.first_position, self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs])
+        del self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs], self.sizes[:count]
+        self.first_position += num_ids
+        return head, used
 
 
 @dataclass(slots=True)
@@ -42,14 +76,24 @@ class RequestNews:
     closing: object | None = None
     """Comes after anything else, once."""
 
-    def wire_bytes(self) -> int:
-        """An upper estimate."""
-        size = _REQUEST_BYTES + sum(map(_logprob_bytes, self.prompt_logprobs or ()))
-        for news in self.choices.values():
-            size += _CHOICE_BYTES + _TOKEN_BYTES * len(news.ids) + _UTF8_BYTES * sum(map(len, news.texts))
-            if news.logprobs:
-                size += len(news.logprobs) * max(map(_logprob_bytes, news.logprobs))
-        return size
+    def cut(self, room: int) -> tuple[RequestNews | None, int]:
+        """Keep about ``room`` bytes, at least one delta; returns the rest, if there is any, and the bytes kept."""
+        used = _REQUEST_BYTES + sum(map(_logprob_bytes, self.prompt_logprobs or ()))
+        whole = used + sum(part.wire_bytes() for part in self.choices.values())
+        if whole <= room:
+            return None, whole
+        choices, self.choices = self.choices, {}
+        rest = RequestNews(self.request_id, self.epoch)
+        for choice, part in choices.items():
+            if used < room or not self.choices:
+                self.choices[choice], size = part.cut(room - used)
+                used += size
+            if self.choices.get(choice) is not part:
+                rest.choices[choice] = part
+        if not rest.choices:
+            return None, used
+        rest.closing, self.closing = self.closing, None
+        return rest, used
 
 
 class Outbox:
@@ -85,9 +129,7 @@ class Outbox:
             part = news.choices.get(choice)
             if part is None:
                 part = news.choices[choice] = ChoiceNews(first_position)
-            part.ids.extend(ids)
-            part.texts.append(text)
-            part.logprobs.extend(logprobs)
+            part.add(ids, text, logprobs)
 
     def end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
         """End a choice; nothing is added behind it."""
@@ -97,24 +139,27 @@ class Outbox:
                 part = news.choices[choice] = ChoiceNews(end.position)
             part.end = end
 
-    def drop(self, request_id: str) -> None:
-        """Forget what is pending of a request."""
-        self._news.pop(request_id, None)
+    def drop(self, request_id: str, epoch: int) -> None:
+        """Forget what is pending of a request under ``epoch`` and lower ones."""
+        news = self._news.get(request_id)
+        if news is not None and news.epoch <= epoch:
+            del self._news[request_id]
 
     def take(self, max_bytes: int) -> list[RequestNews]:
-        """Everything new up to about ``max_bytes``, at least one request's; it is no longer here afterwards."""
+        """Everything new up to about ``max_bytes``, at least one delta; it is no longer here afterwards.
+
+        A delta stays whole, and a request that has more than fits waits behind the others for its next turn.
+        """
         taken: list[RequestNews] = []
         size = 0
-        for news in self._news.values():
-            if size >= max_bytes:
-                break
-            size += news.wire_bytes()
+        while self._news and size < max_bytes:
+            request_id, news = next(iter(self._news.items()))
+            del self._news[request_id]
+            rest, used = news.cut(max_bytes - size)
+            size += used
             taken.append(news)
-        if len(taken) == len(self._news):
-            self._news = {}
-        else:
-            for news in taken:
-                del self._news[news.request_id]
+            if rest is not None:
+                self._news[request_id] = rest
         return taken
 
 

@@ -44,7 +44,7 @@ class RingRequest:
         """Of the first admission; None until the engine has said."""
         self.epoch = 0
         self.redirects = 0
-        """Replays asked for because something was lost."""
+        """Replays asked for, because frames did not fit, since the last delta that did."""
         self.choices = {choice: ChoiceState(ids) for choice, ids in choices.items()}
 
     @property
@@ -86,6 +86,7 @@ class RingRequest:
         match fit(first_position, len(ids), len(state.ids)):
             case Fit.NEXT:
                 state.ids.extend(ids)
+                self.redirects = 0
                 return Verdict.ACCEPT
             case Fit.OLD:
                 return Verdict.DROP

@@ -85,11 +85,14 @@ class Routes:
 
     def any_joined(self) -> bool:
         """Whether any pair takes work."""
-        return next(self._pairs(), None) is not None
+        return any(engine.taking for engine, _ in self._pairs())
 
     def choose(self, *, engine: PeerId | None = None) -> Route | None:
-        """The least loaded joined pair (of one engine, if given), or None; the choice counts as load at once."""
-        pairs = [(e, d) for e, d in self._pairs() if engine is None or e.peer == engine]
+        """The least loaded joined pair that takes work, or None; the choice counts as load at once.
+
+        ``engine``: the one that has the request; it may go on there even if nothing new is taken.
+        """
+        pairs = [(e, d) for e, d in self._pairs() if (e.taking if engine is None else e.peer == engine)]
         if not pairs:
             return None
         # The assigned counts break ties, so equal pairs take turns.
@@ -99,9 +102,10 @@ class Routes:
         return Route(chosen[0].peer, chosen[1].peer)
 
     def _pairs(self) -> Iterator[tuple[_Node, _Node]]:
+        """Joined pairs whose detokenizer takes work."""
         for engine in self._engines.values():
             for detokenizer in self._detokenizers.values():
-                if engine.taking and detokenizer.taking and detokenizer.peer in engine.attached:
+                if detokenizer.taking and detokenizer.peer in engine.attached:
                     yield engine, detokenizer
 
     def _nodes(self, peer: PeerId) -> Iterator[_Node]:
