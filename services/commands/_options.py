@@ -13,6 +13,8 @@ from services.runtime.settings import PROCESSOR_PORT
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
+_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving")
+"""How gRPC's own words begin where nobody answers; what a person can use of them is the end."""
 
 
 def token_ids(text: str) -> list[int]:
@@ -39,17 +41,17 @@ address_option = click.option(
     envvar="RINGLINE_ADDRESS",
     show_default=True,
     show_envvar=True,
-    help="Where the processor listens.",
+    help="Where the processor listens; unix:PATH too.",
 )
 
 _GENERATION_OPTIONS = (
     click.option("--model", help="One of the models served. Default: the one that is."),
     click.option("--max-tokens", type=int, help="Output tokens per choice. Default: what the context has room for."),
-    click.option("--min-tokens", type=int, help="Output tokens before a choice may end."),
+    click.option("--min-tokens", type=int, help="Neither eos nor a stop ends a choice before these."),
     click.option("--temperature", type=float, help="0 is greedy. Default: the model's own."),
     click.option("--top-k", type=int, help="Sample among the k likeliest tokens; 0: all."),
     click.option("--top-p", type=float, help="Sample among the likeliest tokens that together reach this probability."),
-    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
+    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest one."),
     click.option("--frequency-penalty", type=float, help="Lowers a token's logit per occurrence in the output."),
     click.option("--presence-penalty", type=float, help="Lowers a token's logit if it is in the output."),
     click.option("--repetition-penalty", type=float, help="Divides the logit of tokens in the prompt or output."),
@@ -71,10 +73,14 @@ _GENERATION_OPTIONS = (
         "--skip-special-tokens/--no-skip-special-tokens", default=None, help="Leave special tokens out of the text."
     ),
     click.option("--truncate-prompt-tokens", type=int, help="Keep only this many of the prompt's last tokens."),
-    click.option("--add-special-tokens/--no-add-special-tokens", default=None, help="Begin as the tokenizer would."),
-    click.option("--priority", type=int, help="Lower runs first."),
+    click.option(
+        "--add-special-tokens/--no-add-special-tokens",
+        default=None,
+        help="Add bos and the like. Default: to a text, not to a chat.",
+    ),
+    click.option("--priority", type=int, help="Lower runs first. Default: 0."),
     click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
-    click.option("--timeout", type=float, help="Seconds until the request ends."),
+    click.option("--timeout", type=float, help="Seconds until the request ends, finished or not."),
 )
 
 
@@ -115,5 +121,10 @@ def server_errors(address: str) -> Iterator[None]:
 def describe(error: ringline.RingError, address: str) -> str:
     """One sentence for a person."""
     if type(error) is ringline.Unavailable:
-        return f"{address} is not available: {error}"
+        reason = str(error)
+        if reason.startswith(_NO_CONNECTION):
+            reason = (
+                f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
+            )
+        return f"{address} is not available: {reason}"
     return f"{error.code.name}: {error}"

@@ -43,8 +43,8 @@ class Plan:
 
 @click.command("bench")
 @address_option
-@click.option("--engine", metavar="HOST:PORT", help="Send token ids straight at this engine instead.")
-@click.option("--requests", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--engine", metavar="ADDRESS", help="Send token ids straight at this engine instead.")
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests always under way.  [default: 16]")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Begin this many a second instead (Poisson).")
 @click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")

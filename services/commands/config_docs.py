@@ -27,12 +27,12 @@ that names the option, the value and what is accepted.
 metrics of the engine and the detokenizer are 10 and 20 ports above it.
 """
 
-_TABLE_HEAD = ("| flag | variable | default | accepts | what it does |", "|---|---|---|---|---|")
+_TABLE_HEAD = ("| flag | variable | default | accepts | what it is |", "|---|---|---|---|---|")
 
-_SERVICES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("ringline engine", "The engine.", (EngineConfig(), EngineServiceSettings())),
-    ("ringline processor", "The processor.", (ProcessorSettings(),)),
-    ("ringline detokenizer", "The detokenizer.", (DetokenizerSettings(),)),
+_SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("ringline engine", (EngineConfig(), EngineServiceSettings())),
+    ("ringline processor", (ProcessorSettings(),)),
+    ("ringline detokenizer", (DetokenizerSettings(),)),
 )
 
 
@@ -48,7 +48,7 @@ def configuration_document() -> str:
 
 
 def _service_sections() -> Iterator[str]:
-    every = [(command, settings_of_all(defaults)) for command, _, defaults in _SERVICES]
+    every = [(command, settings_of_all(defaults)) for command, defaults in _SERVICES]
     shared = set.intersection(*({setting.name for setting in settings} for _, settings in every))
     ports = ", ".join(
         f"{setting.default} ({command.removeprefix('ringline ')})"
@@ -74,9 +74,7 @@ def _tables(settings: Iterable[Setting], shown_defaults: dict[str, str]) -> Iter
         by_title.setdefault(section_title(setting), []).append(setting)
     for title, members in by_title.items():
         rows = [_row(setting, shown_defaults.get(setting.name)) for setting in members]
-        yield "\n".join(
-            [f"**{title}**\n", "| flag | variable | default | accepts | |", "|---|---|---|---|---|", *rows, ""]
-        )
+        yield "\n".join([f"**{title}**\n", *_TABLE_HEAD, *rows, ""])
 
 
 def _row(setting: Setting, shown_default: str | None) -> str:

@@ -16,7 +16,7 @@ from services.runtime.settings import valid_address
 @click.option("--service", default="", help="Full name of a gRPC service; default: the whole server.")
 @click.option("--timeout", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Seconds to wait.")
 def health(address: str, service: str, timeout: float) -> int:
-    """Say whether the server at ADDRESS (host:port or unix:path) is serving; exit with 0 if it is, else with 1."""
+    """Say whether the server at ADDRESS (host:port or unix:path) is serving; exit code 0 if it is, else 1."""
     if not valid_address(address):
         raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path", param_hint="ADDRESS")
 

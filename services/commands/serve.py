@@ -52,10 +52,13 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json" or (
         settings.telemetry.log_format == "auto" and not sys.stderr.isatty()
     )
+    logs = ChildLogs(as_json=as_json)
+    if not as_json:  # the first sign of life of a child takes seconds: it imports torch
+        logs.say(f"starting an engine, a detokenizer and a processor with {values['model']}")
     return asyncio.run(
         run_stack(
             stack_options(settings, values),
-            logs := ChildLogs(as_json=as_json),
+            logs,
             grace=settings.server.drain_grace,
             when_ready=lambda ready: _announce(ready, logs),
         )

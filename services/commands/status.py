@@ -46,13 +46,13 @@ class StackStatus:
 
 
 @click.command()
-@click.option("--address", "processors", multiple=True, help="A processor; may be repeated.")
-@click.option("--engine", "engines", multiple=True, help="An engine; may be repeated.")
+@click.option("--address", "processors", metavar="ADDRESS", multiple=True, help="A processor. Can be repeated.")
+@click.option("--engine", "engines", metavar="ADDRESS", multiple=True, help="An engine. Can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(processors: tuple[str, ...], engines: tuple[str, ...], as_json: bool) -> int:
     """Show every stack that this user runs here with `ringline serve`, or the addresses given.
 
-    Exits with 0 if everything shown is serving, else (or if nothing runs) with 1.
+    An address is host:port or unix:path. Exit code 0 if everything shown is serving, else (or if nothing runs) 1.
     """
     for address in (*processors, *engines):
         if not valid_address(address):
@@ -73,7 +73,7 @@ async def _look(processors: tuple[str, ...], engines: tuple[str, ...]) -> list[S
         return list(await asyncio.gather(*(_stack(state) for state in running_stacks())))
     asked = [*(("processor", address) for address in processors), *(("engine", address) for address in engines)]
     services = await asyncio.gather(*(_service(name, address) for name, address in asked))
-    return [StackStatus("asked", list(services))]
+    return [StackStatus("the addresses given", list(services))]
 
 
 async def _stack(state: StackState) -> StackStatus:
@@ -127,7 +127,7 @@ def _lines(service: ServiceStatus) -> list[str]:
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )
         lines.append(
-            f"  steps {load['steps']} (longest of late {load['longest_step_ms']} ms), "
+            f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
     if service.metrics is not None:

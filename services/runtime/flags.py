@@ -64,7 +64,7 @@ class SettingsCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):  # arguments are explained in the text above
                 title = section_title(param.setting) if isinstance(param, _SettingOption) else "Options"
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
@@ -75,8 +75,9 @@ class SettingsCommand(click.Command):
 
 
 def section_title(setting: Setting) -> str:
-    """What the options declared beside ``setting`` are about: the first line of their dataclass's docstring."""
-    return (setting.section.__doc__ or setting.section.__name__).partition("\n")[0].rstrip(".")
+    """What the options declared beside ``setting`` are about: the docstring of their dataclass, up to a ";" or line."""
+    first_line = (setting.section.__doc__ or setting.section.__name__).partition("\n")[0]
+    return first_line.partition(";")[0].rstrip(".")
 
 
 def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], click.Command]:
