@@ -11,6 +11,7 @@ TEST_PROCESSES ?= 2
 FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
+KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
@@ -19,7 +20,7 @@ NODE := tests/clients/node/node_modules/.package-lock.json
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
+setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v g++),$(KERNELS)) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
 
 demo: $(FULL)  ## start the three services with the bundled model and stream an answer through them
 	.venv/bin/ringline demo
@@ -42,7 +43,7 @@ proto-baseline: $(FULL)  ## take the protos as they are for what later ones must
 	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
+	rm -rf .venv .venv-cpu .venv-oldest $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # What everyone works in: both distributions, editable, with the engine and the tools.
@@ -62,6 +63,10 @@ $(OLDEST): clients/python/oldest.txt clients/python/pyproject.toml
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest.txt -e clients/python
 	touch $@
+
+# Installing builds the native kernels, too: this is for when their sources change afterwards.
+$(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*) | $(FULL)
+	.venv/bin/python engine_core/kernels/build.py
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error

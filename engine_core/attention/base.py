@@ -53,6 +53,10 @@ class AttentionBackend(ABC):
         """One cache per layer, in the backend's own layout. Contents are unspecified until written."""
 
     @abstractmethod
+    def numerics(self, spec: KVCacheSpec) -> str:
+        """Equal for backends and caches that give a row the same bits on the same processor."""
+
+    @abstractmethod
     def forward(
         self,
         query: torch.Tensor,

@@ -35,6 +35,9 @@ class TorchTiledAttention(AttentionBackend):
         shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
         return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
 
+    def numerics(self, spec: KVCacheSpec) -> str:
+        return f"torch, tiles of {max(1, _KEYS_PER_TILE // spec.block_size) * spec.block_size} keys"
+
     def forward(
         self,
         query: torch.Tensor,

@@ -20,8 +20,8 @@ _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16"
 def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
     """A digest, 32 hex digits, of all that decides a result's bits on CPU.
 
-    Covers the instruction set, the build of torch, the attention backend's name, the dtype, the model's configuration
-    and its weights. The number of threads and the batch are not in it: they do not change a result.
+    Covers the instruction set, the build of torch, what the attention backend says of its numerics, the dtype, the
+    model's configuration and its weights. The number of threads and the batch are not in it: they do not change a result.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"ring numerics")
     for part in (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from engine_core.attention.base import AttentionBackend
-from engine_core.attention.torch_tiled import TorchTiledAttention
+from engine_core.attention.choice import choose_attention
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
 from engine_core.loading.build import build_model
@@ -40,6 +40,8 @@ class Worker:
     """Bytes of memory the process may grow to, as it was before loading."""
     model: CausalLM
     bytes_per_block: int
+    _attention: AttentionBackend
+    _chosen_attention: str
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
@@ -52,7 +54,6 @@ class Worker:
             block_size=config.cache.block_size,
         )
         self._config = config
-        self._attention: AttentionBackend = TorchTiledAttention()
         self._batch: PersistentBatch | None = None
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
@@ -63,10 +64,13 @@ class Worker:
         threads = self._config.device.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
+        head_dim, dtype = self.checkpoint.shape.head_dim, self.checkpoint.dtype
+        self._attention, self._chosen_attention = choose_attention(head_dim, dtype)
 
     def describe_device(self) -> str:
         """The device, for a person."""
-        return f"{self.device}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        capability = torch.backends.cpu.get_cpu_capability()
+        return f"{self.device}, {capability}, {torch.get_num_threads()} threads; {self._chosen_attention}"
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> None:
         """Read the weights; ``on_progress`` takes bytes done and in all.
@@ -82,7 +86,8 @@ class Worker:
 
     def numerics_fingerprint(self) -> str:
         """Equal for workers that compute equal tokens."""
-        return numerics_fingerprint(self.checkpoint, type(self._attention).__name__)
+        spec = self.model.kv_cache_spec(self.limits.block_size)
+        return numerics_fingerprint(self.checkpoint, self._attention.numerics(spec))
 
     def profile(self) -> MemoryProfile:
         """Run the largest step through one layer, head and sampler, and read the peak.
@@ -91,7 +96,7 @@ class Worker:
         """
         model = self.model.first_layers(1)
         batch = self._new_batch()
-        runner = ModelRunner(model, batch, self.device)
+        runner = ModelRunner(model, batch)
         kv_caches = self._allocate(model, num_blocks=1)
         plan = largest_step(self.limits, model.vocab_size)
         resident = resident_memory()
@@ -139,7 +144,7 @@ class Worker:
                 f"--kv-cache-memory-bytes."
             ) from error
         self._batch = self._new_batch()
-        self._runner = ModelRunner(self.model, self._batch, self.device)
+        self._runner = ModelRunner(self.model, self._batch)
 
     def warm_up(self) -> None:
         """Generate a few tokens, then make the kernels that decoding needs, so that requests do not wait for them.
@@ -149,7 +154,7 @@ class Worker:
         """
         for plan in warm_up_steps(self.limits, self.model.vocab_size):
             self.execute(plan)
-        runner = ModelRunner(self.model.first_layers(1), self._new_batch(), self.device)
+        runner = ModelRunner(self.model.first_layers(1), self._new_batch())
         end = time.monotonic() + _WARM_UP_SECONDS
         live: list[int] = []
         for rows in row_counts(self.limits):

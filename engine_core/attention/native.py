@@ -1,0 +1,94 @@
+"""Paged attention by the native kernels in engine_core/kernels/cpu."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.kernels.library import NUMBER_TYPES, AttentionArguments, CpuKernels
+
+_UNIT = 16
+"""Most tokens of a unit: blocks are divided into units of equal size."""
+
+
+class NativeAttention(AttentionBackend):
+    """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out.
+
+    Only its shape and its first byte mean anything outside of the kernel (see cpu/layout.h). A block that is written in
+    a step may be read by no other sequence of that step: the scheduler shares a block only once it is computed.
+    """
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        """Attend with ``kernels``."""
+        self._kernels = kernels
+        self._arguments = AttentionArguments()
+        self._metadata: AttentionMetadata | None = None
+
+    @staticmethod
+    def supports(head_dim: int, dtype: torch.dtype) -> bool:
+        """Whether the kernels can compute heads of that size and type."""
+        return head_dim % _UNIT == 0 and dtype in NUMBER_TYPES
+
+    @staticmethod
+    def bytes_per_block(spec: KVCacheSpec) -> int:
+        return 2 * spec.num_layers * spec.num_kv_heads * _padded(spec) * spec.head_dim * spec.dtype.itemsize
+
+    @staticmethod
+    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        shape = (num_blocks, spec.num_kv_heads, 2, _padded(spec), spec.head_dim)
+        caches = (torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers))
+        return [cache[..., : spec.block_size, :] for cache in caches]
+
+    def numerics(self, spec: KVCacheSpec) -> str:
+        """Blocks that divide a tile, or that whole units fill, have their tokens in the same places of tiles."""
+        aligned = spec.block_size == _padded(spec) and (spec.block_size % _UNIT == 0 or _UNIT % spec.block_size == 0)
+        places = "" if aligned else f", blocks of {spec.block_size}"
+        return f"native {self._kernels.instruction_set}, build {self._kernels.build}{places}"
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
+        num_rows, num_heads, head_dim = query.shape
+        output = query.new_empty(num_rows, num_heads * head_dim)
+        arguments = self._arguments
+        if metadata is not self._metadata:
+            self._begin_step(metadata)
+        arguments.query, arguments.query_stride = query.data_ptr(), query.stride(0)
+        arguments.key, arguments.key_stride = key.data_ptr(), key.stride(0)
+        arguments.value, arguments.value_stride = value.data_ptr(), value.stride(0)
+        arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
+        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, key.shape[1], head_dim
+        arguments.block_size, arguments.number_type = kv_cache.shape[3], NUMBER_TYPES[query.dtype]
+        arguments.num_threads, arguments.scale = torch.get_num_threads(), scale
+        if self._kernels.attention(arguments) != 0:
+            raise MemoryError("no memory for attention's intermediate results")
+        return output
+
+    def _begin_step(self, metadata: AttentionMetadata) -> None:
+        """Take what all layers of a step share. The reference keeps the tensors in place."""
+        self._metadata = metadata
+        self._arguments.num_seqs = len(metadata.seq_lens)
+        self._arguments.query_starts = metadata.query_starts.data_ptr()
+        self._arguments.seq_lens = metadata.seq_lens.data_ptr()
+        self._arguments.block_tables = metadata.block_tables.data_ptr()
+        self._arguments.block_table_stride = metadata.block_tables.stride(0)
+
+
+def _padded(spec: KVCacheSpec) -> int:
+    """Tokens for which a block has room: its size, or a little more where that is no multiple of 16."""
+    units = -(-spec.block_size // _UNIT)
+    tokens = -(-spec.block_size // units)
+    packed = 2 if spec.dtype == torch.bfloat16 else 1
+    return units * -(-tokens // packed) * packed
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

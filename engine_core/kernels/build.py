@@ -1,0 +1,98 @@
+"""Builds the library of native kernels with a plain call of g++; ``python -m engine_core.kernels.build`` rebuilds it.
+
+Installing the distribution does so, too (setup.py reads this file by its path, so it needs the standard library
+alone). Code for each instruction set is a file of its own, compiled with that set's flags; what the compiler does not
+know is left out. The OpenMP runtime is not linked: its symbols are those of the runtime that torch has loaded, so that
+there is one pool of threads in a process and never two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cpu"
+LIBRARY = "libringline_cpu.so"
+
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-math-errno",
+    # Where the compiler fuses a product and a sum would depend on the code around it, and so would a row's bits.
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Wno-maybe-uninitialized",  # the compiler's own headers leave undefined what a mask hides
+)
+_X86_FLAGS = {
+    "avx512_bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+}
+
+
+class BuildError(Exception):
+    """The library could not be built; the text says why."""
+
+
+def source_digest() -> str:
+    """A digest of all that the library is made from: a library of another digest is out of date."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), Path(__file__)]):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def build(directory: Path) -> Path:
+    """Compile and link ``LIBRARY`` into ``directory``; returns its path. Raises ``BuildError``."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise BuildError("there is no g++")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as work, ThreadPoolExecutor() as pool:
+
+        def compile_one(name: str, *flags: str) -> tuple[Path, str]:
+            output = Path(work) / f"{name}.o"
+            command = [compiler, *_FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(output)]
+            return output, _error_of(command)
+
+        wanted = _X86_FLAGS if platform.machine() == "x86_64" else {}
+        optional = {name: pool.submit(compile_one, f"attention_{name}", *flags) for name, flags in wanted.items()}
+        needed = [pool.submit(compile_one, "attention_portable")]
+        known = {name: result.result() for name, result in optional.items()}
+        for name, (_, error) in known.items():
+            if error:
+                print(f"kernels for {name} are left out: {error}", file=sys.stderr)
+        built = {name: output for name, (output, error) in known.items() if not error}
+        defines = [f"-DRINGLINE_{name.upper()}" for name in built]
+        digest = f'-DRINGLINE_SOURCE_DIGEST="{source_digest()}"'
+        needed.append(pool.submit(compile_one, "library", digest, *defines))
+        objects = list(built.values())
+        for output, error in (result.result() for result in needed):
+            if error:
+                raise BuildError(error)
+            objects.append(output)
+        linked = Path(work) / LIBRARY
+        if error := _error_of([compiler, "-shared", *map(str, objects), "-o", str(linked)]):
+            raise BuildError(error)
+        return linked.replace(directory / LIBRARY)
+
+
+def _error_of(command: list[str]) -> str:
+    """What a failing command says; empty when it succeeds."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if result.returncode == 0 else result.stderr.strip() or f"{command[0]} exits with {result.returncode}"
+
+
+if __name__ == "__main__":
+    print(build(Path(__file__).parent))

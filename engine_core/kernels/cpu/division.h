@@ -1,0 +1,84 @@
+// How a step is divided into work for threads.
+#pragma once
+
+#include "layout.h"
+#include "memory.h"
+
+namespace {
+
+constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
+constexpr long kWorthThreads = 1 << 19;
+
+// Neighbouring rows of one sequence, with the query heads that share one key/value head.
+struct QueryTile {
+    int sequence, kv_head;
+    int row;       // the first row, in the step
+    int position;  // of the first row, in the sequence
+    int count;     // rows
+
+    int end() const { return position + count; }
+};
+
+// Query tiles of a step: of one sequence after the other, and within it of one head after the other, latest rows first,
+// because they take longest.
+class Division {
+public:
+    explicit Division(const RinglineAttention& args)
+        : args_(args),
+          group_(args.num_heads / args.num_kv_heads),
+          positions_(kQueryRows / group_ > 1 ? kQueryRows / group_ : 1),
+          buffer_(padded_bytes<int>(args.num_seqs + 1)),
+          starts_(reinterpret_cast<int*>(buffer_.at(0))) {
+        if (buffer_.failed()) return;
+        starts_[0] = 0;
+        long work = 0;
+        for (int s = 0; s < args.num_seqs; ++s) {
+            const int tiles = tiles_of(s);
+            starts_[s + 1] = starts_[s] + tiles * args.num_kv_heads;
+            several_ = several_ || tiles > 1;
+            const long tokens = static_cast<long>(args.seq_lens[s]) * args.num_kv_heads * args.head_dim;
+            work += tokens * (4 + rows_of(s) * group_ / 8);
+        }
+        threads_ = work < kWorthThreads ? 1 : args.num_threads;
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    int size() const { return starts_[args_.num_seqs]; }
+    int threads() const { return threads_; }
+
+    // Query heads of a key/value head.
+    int group() const { return group_; }
+    // Rows of scores in the largest query tile.
+    long rows() const { return static_cast<long>(positions_) * group_; }
+    // Whether a key/value head of any sequence has several query tiles.
+    bool several() const { return several_; }
+
+    QueryTile operator[](int index) const {
+        int low = 0, high = args_.num_seqs - 1;
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (starts_[middle] <= index)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        const int tiles = tiles_of(low), rows = rows_of(low), place = index - starts_[low];
+        const int first = (tiles - 1 - place % tiles) * positions_;
+        const int count = rows - first < positions_ ? rows - first : positions_;
+        return {low, place / tiles, args_.query_starts[low] + first, args_.seq_lens[low] - rows + first, count};
+    }
+
+private:
+    int rows_of(int sequence) const { return args_.query_starts[sequence + 1] - args_.query_starts[sequence]; }
+    int tiles_of(int sequence) const { return (rows_of(sequence) + positions_ - 1) / positions_; }
+
+    const RinglineAttention& args_;
+    int group_;
+    int positions_;  // rows of the step in the largest query tile
+    Buffer buffer_;
+    int* starts_;  // [S + 1]: the first query tile of each sequence
+    int threads_ = 1;
+    bool several_ = false;
+};
+
+}  // namespace

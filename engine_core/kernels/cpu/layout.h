@@ -1,0 +1,156 @@
+// Where keys and values lie in the cache, and how a step's rows get there.
+//
+// A cache is [blocks][Hkv][keys, values][units][U · D]. A *unit* holds U tokens: 16, or fewer where the block size is no
+// multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
+// keys are [D / P][U][P], so that a vector holds the same dimensions of neighbouring tokens;
+// values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
+#pragma once
+
+#include "attention.h"
+#include "formats.h"
+
+namespace {
+
+constexpr int kUnit = 16;
+constexpr int kTileKeys = 128;
+
+// Neighbouring units of one sequence and head: kTileKeys places for tokens, U to a unit. Where U divides kTileKeys and
+// the block size, the places do not depend on the block size.
+template <class F>
+struct KeyTile {
+    const typename F::Element* keys[kTileKeys / F::kPack];
+    const typename F::Element* values[kTileKeys / F::kPack];
+    int count[kTileKeys / F::kPack];  // tokens in each unit
+    int units = 0;
+    int unit_tokens = 0;  // U
+    int position = 0;     // of the first token
+    bool gaps = false;    // whether any unit but the last has room for more tokens
+
+    int places() const { return units * unit_tokens; }
+
+    // The place after the first `tokens` ≥ 1 tokens, as far as there are so many.
+    int place_after(int tokens) const {
+        int unit = 0;
+        if (!gaps) {
+            unit = (tokens - 1) / unit_tokens;
+            unit = unit < units - 1 ? unit : units - 1;
+            tokens -= unit * unit_tokens;
+        }
+        for (; unit < units - 1 && tokens > count[unit]; ++unit) tokens -= count[unit];
+        return unit * unit_tokens + (tokens < count[unit] ? tokens : count[unit]);
+    }
+};
+
+template <class F>
+class Cache {
+    using Element = typename F::Element;
+
+public:
+    explicit Cache(const RinglineAttention& args)
+        : base_(static_cast<Element*>(args.cache)),
+          head_dim_(args.head_dim),
+          num_kv_heads_(args.num_kv_heads),
+          block_size_(args.block_size),
+          units_per_block_((args.block_size + kUnit - 1) / kUnit) {
+        const int even = (block_size_ + units_per_block_ - 1) / units_per_block_;
+        unit_tokens_ = (even + F::kPack - 1) / F::kPack * F::kPack;
+        tile_units_ = kTileKeys / unit_tokens_;
+    }
+
+    // Find the tile of that number of a sequence whose first `end` tokens are looked at.
+    void find_tile(const int32_t* block_table, int kv_head, int number, int end, KeyTile<F>& tile) const {
+        int block = number * tile_units_ / units_per_block_;
+        int unit = number * tile_units_ % units_per_block_;
+        tile.units = 0;
+        tile.unit_tokens = unit_tokens_;
+        tile.position = tile_position(number);
+        tile.gaps = false;
+        for (; tile.units < tile_units_; ++tile.units) {
+            const int offset = unit * unit_tokens_;
+            const int first = block * block_size_ + offset;
+            if (first >= end) return;
+            if (tile.units > 0) tile.gaps = tile.gaps || tile.count[tile.units - 1] < unit_tokens_;
+            Element* const start = unit_start(block_table[block], kv_head, unit);
+            tile.keys[tile.units] = start;
+            tile.values[tile.units] = start + values_offset();
+            tile.count[tile.units] = least(least(unit_tokens_, block_size_ - offset), end - first);
+            if (++unit == units_per_block_) {
+                unit = 0;
+                ++block;
+            }
+        }
+    }
+
+    // Position of the first token of the tile of that number.
+    int tile_position(int number) const {
+        const int unit = number * tile_units_;
+        return unit / units_per_block_ * block_size_ + unit % units_per_block_ * unit_tokens_;
+    }
+
+    // Number of tiles that the first `end` > 0 tokens of a sequence touch.
+    int tiles(int end) const {
+        const int last = end - 1;
+        const int unit = last / block_size_ * units_per_block_ + last % block_size_ / unit_tokens_;
+        return unit / tile_units_ + 1;
+    }
+
+    // Store the keys and values [count] of one head at positions first … first + count − 1.
+    void write(const int32_t* block_table, int kv_head, int first, int count, const Element* key, long key_stride,
+               const Element* value, long value_stride) const {
+        while (count > 0) {
+            const int block = first / block_size_, offset = first % block_size_;
+            const int place = offset % unit_tokens_;
+            const int run = least(least(unit_tokens_ - place, block_size_ - offset), count);
+            Element* const unit = unit_start(block_table[block], kv_head, offset / unit_tokens_);
+            write_keys(unit, place, run, key, key_stride);
+            write_values(unit + values_offset(), place, run, value, value_stride);
+            key += run * key_stride;
+            value += run * value_stride;
+            first += run;
+            count -= run;
+        }
+    }
+
+private:
+    static int least(int a, int b) { return a < b ? a : b; }
+
+    Element* unit_start(long block, int kv_head, int unit) const {
+        const long head = block * num_kv_heads_ + kv_head;
+        return base_ + (2 * head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
+    }
+    long values_offset() const { return static_cast<long>(units_per_block_) * unit_tokens_ * head_dim_; }
+
+    void write_keys(Element* unit, int place, int run, const Element* key, long stride) const {
+        for (long d = 0; d < head_dim_; d += F::kPack)
+            for (int token = 0; token < run; ++token)
+                for (int p = 0; p < F::kPack; ++p)
+                    unit[d * unit_tokens_ + (place + token) * F::kPack + p] = key[token * stride + d + p];
+    }
+
+    void write_values(Element* unit, int place, int run, const Element* value, long stride) const {
+        for (int token = 0; token < run;) {
+            const int at = place + token;
+            Element* const to = unit + at / F::kPack * F::kPack * head_dim_ + at % F::kPack;
+            const Element* const from = value + token * stride;
+            const bool pair = F::kPack == 2 && at % 2 == 0 && token + 1 < run;
+            if (pair)
+                for (long d = 0; d < head_dim_; ++d) {
+                    to[2 * d] = from[d];
+                    to[2 * d + 1] = from[stride + d];
+                }
+            else
+                for (long d = 0; d < head_dim_; ++d) to[d * F::kPack] = from[d];
+            token += pair ? 2 : 1;
+        }
+    }
+
+    Element* base_;
+    long head_dim_;
+    long num_kv_heads_;
+    int block_size_;
+    int units_per_block_;
+    int unit_tokens_;  // U
+    int tile_units_;
+};
+
+}  // namespace

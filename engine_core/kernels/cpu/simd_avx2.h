@@ -1,0 +1,75 @@
+// Vectors of 8 floats: AVX2 with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+constexpr int kLanes = 8;
+// The largest block of accumulators, in rows and vectors: 8 of 16 registers leave room for both halves of packed columns.
+constexpr int kBlockRows = 4;
+constexpr int kBlockColumns = 2;
+
+using Vec = __m256;
+using Words = __m256i;
+
+inline Vec splat(float x) { return _mm256_set1_ps(x); }
+inline Vec load(const float* at) { return _mm256_loadu_ps(at); }
+inline void store(float* at, Vec v) { _mm256_storeu_ps(at, v); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec subtract(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec multiply(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec maximum_of(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec round_to_integer(Vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// v · 2ⁿ for integers n, where neither v nor the result is denormal.
+inline Vec scale_by_power(Vec v, Vec n) {
+    const Words exponents = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), exponents));
+}
+
+// v, but 0 where x < limit.
+inline Vec zero_where_less(Vec v, Vec x, Vec limit) { return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), v); }
+
+// The first `count` lanes of v, then others.
+inline Vec first_lanes(Vec v, int count, Vec others) {
+    const Words lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_blendv_ps(others, v, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes)));
+}
+
+inline float largest_lane(Vec v) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+// Pairs of bfloat16, the earlier one in the low half of a word.
+inline Words load_words(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+inline Vec low_bfloat16(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
+inline Vec high_bfloat16(Words w) {
+    return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+inline Vec load_float16(const uint16_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
+inline void store_float16(uint16_t* at, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+inline Vec load_bfloat16(const uint16_t* at) {
+    return low_bfloat16(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline void store_bfloat16(uint16_t* at, Vec v) {
+    const Words bits = _mm256_castps_si256(v);
+    const Words odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const Words rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const Words quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+    const Words is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const Words high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    const Words packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_castsi256_si128(packed));
+}
+
+}  // namespace

@@ -1,0 +1,69 @@
+// Vectors of 16 floats: AVX-512.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+constexpr int kLanes = 16;
+// The largest block of accumulators, in rows and vectors: 24 of 32 registers, which hides the latency of a product.
+constexpr int kBlockRows = 6;
+constexpr int kBlockColumns = 4;
+
+using Vec = __m512;
+using Words = __m512i;
+
+inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* at) { return _mm512_loadu_ps(at); }
+inline void store(float* at, Vec v) { _mm512_storeu_ps(at, v); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec multiply(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec maximum_of(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec round_to_integer(Vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// v · 2ⁿ for integers n.
+inline Vec scale_by_power(Vec v, Vec n) { return _mm512_scalef_ps(v, n); }
+
+// v, but 0 where x < limit.
+inline Vec zero_where_less(Vec v, Vec x, Vec limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
+}
+
+// The first `count` lanes of v, then others.
+inline Vec first_lanes(Vec v, int count, Vec others) {
+    const int lanes = count < 0 ? 0 : count > kLanes ? kLanes : count;
+    return _mm512_mask_mov_ps(others, static_cast<__mmask16>((1u << lanes) - 1), v);
+}
+
+inline float largest_lane(Vec v) { return _mm512_reduce_max_ps(v); }
+
+// Pairs of bfloat16, the earlier one in the low half of a word.
+inline Words load_words(const void* at) { return _mm512_loadu_si512(at); }
+
+inline Words low_halves(Words w) { return _mm512_and_si512(w, _mm512_set1_epi32(0x0000ffff)); }
+
+inline Vec load_float16(const uint16_t* at) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+inline void store_float16(uint16_t* at, Vec v) {
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(at), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline Vec load_bfloat16(const uint16_t* at) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline void store_bfloat16(uint16_t* at, Vec v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+}
+
+// acc + the products of two pairs of bfloat16 in each word.
+inline Vec add_pair_products(Vec acc, Words a, Words b) {
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+}  // namespace

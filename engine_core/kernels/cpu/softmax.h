@@ -1,0 +1,115 @@
+// Online softmax (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867): weights of a tile of scores, relative
+// to the highest score seen so far.
+#pragma once
+
+#include "memory.h"
+#include "products.h"
+
+namespace {
+
+// 2^x for x ≤ 0, exactly 1 at 0 and exactly 0 below −126; relative error 1.6e-7. NaN stays NaN.
+inline Vec exp2_of_negative(Vec x) {
+    const Vec whole = round_to_integer(x);
+    const Vec part = subtract(x, whole);
+    Vec power = splat(0.001326472731307149f);
+    power = multiply_add(power, part, splat(0.009671512991189957f));
+    power = multiply_add(power, part, splat(0.05550733581185341f));
+    power = multiply_add(power, part, splat(0.24022242426872253f));
+    power = multiply_add(power, part, splat(0.6931470036506653f));
+    power = multiply_add(power, part, splat(1.0f));
+    return zero_where_less(scale_by_power(power, whole), x, splat(-126.0f));
+}
+
+inline float exp2_of_negative(float x) {
+    float lanes[kLanes];
+    store(lanes, exp2_of_negative(splat(x)));
+    return lanes[0];
+}
+
+// What is known of rows' outputs after some of their keys.
+struct RowState {
+    RowState() = default;
+    RowState(char* memory, long rows, long head_dim) {
+        Parts parts(memory);
+        output = parts.take<float>(rows * head_dim);
+        sum = parts.take<float>(rows * kLanes);
+        maximum = parts.take<float>(rows);
+    }
+    static long bytes(long rows, long head_dim) {
+        return padded_bytes<float>(rows * head_dim) + padded_bytes<float>(rows * kLanes) + padded_bytes<float>(rows);
+    }
+
+    void clear(int rows, long head_dim) const {
+        for (int r = 0; r < rows; ++r) maximum[r] = -__builtin_inff();
+        for (long i = 0; i < rows * kLanes; ++i) sum[i] = 0.0f;
+        for (long i = 0; i < rows * head_dim; ++i) output[i] = 0.0f;
+    }
+
+    RowState from(int row, long head_dim) const {
+        RowState rest;
+        rest.output = output + row * head_dim;
+        rest.sum = sum + row * kLanes;
+        rest.maximum = maximum + row;
+        return rest;
+    }
+
+    float* output;   // [rows, D]: sums of weighted values
+    float* sum;      // [rows, kLanes]: sums of weights, by lane
+    float* maximum;  // [rows]: the highest score, to which weights are relative
+};
+
+// Number of places, in whole vectors.
+inline int padded_places(int places) { return (places + kLanes - 1) / kLanes * kLanes; }
+
+// Hide what a row does not see of a tile: places from `visible` on, and gaps.
+template <class F>
+inline void mask_scores(float* scores, const KeyTile<F>& tile, int visible) {
+    const float hidden = -__builtin_inff();
+    for (int place = visible / kLanes * kLanes; place < padded_places(tile.places()); place += kLanes)
+        store(scores + place, first_lanes(load(scores + place), visible - place, splat(hidden)));
+    if (!tile.gaps) return;
+    for (int unit = 0; unit < tile.units; ++unit)
+        for (int i = tile.count[unit]; i < tile.unit_tokens; ++i) scores[unit * tile.unit_tokens + i] = hidden;
+}
+
+// Turn a row's scores of a tile into weights; returns the factor by which what was summed before decays.
+template <class F>
+inline float weigh(const float* scores, int places, float scale, const RowState& row, typename F::Factor* weights) {
+    const int end = padded_places(places);
+    Vec highest = load(scores);
+    for (int place = kLanes; place < end; place += kLanes) highest = maximum_of(load(scores + place), highest);
+    const float before = *row.maximum, here = largest_lane(highest);
+    *row.maximum = here > before ? here : before;
+    const float shift = *row.maximum * scale;
+    const float decay = exp2_of_negative(before * scale - shift);
+    Vec total = multiply(load(row.sum), splat(decay));
+    for (int place = 0; place < end; place += kLanes) {
+        const Vec weight = exp2_of_negative(multiply_add(load(scores + place), splat(scale), splat(-shift)));
+        total = add(total, weight);
+        F::store_factors(weights + place, weight);
+    }
+    store(row.sum, total);
+    return decay;
+}
+
+// Add what is known of a row from later keys to what is known from earlier ones.
+inline void merge(const RowState& earlier, const RowState& later, long head_dim, float scale) {
+    const float before = *earlier.maximum, here = *later.maximum;
+    *earlier.maximum = here > before ? here : before;
+    const float shift = *earlier.maximum * scale;
+    const Vec keep = splat(exp2_of_negative(before * scale - shift)), take = splat(exp2_of_negative(here * scale - shift));
+    store(earlier.sum, multiply_add(load(later.sum), take, multiply(load(earlier.sum), keep)));
+    for (long d = 0; d < head_dim; d += kLanes)
+        store(earlier.output + d, multiply_add(load(later.output + d), take, multiply(load(earlier.output + d), keep)));
+}
+
+// The attention output of a row whose keys have all been added.
+template <class F>
+inline void finish(const RowState& row, long head_dim, typename F::Element* output) {
+    float total = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) total += row.sum[lane];
+    const Vec inverse = splat(1.0f / total);
+    for (long d = 0; d < head_dim; d += kLanes) F::narrow(output + d, multiply(load(row.output + d), inverse));
+}
+
+}  // namespace

@@ -1,0 +1,88 @@
+"""Loads the library of native kernels and finds the best ones that this processor can run."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch  # its OpenMP runtime must be there before the library is loaded
+
+from engine_core.kernels.build import LIBRARY, source_digest
+
+INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
+"""Best first."""
+
+NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class KernelsUnavailableError(Exception):
+    """There are no native kernels to run; the text says why."""
+
+
+class AttentionArguments(ctypes.Structure):
+    """``RinglineAttention`` of cpu/attention.h."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64),
+        ("key_stride", ctypes.c_int64),
+        ("value_stride", ctypes.c_int64),
+        ("query_starts", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("num_seqs", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+_AttentionKernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(AttentionArguments))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """The kernels for one instruction set."""
+
+    instruction_set: str
+    build: str
+    """The beginning of the digest of the sources."""
+    attention: Callable[[AttentionArguments], int]
+    """0, or 1 when there was no memory. Releases the interpreter's lock."""
+
+
+def load_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> CpuKernels:
+    """The kernels for ``instruction_set``, or the best ones; from the library in ``directory``.
+
+    Raises ``KernelsUnavailableError``.
+    """
+    path = directory / LIBRARY
+    if not path.exists():
+        raise KernelsUnavailableError("no library of native kernels was built when the engine was installed")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+    library.ringline_source_digest.restype = ctypes.c_char_p
+    digest = library.ringline_source_digest().decode()
+    if digest != source_digest():
+        raise KernelsUnavailableError(
+            "the library of native kernels is older than its sources: run python -m engine_core.kernels.build"
+        )
+    library.ringline_attention_kernel.restype = ctypes.c_void_p
+    for candidate in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
+        address = library.ringline_attention_kernel(candidate.encode())
+        if address is not None:
+            return CpuKernels(candidate, digest[:8], _AttentionKernel(address))
+    raise KernelsUnavailableError(f"there are no native kernels for {instruction_set} on this processor")

@@ -1,0 +1,147 @@
+"""Sequences of known queries, keys and values, computed by a backend in steps of any membership and chunk sizes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}-{self.num_kv_heads}-{self.head_dim}-block{self.block_size}"
+
+
+@dataclass
+class Known:
+    """One sequence: all its queries [n, Hq, D], keys and values [n, Hkv, D]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    def expected(self, scale: float) -> torch.Tensor:
+        """Causal attention in float64, [n, Hq · D]."""
+        group = self.query.shape[1] // self.key.shape[1]
+        key, value = (x.double().repeat_interleave(group, 1) for x in (self.key, self.value))
+        scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * scale
+        hidden = torch.ones(len(self), len(self), dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+
+
+def make_sequences(
+    lengths: Sequence[int], geometry: Geometry, dtype: torch.dtype, seed: int, spread: float = 3.0
+) -> list[Known]:
+    """``spread``: how large keys are, and with them the differences between scores."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(length: int, heads: int) -> torch.Tensor:
+        return torch.randn(length, heads, geometry.head_dim, generator=generator)
+
+    return [
+        Known(
+            numbers(length, geometry.num_heads).to(dtype),
+            (spread * numbers(length, geometry.num_kv_heads)).to(dtype),
+            numbers(length, geometry.num_kv_heads).to(dtype),
+        )
+        for length in lengths
+    ]
+
+
+@dataclass
+class Run:
+    """A cache of scattered blocks, all of its memory NaN until written, and how far each sequence has come."""
+
+    backend: AttentionBackend
+    geometry: Geometry
+    sequences: list[Known]
+    seed: int = 0
+    computed: list[int] = field(init=False)
+    outputs: list[list[torch.Tensor]] = field(init=False)
+    cache: torch.Tensor = field(init=False)
+    tables: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        g, dtype = self.geometry, self.sequences[0].query.dtype
+        blocks = [-(-len(known) // g.block_size) for known in self.sequences]
+        order = torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(self.seed)).int()
+        self.tables = list(order[: sum(blocks)].split(blocks))
+        spec = KVCacheSpec(1, g.num_kv_heads, g.head_dim, g.block_size, dtype)
+        self.cache = self.backend.allocate(spec, sum(blocks) + 3, CPU)[0]
+        self.memory().fill_(torch.nan)
+        self.computed = [0] * len(self.sequences)
+        self.outputs = [[] for _ in self.sequences]
+
+    def memory(self) -> torch.Tensor:
+        """Everything that was allocated, whatever the layout."""
+        return torch.empty(0, dtype=self.cache.dtype).set_(self.cache.untyped_storage())
+
+    def step(self, work: Sequence[tuple[int, int]], scale: float | None = None) -> AttentionMetadata:
+        """Compute the next tokens of some sequences, each ``(sequence, count)``."""
+        g = self.geometry
+        width = max(len(table) for table in self.tables) + 1
+        tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
+        rows, slots, lens = [], [], []
+        for row, (s, count) in enumerate(work):
+            positions = torch.arange(self.computed[s], self.computed[s] + count)
+            used = -(-(self.computed[s] + count) // g.block_size)
+            tables[row, :used] = self.tables[s][:used]
+            slots.append(tables[row].long()[positions // g.block_size] * g.block_size + positions % g.block_size)
+            known = self.sequences[s]
+            rows.append(torch.cat([known.query[positions], known.key[positions], known.value[positions]], dim=1))
+            lens.append(self.computed[s] + count)
+        counts = [count for _, count in work]
+        metadata = AttentionMetadata(
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+            seq_lens=torch.tensor(lens, dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.cat(slots),
+            max_query_len=max(counts),
+            max_seq_len=max(lens),
+        )
+        # One row holds query, key and value, as a fused projection leaves them.
+        query, key, value = torch.cat(rows).split([g.num_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
+        scale = g.head_dim**-0.5 if scale is None else scale
+        output = self.backend.forward(query, key, value, self.cache, metadata, scale)
+        for (s, count), part in zip(work, output.split(counts), strict=True):
+            self.computed[s] += count
+            self.outputs[s].append(part)
+        return metadata
+
+    def unfinished(self) -> list[int]:
+        return [s for s, known in enumerate(self.sequences) if self.computed[s] < len(known)]
+
+    def at_once(self) -> list[torch.Tensor]:
+        """All outputs, each sequence in a step of its own."""
+        for s, known in enumerate(self.sequences):
+            self.step([(s, len(known))])
+        return self.result()
+
+    def in_random_steps(self, rng: random.Random) -> list[torch.Tensor]:
+        """All outputs, from steps of random members and chunk sizes; the last few tokens of each one by one."""
+        while unfinished := self.unfinished():
+            work = []
+            for s in rng.sample(unfinished, rng.randint(1, len(unfinished))):
+                rest = len(self.sequences[s]) - self.computed[s]
+                work.append((s, 1 if rest <= 4 else rng.choice([1, 2, 3, rng.randint(1, rest - 4), rest - 4])))
+            self.step(work)
+        return self.result()
+
+    def result(self) -> list[torch.Tensor]:
+        return [torch.cat(parts) for parts in self.outputs]
