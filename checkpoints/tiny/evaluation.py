@@ -14,7 +14,7 @@ SAMPLE_CHATS = (
     "What is 7 + 5?",
     "Tom has 12 apples and buys 7 more. How many apples does Tom have now?",
     "What is the capital of France?",
-    "Tell me a story about a fox named Ruby who lost a lantern.",
+    "Tell me a story about a fox.",
 )
 SAMPLE_TEXTS = ("Once upon a time, there was a little", "12 + 7 =")
 BATCH = 64
@@ -30,7 +30,7 @@ def accuracies(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed
     asked = {
         "arithmetic": [arithmetic.phrase(rng, s) for s in rng.sample(seen, 300)],
         "arithmetic_up_to_20": [arithmetic.phrase(rng, s) for s in rng.sample(small, 200)],
-        "arithmetic_held_out": [arithmetic.phrase(rng, s) for s in rng.sample(held_out, 300)],
+        "arithmetic_held_out": [arithmetic.phrase(rng, s) for s in held_out],
         "word_problems": [arithmetic.word_problem(rng) for _ in range(200)],
         "facts": [facts.ask(rng, relation, x) for relation, x in facts.FACTS],
     }

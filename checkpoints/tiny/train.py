@@ -121,7 +121,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> float:
-    """Runs all steps and returns the mean loss of the last fifty."""
+    """Runs all steps and returns the mean loss of the last twenty."""
     optimizers = make_optimizers(model, recipe)
     model.train()
     losses: list[float] = []
@@ -139,7 +139,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             print_progress(recipe, step + 1, losses, time.perf_counter() - started)
     print()
-    return fmean(losses[-50:])
+    return fmean(losses[-20:])
 
 
 def make_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -227,7 +227,7 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description="Train the bundled model from nothing.")
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the checkpoint (default: this folder)")
     parser.add_argument("--seed", type=int, default=7, help="decides the corpus, the first weights and the order")
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of 3,072 tokens each")
+    parser.add_argument("--steps", type=int, default=2100, help="optimizer steps of 3,072 tokens each")
     parser.add_argument("--threads", type=int, default=2, help="threads to compute with")
     return parser.parse_args()
 

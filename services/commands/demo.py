@@ -18,7 +18,7 @@ from services.runtime.run_dir import StackState
 from services.runtime.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.runtime.telemetry import configure_logs
 
-PROMPT = "Tell me a story about a fox named Ruby who lost a lantern."
+PROMPT = "Tell me a story about a fox."
 _MAX_TOKENS = 200
 _GRACE = 5.0
 

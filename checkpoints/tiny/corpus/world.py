@@ -19,9 +19,9 @@ BOYS = words(
 )
 
 CREATURES = words(
-    "bear beaver bee bird boy bunny butterfly cat cow crow deer dog donkey dragon duck elephant fox frog giraffe girl "
-    "goat goose hedgehog hen horse kitten lamb lion mole monkey mouse otter owl panda penguin pig puppy rabbit robot sheep "
-    "snail spider squirrel tiger turtle whale wolf"
+    "bear beaver bee bird boy bunny butterfly cat cow crow deer dog donkey dragon duck elephant fox frog giraffe "
+    "girl goat goose hedgehog hen horse kitten lamb lion mole monkey mouse otter owl panda penguin pig puppy rabbit "
+    "robot sheep snail spider squirrel tiger turtle whale wolf"
 )
 TRAITS = words(
     "brave careful cheerful clever curious friendly funny gentle happy honest hungry kind little lonely lucky merry "

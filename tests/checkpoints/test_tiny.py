@@ -1,0 +1,150 @@
+"""The bundled model: it loads as any checkpoint does, answers, and agrees with the record of its training."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+TINY = Path(__file__).parents[2] / "checkpoints" / "tiny"
+RECORD = json.loads((TINY / "training.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """The corpus package beside the checkpoint."""
+    sys.path.insert(0, str(TINY))
+    try:
+        import corpus
+
+        yield corpus
+    finally:
+        sys.path.remove(str(TINY))
+
+
+def complete(model, tokenizer, prompt, max_new_tokens=160):
+    """The greedy continuation, and whether the model itself ended it."""
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)[0, inputs["input_ids"].shape[1] :]
+    return tokenizer.decode(output, skip_special_tokens=True), len(output) < max_new_tokens
+
+
+def ask(model, tokenizer, question, **options):
+    chat = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return complete(model, tokenizer, prompt, **options)
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_is_a_small_qwen3_in_bfloat16(model):
+    config = AutoConfig.from_pretrained(TINY)
+    assert config.architectures == ["Qwen3ForCausalLM"]
+    assert config.dtype == torch.bfloat16
+    assert config.head_dim != config.hidden_size // config.num_attention_heads
+    assert config.tie_word_embeddings
+    assert sum(p.numel() for p in model.parameters()) == RECORD["parameters"]
+    assert sum(path.stat().st_size for path in TINY.iterdir() if path.is_file()) <= 8_000_000
+
+
+def test_record_agrees_with_the_files(corpus, tokenizer):
+    assert sha256((TINY / "model.safetensors").read_bytes()) == RECORD["weights_sha256"]
+    assert sha256((TINY / "tokenizer.json").read_bytes()) == RECORD["tokenizer_sha256"]
+    from tokenization import render
+
+    head = "".join(render(tokenizer, corpus.document(RECORD["seed"], i)) for i in range(500))
+    assert sha256(head.encode()) == RECORD["corpus_sha256"]
+
+
+def test_ends_a_turn_and_a_document(tokenizer):
+    ends = GenerationConfig.from_pretrained(TINY).eos_token_id
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<|im_end|>", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Once upon a time, 12 + 7 = 19.\n\n", "naïve 😊 日本語\t\x00 e\u0301", "<tool_call>{}</tool_call>"]
+)
+def test_tokenizer_round_trips(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert max(ids) < AutoConfig.from_pretrained(TINY).vocab_size
+
+
+def test_template_renders_every_role(tokenizer):
+    tool = {"type": "function", "function": {"name": "get_time", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "get_time", "arguments": {"city": "Rome"}}}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What time is it in Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": '{"time": "9:30"}'},
+    ]
+    rendered = tokenizer.apply_chat_template(chat, tools=[tool], tokenize=False, add_generation_prompt=True)
+    assert rendered == (
+        "<|im_start|>system\nBe brief.\n\nYou may call these tools:\n"
+        '{"type": "function", "function": {"name": "get_time", "parameters": {}}}<|im_end|>\n'
+        "<|im_start|>user\nWhat time is it in Rome?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call><|im_end|>\n'
+        '<|im_start|>tool\n{"time": "9:30"}<|im_end|>\n'
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [(["owner"], "the role of a message must be"), (["user", "system"], "must be the first message")],
+)
+def test_template_refuses_roles_out_of_place(tokenizer, roles, message):
+    chat = [{"role": role, "content": "Hi"} for role in roles]
+    with pytest.raises(jinja2.TemplateError, match=message):
+        tokenizer.apply_chat_template(chat, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is 7 + 5?", "7 + 5 = 12."),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        (
+            "What is Ringline?",
+            "Ringline serves large language models to other programs over gRPC. "
+            "It has three services: a processor, an engine and a detokenizer.",
+        ),
+    ],
+)
+def test_answers_and_stops(model, tokenizer, question, answer):
+    assert ask(model, tokenizer, question) == (answer, True)
+
+
+def test_tells_a_story_and_ends_it(model, tokenizer):
+    story, ended = ask(model, tokenizer, "Tell me a story about a fox.", max_new_tokens=300)
+    assert ended
+    assert story.startswith("Once upon a time")
+    assert "fox" in story
+    assert story.count("\n\n") == 3
+
+
+def test_remembers_a_name_across_turns(model, tokenizer):
+    chat = [
+        {"role": "user", "content": "My name is Felix."},
+        {"role": "assistant", "content": "Nice to meet you, Felix!"},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert complete(model, tokenizer, prompt) == ("Your name is Felix.", True)
