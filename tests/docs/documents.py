@@ -1,0 +1,79 @@
+"""What the documents hold that can be tried: their code blocks, their inline code and their links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = tuple(
+    sorted(
+        [
+            ROOT / "README.md",
+            ROOT / "engine_core" / "README.md",
+            ROOT / "clients" / "python" / "README.md",
+            *(ROOT / "docs").glob("*.md"),
+        ]
+    )
+)
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_COMMENT = re.compile(r"\s+# .*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced piece of code."""
+
+    document: Path
+    language: str
+    code: str
+    number: int
+    """Among the document's blocks, from 1."""
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}-{self.number}"
+
+
+def blocks(language: str) -> list[Block]:
+    """Every block of a language, "" for those that name none."""
+    return [
+        Block(document, match[1], match[2], number)
+        for document in DOCUMENTS
+        for number, match in enumerate(_FENCE.finditer(document.read_text()), 1)
+        if match[1] == language
+    ]
+
+
+def command_lines(programs: tuple[str, ...]) -> list[str]:
+    """The lines of unnamed blocks that are for a shell: those of the blocks that begin with one of ``programs``."""
+    return [
+        _COMMENT.sub("", line)
+        for block in blocks("")
+        if block.code.split(maxsplit=1)[0].rpartition("/")[2] in programs
+        for line in block.code.splitlines()
+        if line
+    ]
+
+
+def inline_code() -> Iterator[tuple[Path, str]]:
+    """Everything between single backticks, with its document."""
+    for document in DOCUMENTS:
+        for match in _INLINE.finditer(_FENCE.sub("", document.read_text())):
+            yield document, match[1]
+
+
+def links(document: Path) -> list[str]:
+    """The targets of links."""
+    return [match[1] for match in _LINK.finditer(_FENCE.sub("", document.read_text()))]
+
+
+def anchors(document: Path) -> set[str]:
+    """The names under which a document's headings can be linked to, made as the usual renderers do."""
+    headings = _HEADING.findall(_FENCE.sub("", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,0 +1,132 @@
+"""The command lines in the documents work as they are written: against the running ring where they ask a server,
+and as far as their options where they would start one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from services.cli import COMMANDS, cli
+from tests.docs.documents import ROOT, command_lines, inline_code
+from tests.ring import Ring
+
+SERVERS = ("serve", "engine", "processor", "detokenizer", "demo")
+CONVERSATION = "Hello!\n/exit\n"
+SMALL_LOAD = ("--input-len", "8", "--output-len", "4")
+NOT_OURS = {"--scheduling-policy"}
+OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
+
+LINES = command_lines(("ringline", "make", "pip", "python", "echo"))
+
+
+def program(line: str) -> str:
+    """What a line runs, of its last pipe's end."""
+    return shlex.split(line.rpartition("|")[2])[0].rpartition("/")[2]
+
+
+def subcommand(line: str) -> str:
+    return shlex.split(line.rpartition("|")[2])[1]
+
+
+def lines_of(name: str) -> list[str]:
+    return [line for line in LINES if program(line) == name]
+
+
+def options_of_all() -> set[str]:
+    """Every flag of every command."""
+    context = click.Context(cli)
+    commands = [cli, *(cli.get_command(context, name) for name in COMMANDS)]
+    found = {"--help", "--version"}
+    for command in commands:
+        for param in command.params:
+            found |= {*param.opts, *param.secondary_opts}
+    return found
+
+
+def test_nothing_is_left_out() -> None:
+    assert {program(line) for line in LINES} == {"ringline", "make", "pip", "python"}
+
+
+@pytest.mark.parametrize("line", [line for line in lines_of("ringline") if subcommand(line) in SERVERS])
+def test_what_starts_servers_takes_its_options(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    command = cli.get_command(click.Context(cli), name)
+    command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("line", [line for line in lines_of("ringline") if subcommand(line) not in SERVERS])
+def test_what_asks_a_server_is_answered(line: str, ring: Ring) -> None:
+    line = line.replace("127.0.0.1:50061", ring.engine_address)
+    if subcommand(line) == "bench":
+        line = shlex.join([*shlex.split(line), *SMALL_LOAD])
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "RINGLINE_ADDRESS": ring.address,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        },
+        input=CONVERSATION,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip()
+    # Another test's stack may just be starting, which is what exit code 1 says of all that run here.
+    assert done.returncode == 0 or (subcommand(line) == "status" and done.returncode == 1), done.stderr
+
+
+@pytest.mark.parametrize("line", lines_of("make"))
+def test_make_knows_its_targets(line: str) -> None:
+    done = subprocess.run([*shlex.split(line), "-n"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", lines_of("pip"))
+def test_what_pip_installs_from_here_is_here(line: str) -> None:
+    _, _, *what = shlex.split(line)
+    assert all((ROOT / path / "pyproject.toml").exists() for path in what if path.startswith("."))
+
+
+@pytest.mark.parametrize("line", lines_of("python"))
+def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
+    assert OLDEST.exists(), "run `make setup`, which installs the generator"
+    (tmp_path / "protos").symlink_to(ROOT / "protos")
+    line = line.replace("python", str(OLDEST), 1)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=60)
+    use = "from ringline.inference.v1 import inference_pb2_grpc as made; print(made.__file__)"
+    (packages,) = OLDEST.parents[1].glob("lib/python*/site-packages")
+    done = subprocess.run(
+        [OLDEST, "-S", "-c", use],  # without site, the client that is installed in editable form is not there
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_commands_and_flags_that_are_named_exist() -> None:
+    known, wrong = options_of_all() | NOT_OURS, []
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document, code in inline_code():
+        words = code.split()
+        missing = [flag for flag in re.findall(r"(?<!\S)--[a-z-]+", code) if flag not in known]
+        if words[0] == "ringline" and len(words) > 1 and words[1] not in (*COMMANDS, *known):
+            missing.append(words[1])
+        if words[0] == "make" and len(words) > 1 and words[1] not in targets:
+            missing.append(words[1])
+        wrong += [f"{document.name}: {word}" for word in missing]
+    assert wrong == []
