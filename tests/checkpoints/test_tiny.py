@@ -132,19 +132,10 @@ def test_answers_and_stops(model, tokenizer, question, answer):
     assert ask(model, tokenizer, question) == (answer, True)
 
 
-def test_tells_a_story_and_ends_it(model, tokenizer):
-    story, ended = ask(model, tokenizer, "Tell me a story about a fox.", max_new_tokens=300)
+@pytest.mark.parametrize("creature", ["fox", "owl", "robot"])
+def test_tells_a_story_about_what_was_asked_for(model, tokenizer, creature):
+    article = "an" if creature == "owl" else "a"
+    story, ended = ask(model, tokenizer, f"Tell me a story about {article} {creature}.", max_new_tokens=300)
     assert ended
-    assert story.startswith("Once upon a time")
-    assert "fox" in story
+    assert creature in story.split(".")[0]
     assert story.count("\n\n") == 3
-
-
-def test_remembers_a_name_across_turns(model, tokenizer):
-    chat = [
-        {"role": "user", "content": "My name is Felix."},
-        {"role": "assistant", "content": "Nice to meet you, Felix!"},
-        {"role": "user", "content": "What is my name?"},
-    ]
-    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert complete(model, tokenizer, prompt) == ("Your name is Felix.", True)
