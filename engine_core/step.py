@@ -52,7 +52,7 @@ class StepPlan:
         return sum(self.num_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenLogprobs:
     """Log probabilities at one position, after temperature-free log-softmax of the raw logits."""
 
@@ -78,7 +78,7 @@ class StepResult:
     that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceOutput:
     """News of one choice after a step: tokens, an end, or prompt progress."""
 

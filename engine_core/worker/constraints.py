@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine_core.request import SamplingParams
 
+F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 
@@ -52,26 +52,22 @@ class TokenConstraints:
         return ids if drawable > 0 else ids[:0]
 
 
-def keep_allowed(logits: torch.Tensor, row: int, allowed: Ids) -> None:
+def keep_allowed(logits: F32, row: int, allowed: Ids) -> None:
     """Set every logit of ``row`` but the ``allowed`` ones to −inf, in place; ``logits`` [R, V]."""
-    ids = torch.from_numpy(allowed)
-    values = logits[row, ids]
-    logits[row] = float("-inf")
-    logits[row, ids] = values
+    values = logits[row, allowed]
+    logits[row] = -np.inf
+    logits[row, allowed] = values
 
 
-def _flat_places(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids]) -> torch.Tensor:
-    offsets = np.repeat(np.asarray(rows, np.int64) * logits.shape[1], [len(i) for i in ids])
-    return torch.from_numpy(np.concatenate(ids) + offsets)
+def _places(rows: Sequence[int], ids: Sequence[Ids]) -> tuple[Ids, Ids]:
+    return np.repeat(np.asarray(rows, np.int64), [len(i) for i in ids]), np.concatenate(ids)
 
 
-def ban(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids]) -> None:
+def ban(logits: F32, rows: Sequence[int], ids: Sequence[Ids]) -> None:
     """Set the logits of ``ids``, one array for each of ``rows``, to −inf, in place; ``logits`` [R, V]."""
-    logits.view(-1)[_flat_places(logits, rows, ids)] = float("-inf")
+    logits[_places(rows, ids)] = -np.inf
 
 
-def add_bias(
-    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[Ids], bias: Sequence[npt.NDArray[np.float32]]
-) -> None:
+def add_bias(logits: F32, rows: Sequence[int], ids: Sequence[Ids], bias: Sequence[F32]) -> None:
     """Add ``bias`` to the logits of ``ids``, one array of each for each of ``rows``, in place; ``logits`` [R, V]."""
-    logits.view(-1)[_flat_places(logits, rows, ids)] += torch.from_numpy(np.concatenate(bias))
+    logits[_places(rows, ids)] += np.concatenate(bias)

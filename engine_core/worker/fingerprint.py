@@ -6,7 +6,9 @@ import hashlib
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from engine_core.loading.checkpoint import Checkpoint
@@ -20,8 +22,9 @@ _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16"
 def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
     """A digest, 32 hex digits, of all that decides a result's bits on CPU.
 
-    Covers the instruction set, the build of torch, what the attention backend says of its numerics, the dtype, the
-    model's configuration and its weights. The number of threads and the batch are not in it: they do not change a result.
+    Covers the instruction set, the builds of torch and numpy (which draws), what the attention backend says of its
+    numerics, the dtype, the model's configuration and its weights. The number of threads and the batch are not in it:
+    they do not change a result.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"ring numerics")
     for part in (
@@ -29,6 +32,8 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
         torch.backends.cpu.get_cpu_capability(),
         torch.__version__,
         torch.__config__.show(),
+        np.__version__,
+        *_extensions_of_numpy(),
         attention,
         checkpoint.spec.architecture,
         str(checkpoint.dtype),
@@ -76,3 +81,10 @@ def _instruction_sets() -> list[str]:
         return []
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     return sorted({flag for flag in flags.partition(":")[2].split() if flag.startswith(_INSTRUCTION_SETS)})
+
+
+def _extensions_of_numpy() -> list[str]:
+    """The instruction sets that numpy's loops choose among, as far as this processor has them."""
+    configuration: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
+    extensions: list[str] = configuration["SIMD Extensions"].get("found", [])
+    return extensions

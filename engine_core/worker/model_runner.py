@@ -19,11 +19,11 @@ PROMPT_LOGPROB_ROWS = 64
 class ModelRunner:
     """Owns nothing that lasts but the batch; the KV cache is written by the model."""
 
-    def __init__(self, model: CausalLM, batch: PersistentBatch, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, batch: PersistentBatch) -> None:
         """``batch`` is kept and advanced by each step."""
         self.batch = batch
         self._model = model
-        self._sampler = Sampler(batch.sampling, model.vocab_size, device)
+        self._sampler = Sampler(batch.sampling, model.vocab_size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> StepResult:
@@ -41,7 +41,7 @@ class ModelRunner:
             if len(inputs.sampled) < len(hidden):
                 hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
             logits = self._model.compute_logits(hidden)
-            output = self._sampler.sample(logits, inputs.sampling_rows)
+            output = self._sampler.sample(logits.numpy(), inputs.sampling_rows)
             drawn = output.token_ids
             for place, token in zip(inputs.sampled.tolist(), drawn.tolist(), strict=True):
                 token_ids[place].append(token)
@@ -62,9 +62,11 @@ class ModelRunner:
             successors = self.batch.prompt_token_ids(slot)[first + 1 : first + 1 + end - start]
             entries: list[TokenLogprobs] = []
             for done in range(0, len(successors), PROMPT_LOGPROB_ROWS):
-                targets = torch.from_numpy(successors[done : done + PROMPT_LOGPROB_ROWS].astype(np.int64))
+                targets = successors[done : done + PROMPT_LOGPROB_ROWS].astype(np.int64)
                 logits = self._model.compute_logits(hidden[start + done : start + done + len(targets)])
-                entries += token_logprobs(logits, targets, [int(state.num_prompt_logprobs[slot])] * len(targets))
+                entries += token_logprobs(
+                    logits.numpy(), targets, [int(state.num_prompt_logprobs[slot])] * len(targets)
+                )
             if entries:
                 result[plan.seq_ids[place]] = entries
         return result

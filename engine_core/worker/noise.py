@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
 
 GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
@@ -23,7 +23,10 @@ _MASK = (1 << 64) - 1
 _BITS = 40
 # A uniform number in (0, 1): (k + ½) · 2⁻⁴⁰ with its upper end pulled to 1 − 2⁻²⁴, the largest float32 below one.
 # Small values, which win, keep all their resolution.
-_UNIT = float(np.float32(2.0**-_BITS) * (np.float32(1.0) - np.float32(2.0**-24)))
+_UNIT = np.float32(2.0**-_BITS) * (np.float32(1.0) - np.float32(2.0**-24))
+
+_NUMBERS_AT_ONCE = 1 << 15
+"""So many are worked on at a time that every intermediate stays in a core's cache."""
 
 
 def mix64(value: int) -> int:
@@ -38,47 +41,60 @@ def sequence_key(seed: int, choice: int) -> int:
     return mix64(mix64(seed & _MASK) + (choice + 1) * GAMMA & _MASK)
 
 
-def position_keys(sequence_keys: U64, positions: npt.NDArray[np.int64]) -> U64:
-    """Start of the stream of each row [R]: ``sequence_keys`` [R], ``positions`` [R] counted from the prompt's start."""
-    z: U64 = sequence_keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
-    z ^= z >> np.uint64(31)
+def _mix(z: U64) -> U64:
+    """``mix64`` of every number of ``z``, in place."""
+    shifted = z >> np.uint64(30)
+    np.bitwise_xor(z, shifted, out=z)
+    np.multiply(z, np.uint64(_MULTIPLIER_1), out=z)
+    np.right_shift(z, np.uint64(27), out=shifted)
+    np.bitwise_xor(z, shifted, out=z)
+    np.multiply(z, np.uint64(_MULTIPLIER_2), out=z)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    np.bitwise_xor(z, shifted, out=z)
     return z
 
 
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit ``value``, which is what torch can multiply by."""
-    return value - (1 << 64) if value >> 63 else value
+def _counters(indexes: npt.NDArray[np.int64]) -> U64:
+    """(index + 1) · GAMMA: how far draw ``index`` is from the start of its stream."""
+    return (indexes.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA)
 
 
-def _xor_shift_right(z: torch.Tensor, shift: int) -> torch.Tensor:
-    """Exclusive or of z and z >>> shift, int64, in place.
-
-    Torch shifts arithmetically, so the copied sign bits are masked off.
-    """
-    return z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+def position_keys(sequence_keys: U64, positions: npt.NDArray[np.int64]) -> U64:
+    """Start of the stream of each row [R]: ``sequence_keys`` [R], ``positions`` [R] counted from the prompt's start."""
+    return _mix(sequence_keys + _counters(positions))
 
 
-def token_counters(token_ids: torch.Tensor) -> torch.Tensor:
-    """(id + 1) · GAMMA modulo 2⁶⁴ of int64 ``token_ids``, to be passed to ``gumbel``."""
-    return (token_ids + 1).mul_(_signed(GAMMA))
+def token_counters(token_ids: npt.NDArray[np.int64]) -> U64:
+    """What ``gumbel`` takes for ``token_ids`` of any shape."""
+    return _counters(token_ids)
 
 
-def random_bits(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
-    """The 64-bit integers (as int64) of rows ``keys`` [R, 1] at ``counters`` [V] or [R, K]."""
-    z = keys + counters
-    _xor_shift_right(z, 30).mul_(_signed(_MULTIPLIER_1))
-    _xor_shift_right(z, 27).mul_(_signed(_MULTIPLIER_2))
-    return _xor_shift_right(z, 31)
+def random_bits(keys: U64, counters: U64) -> U64:
+    """The 64-bit integers of rows ``keys`` [R, 1] at ``counters`` [V] or [R, K]."""
+    return _mix(keys + counters)
 
 
-def gumbel(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float32, of rows ``keys`` [R, 1] int64 at ``counters`` [V] or [R, K].
+def gumbel(keys: U64, counters: U64) -> F32:
+    """Standard Gumbel noise of rows ``keys`` [R, 1] at ``counters`` [V] or [R, K].
 
     ``argmax(logits + gumbel)`` is a draw from ``softmax(logits)`` (Gumbel 1954; the "Gumbel-max trick").
     """
-    top_bits = (random_bits(keys, counters) >> (64 - _BITS)).bitwise_and_((1 << _BITS) - 1)
-    uniform = top_bits.to(torch.float32).add_(0.5).mul_(_UNIT)
+    bits = random_bits(keys, counters)
     # −log1p(−u) is exponentially distributed, and minus the logarithm of that is Gumbel.
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    noise = np.right_shift(bits, np.uint64(64 - _BITS), out=bits).astype(np.float32)
+    noise += np.float32(0.5)
+    noise *= -_UNIT
+    for step in (np.log1p, np.negative, np.log, np.negative):
+        step(noise, out=noise)
+    return noise
+
+
+def add_gumbel(values: F32, keys: U64, counters: U64) -> F32:
+    """Add the noise of rows ``keys`` [R, 1] at ``counters`` [V] to ``values`` [R, V], in place."""
+    rows_at_once = max(1, _NUMBERS_AT_ONCE // values.shape[1])
+    for first_row in range(0, values.shape[0], rows_at_once):
+        rows = slice(first_row, first_row + rows_at_once)
+        for first in range(0, values.shape[1], _NUMBERS_AT_ONCE):
+            columns = slice(first, first + _NUMBERS_AT_ONCE)
+            values[rows, columns] += gumbel(keys[rows], counters[columns])
+    return values

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 
 class TokenCounts:
@@ -60,24 +59,24 @@ class Penalties:
 
 
 def apply_penalties(
-    logits: torch.Tensor, rows: npt.NDArray[np.intp], counts: Sequence[TokenCounts], penalties: Penalties
+    logits: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.intp],
+    counts: Sequence[TokenCounts],
+    penalties: Penalties,
 ) -> None:
-    """Penalize ``rows`` of ``logits`` [R, V] float32 in place; ``counts`` and ``penalties`` are aligned with ``rows``.
+    """Penalize ``rows`` of ``logits`` [R, V] in place; ``counts`` and ``penalties`` are aligned with ``rows``.
 
     Repetition (Keskar et al., "CTRL", 2019): a positive logit of a token in prompt or output is divided, a negative
     one multiplied. Then, per token of the output, frequency · count and presence are subtracted.
     """
     sizes = [len(c.ids) for c in counts]
-    flat = np.concatenate([c.ids for c in counts]) + np.repeat(rows * logits.shape[1], sizes)
-    count = torch.from_numpy(np.concatenate([c.counts for c in counts]))
+    places = (np.repeat(rows, sizes), np.concatenate([c.ids for c in counts]))
+    count = np.concatenate([c.counts for c in counts])
     repetition, frequency, presence = (
-        torch.from_numpy(np.repeat(column, sizes))
-        for column in (penalties.repetition, penalties.frequency, penalties.presence)
+        np.repeat(column, sizes) for column in (penalties.repetition, penalties.frequency, penalties.presence)
     )
-    places = torch.from_numpy(flat)
-    all_logits = logits.view(-1)
-    values = all_logits[places]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = logits[places]
+    values = np.where(values > 0, values / repetition, values * repetition)
     values -= frequency * count
     values -= presence * (count > 0)
-    all_logits[places] = values
+    logits[places] = values

@@ -10,26 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine_core.step import TokenLogprobs
 from engine_core.worker import sampling_state as asks
 from engine_core.worker.constraints import add_bias, ban, keep_allowed
 from engine_core.worker.logprobs import token_logprobs
-from engine_core.worker.noise import gumbel, position_keys, token_counters
-from engine_core.worker.ordering import argmax
+from engine_core.worker.noise import U64, add_gumbel, gumbel, position_keys, token_counters
+from engine_core.worker.ordering import F32, Ids, argmax
 from engine_core.worker.penalties import Penalties, apply_penalties
 from engine_core.worker.sampling_state import SamplingState
-from engine_core.worker.truncation import Warp, keep_nucleus, top_k_prefix, top_p_prefix
+from engine_core.worker.truncation import (
+    Warp,
+    likeliest_in_nucleus,
+    masses_of,
+    reach_of,
+    top_k_prefix,
+    top_p_prefix,
+)
 
 Index = npt.NDArray[np.intp]
 
-_ELEMENTS_AT_ONCE = 1 << 22
+_ELEMENTS_AT_ONCE = 1 << 20
 """Logits worked on at a time: bounds what the sampler takes beside them."""
-_WHOLE_ROW_ELEMENTS = 1 << 18
+_WHOLE_ROW_ELEMENTS = 1 << 15
 """The same where every token of a row needs noise or mass: what fits a core's cache."""
 
 
@@ -62,46 +69,46 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Reads ``state`` and draws; R rows, V vocabulary size."""
+    """Reads ``state`` and draws; R rows, V vocabulary size. For logits in the processor's own memory."""
 
-    def __init__(self, state: SamplingState, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, state: SamplingState, vocab_size: int) -> None:
         """``state`` is kept and read at each draw."""
         self._state = state
-        self._device = device
-        self._counters = token_counters(torch.arange(vocab_size, device=device))
+        self._counters = token_counters(np.arange(vocab_size))
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
-        """Draw one token for each row of ``logits`` [R, V] float32, which may be changed."""
+    def sample(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
+        """Draw one token for each row of ``logits`` [R, V], which may be changed."""
         if not int(np.bitwise_or.reduce(self._state.features[rows.slots])) & ~asks.PROMPT_LOGPROBS:
-            return SamplerOutput(argmax(logits).numpy(force=True), {})
+            return SamplerOutput(argmax(logits), {})
         token_ids = np.empty(len(rows.slots), np.int64)
         logprobs: dict[int, TokenLogprobs] = {}
         step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
-        for start in range(0, len(token_ids), step):
-            chunk = slice(start, start + step)
-            drawn = self._sample_chunk(logits[chunk], rows.part(chunk))
-            token_ids[chunk] = drawn.token_ids
-            logprobs |= {start + row: entry for row, entry in drawn.logprobs.items()}
+        with np.errstate(all="ignore"):  # logits are −inf where tokens are banned, and temperatures may be tiny
+            for start in range(0, len(token_ids), step):
+                chunk = slice(start, start + step)
+                drawn = self._sample_chunk(logits[chunk], rows.part(chunk))
+                token_ids[chunk] = drawn.token_ids
+                logprobs |= {start + row: entry for row, entry in drawn.logprobs.items()}
         return SamplerOutput(token_ids, logprobs)
 
-    def _sample_chunk(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
+    def _sample_chunk(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         features = self._state.features[rows.slots]
         asked = int(np.bitwise_or.reduce(features))
         # Log probabilities are of what the model said; a copy is due only where that is about to change.
         reported = np.flatnonzero(features & asks.LOGPROBS)
         raw = _select(logits, reported) if len(reported) else None
         if asked & asks.ALTERS_LOGITS:
-            raw = None if raw is None else raw.clone()
+            raw = None if raw is None else raw.copy()
             self._constrain(logits, rows, features)
         tokens = self._draw(logits, rows, features) if asked & asks.RANDOM else argmax(logits)
         logprobs: dict[int, TokenLogprobs] = {}
         if raw is not None:
             num_top = self._state.num_logprobs[rows.slots[reported]].tolist()
-            entries = token_logprobs(raw, tokens[torch.from_numpy(reported)], num_top)
+            entries = token_logprobs(raw, tokens[reported], num_top)
             logprobs = dict(zip(reported.tolist(), entries, strict=True))
-        return SamplerOutput(tokens.numpy(force=True), logprobs)
+        return SamplerOutput(tokens, logprobs)
 
-    def _constrain(self, logits: torch.Tensor, rows: SamplingRows, features: npt.NDArray[np.int32]) -> None:
+    def _constrain(self, logits: F32, rows: SamplingRows, features: npt.NDArray[np.int32]) -> None:
         """Apply allowed ids, bans, bias and penalties, in place."""
         state = self._state
         limited = [
@@ -136,14 +143,15 @@ class Sampler:
     def _known_tokens(rows: SamplingRows, row: int) -> npt.NDArray[np.int32]:
         return rows.token_ids[rows.slots[row], : rows.num_tokens[row]]
 
-    def _draw(self, logits: torch.Tensor, rows: SamplingRows, features: npt.NDArray[np.int32]) -> torch.Tensor:
+    def _draw(self, logits: F32, rows: SamplingRows, features: npt.NDArray[np.int32]) -> Ids:
         """Token ids [R] of greedy and random rows alike."""
-        tokens = torch.empty(len(features), dtype=torch.int64, device=self._device)
+        tokens = np.empty(len(features), np.int64)
         is_random = (features & asks.RANDOM) != 0
-        truncation = features & (asks.TOP_K | asks.TOP_P)
         greedy = np.flatnonzero(~is_random)
         if len(greedy):
-            tokens[torch.from_numpy(greedy)] = argmax(_select(logits, greedy))
+            tokens[greedy] = argmax(_select(logits, greedy))
+        keys = position_keys(self._state.noise_key[rows.slots], rows.num_tokens)[:, np.newaxis]
+        truncation = features & (asks.TOP_K | asks.TOP_P)
         few = max(1, _WHOLE_ROW_ELEMENTS // logits.shape[1])
         for part, draw, rows_at_once in (
             (is_random & (truncation & asks.TOP_K != 0), self._draw_top_k, len(features)),
@@ -151,48 +159,44 @@ class Sampler:
             (is_random & (truncation == 0), self._draw_any, few),
         ):
             for chosen in _chunks(np.flatnonzero(part), rows_at_once):
-                slots = rows.slots[chosen]
-                keys = position_keys(self._state.noise_key[slots], rows.num_tokens[chosen])
-                drawn = draw(_select(logits, chosen), _column(keys.view(np.int64)), slots)
-                tokens[torch.from_numpy(chosen)] = drawn
+                tokens[chosen] = draw(_select(logits, chosen), keys[chosen], rows.slots[chosen])
         return tokens
 
     def _warp(self, slots: Index) -> Warp:
-        min_p = self._state.min_p[slots]
-        return Warp(_column(self._state.temperature[slots]), _column(min_p) if min_p.any() else None)
+        has_min_p = bool(np.bitwise_or.reduce(self._state.features[slots]) & asks.MIN_P)
+        log_min_p = _column(self._state.log_min_p[slots]) if has_min_p else None
+        return Warp(_column(self._state.temperature[slots]), log_min_p)
 
-    def _draw_any(self, logits: torch.Tensor, keys: torch.Tensor, slots: Index) -> torch.Tensor:
-        scaled = self._warp(slots).scale(logits, logits.amax(dim=1, keepdim=True))
-        return argmax(scaled.add_(gumbel(keys, self._counters)))
+    def _draw_any(self, logits: F32, keys: U64, slots: Index) -> Ids:
+        scaled = self._warp(slots).scale(logits, logits.max(axis=1, keepdims=True))
+        return argmax(add_gumbel(scaled, keys, self._counters))
 
-    def _draw_top_k(self, logits: torch.Tensor, keys: torch.Tensor, slots: Index) -> torch.Tensor:
-        top_p = self._state.top_p[slots]
-        needed_top_p = _column(top_p) if (top_p < 1.0).any() else None
-        ids, scaled = top_k_prefix(logits, self._warp(slots), _column(self._state.top_k[slots]), needed_top_p)
+    def _draw_top_k(self, logits: F32, keys: U64, slots: Index) -> Ids:
+        top_p = _column(self._state.top_p[slots]) if (self._state.features[slots] & asks.TOP_P).any() else None
+        ids, scaled = top_k_prefix(logits, self._warp(slots), _column(self._state.top_k[slots]), top_p)
         return self._draw_from(ids, scaled, keys)
 
-    def _draw_top_p(self, logits: torch.Tensor, keys: torch.Tensor, slots: Index) -> torch.Tensor:
-        top_p = self._state.top_p[slots]
-        scaled = self._warp(slots).scale(logits, logits.amax(dim=1, keepdim=True))
-        ids, candidates, complete = top_p_prefix(logits, scaled, _column(top_p))
+    def _draw_top_p(self, logits: F32, keys: U64, slots: Index) -> Ids:
+        scaled = self._warp(slots).scale(logits, logits.max(axis=1, keepdims=True))
+        masses = masses_of(scaled)
+        reach = reach_of(masses.sum(axis=1, keepdims=True, dtype=np.int64), _column(self._state.top_p[slots]))
+        ids, candidates, complete = top_p_prefix(logits, scaled, masses, reach)
         tokens = self._draw_from(ids, candidates, keys)
-        for row in (~complete).nonzero().squeeze(1).tolist():
-            keep_nucleus(scaled[row], float(top_p[row]))
-            tokens[row : row + 1] = argmax(scaled[row : row + 1] + gumbel(keys[row : row + 1], self._counters))
+        for row in np.flatnonzero(~complete):
+            scores = add_gumbel(scaled[row : row + 1], keys[row : row + 1], self._counters)[0]
+            tokens[row] = likeliest_in_nucleus(scores, logits[row], masses[row], int(reach[row, 0]))
         return tokens
 
-    def _draw_from(self, ids: torch.Tensor, scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def _draw_from(self, ids: Ids, scaled: F32, keys: U64) -> Ids:
         """One of ``ids`` [R, K] by its ``scaled`` logits [R, K]."""
-        place = argmax(scaled + gumbel(keys, self._counters[ids]))
-        return ids.gather(1, place.unsqueeze(1)).squeeze(1)
+        scaled += gumbel(keys, self._counters[ids])
+        return ids[np.arange(len(ids)), argmax(scaled)]
 
 
-def _select(logits: torch.Tensor, rows: Index) -> torch.Tensor:
+def _select(logits: F32, rows: Index) -> F32:
     """``rows`` (ascending) of ``logits``; a view where they are adjacent."""
     first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows):
-        return logits[first : last + 1]
-    return logits.index_select(0, torch.from_numpy(rows))
+    return logits[first : last + 1] if last - first + 1 == len(rows) else logits[rows]
 
 
 def _chunks(rows: Index, size: int) -> Iterator[Index]:
@@ -200,6 +204,6 @@ def _chunks(rows: Index, size: int) -> Iterator[Index]:
         yield rows[start : start + size]
 
 
-def _column(array: npt.NDArray[np.generic]) -> torch.Tensor:
+def _column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """[R] as [R, 1]."""
-    return torch.from_numpy(array).unsqueeze(1)
+    return array[:, np.newaxis]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,8 @@ class SamplingState:
         self.top_k = np.zeros(num_slots, np.int64)
         """``vocab_size`` where all are kept."""
         self.top_p = np.zeros(num_slots, np.float64)
-        self.min_p = np.zeros(num_slots, np.float32)
+        self.log_min_p = np.zeros(num_slots, np.float32)
+        """−inf without a min-p."""
         self.repetition_penalty = np.zeros(num_slots, np.float32)
         self.frequency_penalty = np.zeros(num_slots, np.float32)
         self.presence_penalty = np.zeros(num_slots, np.float32)
@@ -78,7 +80,7 @@ class SamplingState:
         self.temperature[slot] = max(params.temperature, _SMALLEST)
         self.top_k[slot] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
         self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
+        self.log_min_p[slot] = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         self.repetition_penalty[slot] = params.repetition_penalty
         self.frequency_penalty[slot] = params.frequency_penalty
         self.presence_penalty[slot] = params.presence_penalty

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,3 +51,12 @@ def test_dtype_configuration_and_dummy_seed_count(original: Path, tmp_path: Path
         fingerprint(original, load_format="dummy", seed=1),
     ]
     assert len(set(variants)) == len(variants)
+
+
+def test_what_numpy_computes_with_counts(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another of its code paths may compute another last bit of a logarithm."""
+    before = fingerprint(original)
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    assert set(found) < set(np._core._multiarray_umath.__cpu_features__)
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": [*found, "ANOTHER"]}})
+    assert fingerprint(original) != before

@@ -2,12 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
-from engine_core.worker.noise import gumbel, position_keys, random_bits, sequence_key, token_counters
+from engine_core.worker.noise import add_gumbel, gumbel, position_keys, random_bits, sequence_key, token_counters
 
 MASK = 2**64 - 1
 
@@ -38,10 +38,9 @@ def splitmix64_finalizer(value: int) -> int:
     return splitmix64((value - 0x9E3779B97F4A7C15) & MASK, 1)[0]
 
 
-def keys_of(seed: int, choice: int, positions: list[int]) -> torch.Tensor:
+def keys_of(seed: int, choice: int, positions: list[int]) -> np.ndarray:
     sequence_keys = np.full(len(positions), sequence_key(seed, choice), np.uint64)
-    keys = position_keys(sequence_keys, np.array(positions, np.int64))
-    return torch.from_numpy(keys.view(np.int64)).unsqueeze(1)
+    return position_keys(sequence_keys, np.array(positions, np.int64))[:, np.newaxis]
 
 
 def test_published_vector() -> None:
@@ -53,16 +52,16 @@ def test_published_vector() -> None:
 @pytest.mark.parametrize("choice", [0, 7])
 def test_integers_equal_the_reference(seed: int, choice: int) -> None:
     vocab = 50
-    bits = random_bits(keys_of(seed, choice, [0, 1, 333]), token_counters(torch.arange(vocab)))
+    bits = random_bits(keys_of(seed, choice, [0, 1, 333]), token_counters(np.arange(vocab)))
     for row, position in zip(bits, [0, 1, 333], strict=True):
-        assert [value & MASK for value in row.tolist()] == reference_bits(seed, choice, position, vocab)
+        assert row.tolist() == reference_bits(seed, choice, position, vocab)
 
 
 def test_gumbel_equals_float64_arithmetic() -> None:
     bits = np.array(reference_bits(9, 0, 5, 2000), np.uint64)
     uniform = ((bits >> np.uint64(24)).astype(np.float64) + 0.5) / 2.0**40
     expected = -np.log(-np.log1p(-uniform))
-    noise = gumbel(keys_of(9, 0, [5]), token_counters(torch.arange(2000)))[0].double().numpy()
+    noise = gumbel(keys_of(9, 0, [5]), token_counters(np.arange(2000)))[0].astype(np.float64)
     np.testing.assert_allclose(noise, expected, atol=2e-5)
 
 
@@ -70,13 +69,35 @@ def test_a_token_has_the_same_noise_wherever_it_stands() -> None:
     """Candidates of top-k are a gathered subset of a row: bits must not depend on place, shape or batch."""
     vocab = 5000
     keys = keys_of(3, 1, list(range(9)))
-    counters = token_counters(torch.arange(vocab))
+    counters = token_counters(np.arange(vocab))
     whole = gumbel(keys, counters)
-    generator = torch.Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
     for size in (1, 2, 3, 7, 31, 64, 333):
-        ids = torch.randint(vocab, (1, size), generator=generator)
-        assert torch.equal(gumbel(keys[4:5], counters[ids]), whole[4:5].gather(1, ids))
-        assert torch.equal(gumbel(keys[:size], counters), whole[:size])
+        ids = rng.integers(0, vocab, (1, size))
+        np.testing.assert_array_equal(gumbel(keys[4:5], counters[ids]), whole[4:5, ids[0]])
+        np.testing.assert_array_equal(gumbel(keys[:size], counters), whole[:size])
+
+
+@pytest.mark.parametrize("vocab", [100, 30_000, 70_001])
+def test_noise_added_in_parts_is_the_same(vocab: int) -> None:
+    """Rows are worked on a few at a time, long ones in pieces."""
+    keys, counters = keys_of(3, 1, list(range(5))), token_counters(np.arange(vocab))
+    values = np.random.default_rng(0).normal(size=(5, vocab)).astype(np.float32)
+    np.testing.assert_array_equal(add_gumbel(values.copy(), keys, counters), values + gumbel(keys, counters))
+
+
+@pytest.mark.parametrize("function", [np.exp, np.log, lambda x: np.log1p(-x)], ids=["exp", "log", "log1p"])
+def test_functions_of_numpy_do_not_depend_on_the_place_in_an_array(
+    function: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Vectors, what is left over after them, and lone numbers are computed alike: a row's bits rest on it."""
+    x = np.random.default_rng(0).uniform(0.0001, 0.9999, 3000).astype(np.float32)
+    whole = function(x)
+    np.testing.assert_array_equal(np.concatenate([function(x[i : i + 1]) for i in range(len(x))]), whole)
+    for size in [*range(2, 70), 1000]:
+        for start in (0, 1, 3, 16, 100):
+            np.testing.assert_array_equal(function(x[start : start + size]), whole[start : start + size])
+    np.testing.assert_array_equal(function(x.reshape(30, 100)), whole.reshape(30, 100))
 
 
 def chi_square_z(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -88,25 +109,25 @@ def chi_square_z(counts: np.ndarray, expected: np.ndarray) -> float:
 def test_frequencies_match_the_distribution() -> None:
     """Gumbel-max over consecutive positions of one seed draws from softmax: chi-square within 4 deviations."""
     vocab, draws = 40, 40_000
-    logits = torch.linspace(2.0, -3.0, vocab)
-    noise = gumbel(keys_of(2024, 0, list(range(draws))), token_counters(torch.arange(vocab)))
-    counts = np.bincount((logits + noise).argmax(dim=1).numpy(), minlength=vocab)
-    assert abs(chi_square_z(counts, logits.softmax(0).double().numpy() * draws)) < 4
+    logits = np.linspace(2.0, -3.0, vocab, dtype=np.float32)
+    noise = gumbel(keys_of(2024, 0, list(range(draws))), token_counters(np.arange(vocab)))
+    counts = np.bincount((logits + noise).argmax(axis=1), minlength=vocab)
+    assert abs(chi_square_z(counts, np.exp(logits) / np.exp(logits).sum() * draws)) < 4
 
 
-def top_bits(bits: torch.Tensor) -> np.ndarray:
-    return (bits.numpy().view(np.uint64) >> np.uint64(60)).astype(np.int64).ravel()
+def top_bits(bits: np.ndarray) -> np.ndarray:
+    return (bits >> np.uint64(60)).astype(np.int64).ravel()
 
 
 def test_neighbouring_streams_are_independent() -> None:
     """Top bits of adjacent positions, tokens, choices and seeds fill every cell of a contingency table evenly."""
-    counters = token_counters(torch.arange(400))
+    counters = token_counters(np.arange(400))
     base = top_bits(random_bits(keys_of(5, 0, list(range(200))), counters))
     neighbours = {
         "position": random_bits(keys_of(5, 0, list(range(1, 201))), counters),
         "choice": random_bits(keys_of(5, 1, list(range(200))), counters),
         "seed": random_bits(keys_of(6, 0, list(range(200))), counters),
-        "token": random_bits(keys_of(5, 0, list(range(200))), token_counters(torch.arange(1, 401))),
+        "token": random_bits(keys_of(5, 0, list(range(200))), token_counters(np.arange(1, 401))),
     }
     for name, bits in neighbours.items():
         cells = np.bincount(base * 16 + top_bits(bits), minlength=256)
@@ -115,10 +136,10 @@ def test_neighbouring_streams_are_independent() -> None:
 
 def test_streams_do_not_repeat() -> None:
     """No two of many (seed, choice, position, token) share an integer."""
-    counters = token_counters(torch.arange(64))
+    counters = token_counters(np.arange(64))
     streams = [
         random_bits(keys_of(seed, choice, list(range(50))), counters).ravel()
         for seed, choice in itertools.product(range(8), range(4))
     ]
-    everything = torch.cat(streams)
-    assert len(everything.unique()) == len(everything)
+    everything = np.concatenate(streams)
+    assert len(np.unique(everything)) == len(everything)

@@ -31,7 +31,7 @@ def test_logits_of_growing_sequences() -> None:
         logits = torch.randn(6, VOCAB, generator=generator)
         penalized = logits.clone()
         rows = np.array([0, 2, 3, 5])
-        apply_penalties(penalized, rows, counts, Penalties(*columns))
+        apply_penalties(penalized.numpy(), rows, counts, Penalties(*columns))
         assert torch.equal(penalized[[1, 4]], logits[[1, 4]])
         for row, prompt, output, penalties in zip(rows, prompts, outputs, chosen, strict=True):
             torch.testing.assert_close(penalized[row], expected(logits[row], prompt, output, penalties))

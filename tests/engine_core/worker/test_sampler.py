@@ -40,7 +40,7 @@ class Rows:
             known = tokens[slot, : self.lengths[row]]
             state.add(slot, self.params[row], self.choices[row], known, prompt)
         rows = SamplingRows(np.arange(len(order)), tokens, self.lengths[order], self.prompts[order])
-        return Sampler(state, self.vocab, torch.device("cpu")).sample(self.logits[order].clone(), rows)
+        return Sampler(state, self.vocab).sample(self.logits[order].clone().numpy(), rows)
 
     def expected(self, row: int) -> int:
         """The draw for one row by transformers' processors, in the documented order, and the noise added to it."""
@@ -52,8 +52,8 @@ class Rows:
         if params.greedy:
             return int(scores.argmax())
         keys = np.array([sequence_key(params.seed, self.choices[row])], np.uint64)
-        key = torch.from_numpy(position_keys(keys, self.lengths[row : row + 1]).view(np.int64)).unsqueeze(1)
-        return int((scores + gumbel(key, token_counters(torch.arange(self.vocab)))).argmax())
+        key = position_keys(keys, self.lengths[row : row + 1])[:, np.newaxis]
+        return int((scores.numpy() + gumbel(key, token_counters(np.arange(self.vocab)))).argmax())
 
 
 class OutputPenalties:
@@ -181,6 +181,19 @@ def test_rows_worked_on_in_parts_are_the_same(mixed: Rows, monkeypatch: pytest.M
     assert in_parts.logprobs == at_once.logprobs
 
 
+def test_logits_that_are_no_numbers_harm_no_other_row(mixed: Rows) -> None:
+    """A model that overflows loses its sequence, which gets some token; the batch and the engine live on."""
+    lost = range(3, 250, 4)
+    rows = Rows(mixed.params, mixed.vocab, seed=0)
+    expected = rows.sample(list(range(250)))
+    rows.logits[lost] = torch.nan
+    output = rows.sample(list(range(250)))
+    assert ((output.token_ids >= 0) & (output.token_ids < mixed.vocab)).all()
+    for row in set(range(250)) - set(lost):
+        assert output.token_ids[row] == expected.token_ids[row]
+        assert output.logprobs.get(row) == expected.logprobs.get(row)
+
+
 def test_logprobs_are_of_the_raw_logits(mixed: Rows) -> None:
     output = mixed.sample(list(range(250)))
     asked = {row for row, params in enumerate(mixed.params) if params.logprobs is not None}
@@ -201,7 +214,16 @@ def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_t
 def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a greedy batch does not ask for is not run: the functions behind every feature are broken here."""
     rows = Rows([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)] * 8, vocab=500)
-    for name in ("gumbel", "token_logprobs", "apply_penalties", "ban", "add_bias", "keep_allowed", "position_keys"):
+    for name in (
+        "gumbel",
+        "add_gumbel",
+        "token_logprobs",
+        "apply_penalties",
+        "ban",
+        "add_bias",
+        "keep_allowed",
+        "position_keys",
+    ):
         monkeypatch.setattr(f"engine_core.worker.sampler.{name}", None)
     assert rows.sample(list(range(8))).token_ids.tolist() == rows.logits.argmax(dim=1).tolist()
 
@@ -221,7 +243,7 @@ def test_frequencies_match_the_probabilities(truncation: dict[str, float]) -> No
     rows = SamplingRows(
         np.zeros(draws, np.intp), np.zeros((1, 1), np.int32), np.arange(draws), np.ones(draws, np.int64)
     )
-    drawn = Sampler(state, vocab, torch.device("cpu")).sample(logits.repeat(draws, 1), rows).token_ids
+    drawn = Sampler(state, vocab).sample(logits.repeat(draws, 1).numpy(), rows).token_ids
     scores = logits / 0.8
     for processor in processors(params, torch.zeros(1, 1, dtype=torch.int64), 1)[1:]:
         scores = processor(None, scores) if not isinstance(processor, hf.TemperatureLogitsWarper) else scores
@@ -243,10 +265,8 @@ def test_extreme_temperatures() -> None:
     rows.logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)) * 1e4
     drawn = rows.sample([0, 1, 2, 3]).token_ids
     assert drawn[:3].tolist() == rows.logits[:3].argmax(dim=1).tolist()
-    key = torch.from_numpy(
-        position_keys(np.array([sequence_key(3, 0)], np.uint64), rows.lengths[3:]).view(np.int64)
-    ).unsqueeze(1)
-    assert drawn[3] == int(gumbel(key, token_counters(torch.arange(100))).argmax())
+    key = position_keys(np.array([sequence_key(3, 0)], np.uint64), rows.lengths[3:])[:, np.newaxis]
+    assert drawn[3] == int(gumbel(key, token_counters(np.arange(100))).argmax())
 
 
 def test_min_tokens_holds_back_eos_and_stop_tokens_until_then() -> None:
