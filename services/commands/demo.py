@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 import ringline
 
-from services.commands.serve import BUNDLED_MODEL, stack_options
+from services.commands.serve import bundled_model, stack_options
 from services.runtime.child_logs import ChildLogs
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.launch import ReadyStack, run_stack
@@ -44,11 +44,10 @@ class _Timing:
 
 @click.command()
 @click.option("--prompt", default=PROMPT, show_default=True, help="What to ask.")
-@click.option(
-    "--model", default=str(BUNDLED_MODEL), help="Checkpoint: a directory or a hub id; default: the bundled one."
-)
-def demo(prompt: str, model: str) -> int:
+@click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
+def demo(prompt: str, model: str | None) -> int:
     """Start the three services on free ports, stream an answer through them, show what ran where, and stop."""
+    model = model or bundled_model()
     settings = ProcessorSettings(server=ServerSettings(port=0), telemetry=TelemetrySettings(metrics=False))
     configure_logs(TelemetrySettings(log_format="console"), "demo")
     logs = ChildLogs(as_json=False, quiet=True)

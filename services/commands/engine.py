@@ -9,9 +9,14 @@ import click
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError
+from services.runtime.errors import FatalError
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import build, settings_of
 from services.runtime.settings import EngineServiceSettings
+from services.runtime.telemetry import configure_logs
+
+_EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "transformers")
+"""What only an engine needs, and an installation without the extra ``engine`` lacks."""
 
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
@@ -32,7 +37,15 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     # neighbours: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    from services.engine.main import run  # torch is loaded here, once everything else is known to be right
+    try:
+        from services.engine.main import run  # torch is loaded here, once everything else is known to be right
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        configure_logs(settings.telemetry, settings.service)
+        raise FatalError(
+            f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
+        ) from None
 
     return run(settings, config)
 

@@ -20,7 +20,7 @@ from services.runtime.settings import DetokenizerSettings, EngineServiceSettings
 from services.runtime.stack import StackOptions, default_metrics_port, free_port
 from services.runtime.telemetry import configure_logs
 
-BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+_BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
 
 _DECIDED_HERE = ("uds", "name", "engines", "detokenizers")
 """Options of the services that the stack sets itself."""
@@ -45,7 +45,8 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     processor's.
     """
     values = with_model(given(options), checkpoint)
-    values.setdefault("model", str(BUNDLED_MODEL))
+    if "model" not in values:
+        values["model"] = bundled_model()
     settings = build_settings(ProcessorSettings(), values)
     configure_logs(settings.telemetry, "serve")
     check_listenable(settings.server)
@@ -63,6 +64,15 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             when_ready=lambda ready: _announce(ready, logs),
         )
     )
+
+
+def bundled_model() -> str:
+    """The checkpoint that is served where none is named."""
+    if not _BUNDLED_MODEL.is_dir():
+        raise click.UsageError(
+            "MODEL is missing: give a checkpoint's directory or hub id. (The bundled one is in the repository alone.)"
+        )
+    return str(_BUNDLED_MODEL)
 
 
 def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:

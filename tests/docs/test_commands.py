@@ -130,3 +130,18 @@ def test_commands_and_flags_that_are_named_exist() -> None:
             missing.append(words[1])
         wrong += [f"{document.name}: {word}" for word in missing]
     assert wrong == []
+
+
+def test_an_engine_where_only_a_cpu_tier_is_installed_says_what_is_missing() -> None:
+    ringline = ROOT / ".venv-cpu" / "bin" / "ringline"
+    assert ringline.exists(), "run `make setup`, which installs a CPU tier"
+    done = subprocess.run(
+        [ringline, "engine", "checkpoints/tiny", "--log-format", "console"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert re.fullmatch(r"error: the engine needs \w+, which is not installed: .*\[engine\]\n", done.stderr)
