@@ -145,9 +145,10 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
 def make_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms.
 
-    Muon is by Jordan et al. (2024); the scaling of Liu et al. (2025) lets both share one learning rate. In short trials
-    on an earlier corpus (0.6 M tokens, rate 3e-3, the same first weights) it reached a validation loss of 0.78 and AdamW
-    alone 2.47, or 1.10 with first weights three times as large. Muon's rate was then tuned (0.73 at 6e-3), AdamW's not.
+    Muon is by Jordan et al. (2024); the scaling of Liu et al. (2025) lets both share one learning rate. In short
+    trials on an earlier corpus (0.6 M tokens, rate 3e-3, the same first weights) it reached a validation loss of 0.78,
+    AdamW alone 2.47, or 1.10 with first weights three times as large. Muon's rate was tuned then (6e-3: 0.73),
+    AdamW's was not.
     """
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
