@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -20,6 +22,10 @@ if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub
 
 
+_FINISH_TIMEOUT = 5.0
+"""Seconds for the engine to end the stream."""
+
+
 class EngineLink(Link):
     """An attachment to an engine; greedy requests that ignore eos, delivered to their submitter."""
 
@@ -31,6 +37,8 @@ class EngineLink(Link):
         self._prepared_before = 0
         self._numbers: dict[str, int] = {}
         self._commands: list[pb.Command] = []
+        self._written = asyncio.Event()
+        """Set while every command is written."""
 
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
         self._prepared_before += len(self._prepared)  # a ring id is used once
@@ -65,8 +73,17 @@ class EngineLink(Link):
     async def _disconnect(self) -> None:
         await self._channel.close()
 
+    async def _finish(self) -> None:
+        """Have the last Done written and the stream ended by the engine, or its ledgers would wait for the grace."""
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(_FINISH_TIMEOUT):
+                await self._written.wait()
+                await self._call.done_writing()
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
     def _send(self, command: pb.Command) -> None:
         self._commands.append(command)
+        self._written.clear()
         self._pending.set()
 
     async def _write(self) -> None:
@@ -75,6 +92,8 @@ class EngineLink(Link):
             self._pending.clear()
             commands, self._commands = self._commands, []
             await self._call.write(pb.AttachRequest(commands=commands))
+            if not self._commands:
+                self._written.set()
 
     async def _read(self) -> None:
         while isinstance(frame := await self._call.read(), pb.AttachResponse):

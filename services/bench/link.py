@@ -87,10 +87,15 @@ class Link(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is None:
+            await self._finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._stream, return_exceptions=True)
         await self._disconnect()
+
+    async def _finish(self) -> None:
+        """Say what is still to be said before the stream is closed; by default nothing is."""
 
     async def _guarded_write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader learns why

@@ -46,9 +46,12 @@ async def wait_serving(channel: grpc.aio.Channel) -> None:
     """Return when the whole server behind ``channel`` says SERVING, however long that takes."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     while True:
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         try:
-            async for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+            # Read by hand: an iterator that is left early keeps the call, and its connection, until it is collected.
+            while (answer := await watch.read()) is not grpc.aio.EOF:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    watch.cancel()
                     return
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.1)  # it went away while it was watched; the channel connects again

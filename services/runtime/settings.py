@@ -149,7 +149,7 @@ class ProcessorSettings(ServiceSettings):
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
     patience: float = option(
-        10.0,
+        60.0,
         "How long a request waits for an engine and a detokenizer, at its start or when it lost one.",
         minimum=0,
         maximum=86400,

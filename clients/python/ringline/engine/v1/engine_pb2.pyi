@@ -150,7 +150,7 @@ class Submit(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
-        """All scalars present."""
+        """Absent scalars are neutral: temperature 1, no filter, no penalty, seed 0, n 1."""
 
     @property
     def bad_words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.TokenIds]:
