@@ -96,6 +96,7 @@ class Link(ABC):
 
     async def _finish(self) -> None:
         """Say what is still to be said before the stream is closed; by default nothing is."""
+        return
 
     async def _guarded_write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader learns why

@@ -16,7 +16,14 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.validation import check_chat, check_prompt_length, check_request, refuse
+from services.processor.validation import (
+    check_candidates,
+    check_chat,
+    check_prompt_length,
+    check_request,
+    check_token_ids,
+    refuse,
+)
 from services.processor.vocabulary import Vocabulary
 from services.ring.identity import PeerId
 from services.text.chat import ChatTemplateError
@@ -55,6 +62,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
     check_request(request, limits)
     prompt = prompt_ids(request, vocabulary)
     check_prompt_length(len(prompt), limits)
+    check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
     choices = {resumed.choice: tuple(resumed.token_ids) for resumed in request.resume}
     room = limits.max_model_len - len(prompt)
     if any(len(ids) > room for ids in choices.values()):
@@ -62,10 +70,12 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room)
     output = _resolve_output(request.output)
+    bad_words = _bad_words(list(stopping.bad_words), vocabulary)
+    check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     submit = engine_pb2.Submit(
         prompt_token_ids=prompt,
         sampling=sampling,
-        bad_words=_bad_words(list(stopping.bad_words), vocabulary),
+        bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in bad_words],
         stop_token_ids=stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
         max_tokens=stopping.max_tokens,
@@ -202,6 +212,8 @@ def _resolve_stopping(asked: inference_pb2.StoppingParams, room: int) -> inferen
     resolved.CopyFrom(asked)
     resolved.max_tokens = asked.max_tokens if asked.HasField("max_tokens") else room
     resolved.min_tokens = asked.min_tokens
+    if resolved.min_tokens > resolved.max_tokens:
+        raise refuse("stopping.min_tokens", f"{asked.min_tokens} is out of range: the context has room for {room}")
     resolved.include_stop_str_in_output = asked.include_stop_str_in_output
     resolved.ignore_eos = asked.ignore_eos
     return resolved
@@ -216,7 +228,7 @@ def _resolve_output(asked: inference_pb2.OutputParams) -> inference_pb2.OutputPa
     return resolved
 
 
-def _bad_words(words: list[str], vocabulary: Vocabulary) -> list[sampling_pb2.TokenIds]:
+def _bad_words(words: list[str], vocabulary: Vocabulary) -> list[list[int]]:
     """The ids of each word, as it begins a text and as it follows a space.
 
     The second form counts only where it is spelt differently from its first id on, at equal length (as in vLLM):
@@ -230,4 +242,4 @@ def _bad_words(words: list[str], vocabulary: Vocabulary) -> list[sampling_pb2.To
             sequences.append(bare)
         if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
             sequences.append(spaced)
-    return [sampling_pb2.TokenIds(ids=ids) for ids in sequences]
+    return sequences

@@ -206,6 +206,8 @@ class Ring:
 
     def _replay(self, live: LiveRequest) -> None:
         """A frame did not fit: ask for the log again, from what is there."""
+        if live.stranded_at is not None:
+            return  # the route that it waits for brings a replay
         live.ring.redirects += 1
         log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
         if live.ring.redirects > MAX_REDIRECTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
@@ -14,11 +15,12 @@ from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STO
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64
-MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 128, 256
+MAX_BAD_WORDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORD_TOKENS_TOGETHER = 128, 256, 1024
 MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 256
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_TEMPERATURE = float(1 << 31)
+MAX_PROBLEM_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class ModelLimits:
 
 
 def refuse(field: str, problem: str) -> Refused:
-    """INVALID_ARGUMENT, naming the field."""
-    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}")
+    """INVALID_ARGUMENT, naming the field. Short enough for a status, whatever ``problem`` quotes."""
+    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem[:MAX_PROBLEM_LENGTH]}")
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
@@ -116,6 +118,32 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -
     check_token_ids("sampling.allowed_token_ids", list(sampling.allowed_token_ids), limits)
     if len(sampling.allowed_token_ids) > limits.vocab_size:
         raise refuse("sampling.allowed_token_ids", f"more than the vocabulary's {limits.vocab_size} ids")
+
+
+def check_candidates(
+    sampling: sampling_pb2.SamplingParams,
+    stopping: inference_pb2.StoppingParams,
+    bad_words: Sequence[Sequence[int]],
+    eos_token_ids: Iterable[int],
+    limits: ModelLimits,
+) -> None:
+    """What is banned, once everything is resolved and tokenized, leaves a first token to sample."""
+    together = sum(map(len, bad_words))
+    if together > MAX_BAD_WORD_TOKENS_TOGETHER:
+        raise refuse(
+            "stopping.bad_words", f"{together} tokens together: expected at most {MAX_BAD_WORD_TOKENS_TOGETHER}"
+        )
+    allowed = sampling.allowed_token_ids or range(limits.vocab_size)
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if banned.issuperset(allowed):
+        raise refuse("stopping.bad_words", "every token that may be sampled is one: expected some left")
+    if stopping.min_tokens == 0:
+        return
+    banned.update(stopping.stop_token_ids)
+    if not stopping.ignore_eos:
+        banned.update(eos_token_ids)
+    if banned.issuperset(allowed):
+        raise refuse("stopping.min_tokens", "no token may be sampled before the output may stop: expected 0")
 
 
 def _check_prompt(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:

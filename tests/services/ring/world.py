@@ -61,6 +61,7 @@ EOS = TOKENIZER.encode("!")[0]
 def token_at(seed: int, choice: int, position: int) -> int:
     """What every engine computes there."""
     mixed = (seed * 1_000_003 + choice * 7_919 + position * 104_729) * 2_654_435_761 % 2**32
+    mixed = (mixed ^ mixed >> 15) * 2_246_822_519 % 2**32 >> 7
     return EOS if mixed % 29 == 0 else LETTERS[mixed % len(LETTERS)]
 
 
@@ -312,16 +313,19 @@ class World:
             engine.board.expire(self.now)
 
     def flow(self, tokens: int = 5, max_bytes: int = LARGE) -> None:
-        """Everything moves one step on."""
+        """Everything moves one step on, and whatever lies around is read."""
         for engine in self.engines.values():
             engine.core.step(tokens)
         for stream in self.streams():
             stream.write(max_bytes)
-            stream.read()
-            stream.read_commands()
+            while stream.responses:
+                stream.read()
+            while stream.commands:
+                stream.read_commands()
         for detokenizer in self.detokenizers.values():
             detokenizer.write(max_bytes)
-            self.processor_reads(detokenizer)
+            while detokenizer.texts:
+                self.processor_reads(detokenizer)
         self.ring.tick(time.monotonic())
 
     @property

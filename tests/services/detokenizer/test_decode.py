@@ -1,0 +1,357 @@
+"""One engine's requests: whatever frames their ids come in, each choice's text, scores and end come out whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+
+from services.detokenizer.decode import EngineDecoder
+from services.detokenizer.subscribers import Subscribers
+from services.ring.events import Cause, ChoiceEnd, Code, TokenLogprob
+from services.ring.identity import PeerId
+from services.ring.outbox import RequestNews
+from services.runtime.wire import pack_logprobs
+from services.text.stream import ChoiceDecoder, DecodeOptions
+from tests.services.processor.vocabularies import EOS_TEXT, tokenizer
+
+TOKENIZER = tokenizer()
+EOS = TOKENIZER.token_id(EOS_TEXT)
+ME = PeerId("processor-0", 5)
+NAME = "5-1"
+PIECES = TOKENIZER.pieces(skip_special_tokens=True)
+BYTES = [TOKENIZER.encode(text, add_special_tokens=False) for text in ("a", "b", "ab", " a", "é", "€", "😀")]
+PARTS = sorted({token for ids in BYTES for token in ids})
+"""Letters, and bytes that alone are no character."""
+
+id_lists = st.lists(st.sampled_from(PARTS), max_size=24)
+
+
+def logprob(position: int, token: int) -> TokenLogprob:
+    return TokenLogprob(-1.0, token + 1, (position,), (-1.0,))
+
+
+@dataclass
+class Read:
+    """What a processor would have of one choice."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    deltas: list[tuple[int, str]] = field(default_factory=list)
+    """(ids, text) so far, after each delta."""
+    end: ChoiceEnd | None = None
+
+
+class Detokenizer:
+    """A decoder and one subscriber who reads at once."""
+
+    def __init__(self) -> None:
+        self.subscribers = Subscribers(lambda peer: self.decoder.drop_subscriber(peer))
+        self.decoder = EngineDecoder(TOKENIZER, self.subscribers)
+        self.subscriber = self.subscribers.add(ME)
+        self.stops: list[engine_pb2.Stop] = []
+
+    def frame(self, outputs: engine_pb2.StepOutputs) -> list[RequestNews]:
+        outputs = engine_pb2.StepOutputs.FromString(outputs.SerializeToString())
+        self.stops += [command.stop for command in self.decoder.frame(outputs)]
+        return self.subscriber.outbox.take(1 << 30)
+
+    def read(self, outputs: engine_pb2.StepOutputs, choices: dict[int, Read]) -> None:
+        for news in self.frame(outputs):
+            for choice, part in news.choices.items():
+                read = choices.setdefault(choice, Read())
+                assert read.end is None, "nothing follows an end"
+                if part.ids or part.texts:
+                    assert part.first_position == len(read.ids)
+                read.ids += part.ids
+                read.text += "".join(part.texts)
+                read.logprobs += part.logprobs
+                read.end = part.end
+                read.deltas.append((len(read.ids), read.text))
+
+
+def opened(
+    choices: Sequence[int] = (0,),
+    delivered: dict[int, int] | None = None,
+    epoch: int = 1,
+    reply_to: PeerId = ME,
+    **context: object,
+) -> engine_pb2.Opened:
+    fields: dict[str, object] = {"tokenizer_fingerprint": TOKENIZER.fingerprint(), "skip_special_tokens": True}
+    message = detokenizer_pb2.OutputContext(
+        reply_to=reply_to.name,
+        reply_incarnation=reply_to.incarnation,
+        **fields | context,  # type: ignore[arg-type]
+    )
+    return engine_pb2.Opened(
+        request_id=NAME,
+        epoch=epoch,
+        output_context=message.SerializeToString(),
+        choices=choices,
+        delivered=[engine_pb2.Delivered(choice=c, count=n) for c, n in (delivered or {}).items()],
+    )
+
+
+def tokens(
+    ids: Sequence[int], first: int = 0, choice: int = 0, epoch: int = 1, scored_from: int | None = None
+) -> engine_pb2.StepOutputs:
+    """An entry; from position ``scored_from`` on it has log probabilities."""
+    outputs = engine_pb2.StepOutputs(
+        request_ids=[NAME],
+        epochs=[epoch],
+        choices=[choice],
+        first_positions=[first],
+        token_counts=[len(ids)],
+        token_ids=ids,
+    )
+    if scored_from is not None:
+        scores = [logprob(first + i, token) for i, token in enumerate(ids) if first + i >= scored_from]
+        outputs.logprobs.add(entry=0, logprobs=pack_logprobs(scores))
+    return outputs
+
+
+def finish(position: int, stop_token_id: int | None = None, choice: int = 0, epoch: int = 1) -> engine_pb2.Finish:
+    cause = Cause.LENGTH if stop_token_id is None else Cause.STOP
+    return engine_pb2.Finish(
+        request_id=NAME,
+        epoch=epoch,
+        choice=choice,
+        position=position,
+        cause=int(cause),  # type: ignore[arg-type]
+        stop_token_id=stop_token_id,
+    )
+
+
+def frames_of(
+    ids: Sequence[int], cuts: Sequence[int], opening: engine_pb2.Opened, scored_from: int | None, eos: bool
+) -> list[engine_pb2.StepOutputs]:
+    """The whole log of choice 0 in pieces of these sizes, with its opening and its end."""
+    frames, first = [], 0
+    for size in [*cuts, len(ids)]:
+        piece = ids[first : first + size]
+        if piece:
+            frames.append(tokens(piece, first, scored_from=scored_from))
+        first += len(piece)
+    frames = frames or [engine_pb2.StepOutputs()]
+    frames[0].opened.append(opening)
+    frames[-1].finishes.append(finish(len(ids), ids[-1] if eos else None))
+    return frames
+
+
+def undisturbed(ids: Sequence[int], stops: tuple[str, ...], eos: bool) -> tuple[int, str, str | None]:
+    """How many ids, their text and the stop string, of a decoder that is given everything at once."""
+    delta = ChoiceDecoder(PIECES, DecodeOptions(stop=stops)).finish(ids, stop_token=eos)
+    return len(delta.token_ids), delta.text, delta.stop
+
+
+@settings(deadline=None)
+@given(
+    ids=id_lists,
+    cuts=st.lists(st.integers(1, 6), max_size=10),
+    stops=st.lists(st.sampled_from(["ab", "ba", "é", "a€", "bb"]), max_size=2).map(tuple),
+    eos=st.booleans(),
+    scored=st.booleans(),
+)
+def test_the_frames_do_not_matter(
+    ids: list[int], cuts: list[int], stops: tuple[str, ...], eos: bool, scored: bool
+) -> None:
+    ids = [*ids, EOS] if eos else ids
+    detokenizer, choices = Detokenizer(), {0: Read()}
+    for frame in frames_of(ids, cuts, opened(stop_strings=stops), 0 if scored else None, eos):
+        detokenizer.read(frame, choices)
+    read = choices[0]
+    count, text, stop = undisturbed(ids, stops, eos)
+    assert (read.ids, read.text) == (ids[:count], text)
+    assert read.logprobs == ([logprob(i, token) for i, token in enumerate(ids[:count])] if scored else [])
+    for n, so_far in read.deltas[:-1]:
+        # Ill-formed bytes may have been given up on, as U+FFFD, before later ones showed what they were.
+        if "\ufffd" not in so_far:
+            assert TOKENIZER.decode(ids[:n]) == so_far, "at every delta the text is that of the ids"
+    if stop is not None:
+        assert read.end == ChoiceEnd(Cause.STOP, count, stop_string=stop)
+        (command,) = detokenizer.stops
+        assert (command.request_id, command.epoch, command.choice, command.position) == (NAME, 1, 0, count)
+    elif eos:
+        assert read.end == ChoiceEnd(Cause.STOP, len(ids), stop_token_id=EOS)
+    else:
+        assert read.end == ChoiceEnd(Cause.LENGTH, len(ids))
+    assert detokenizer.decoder.num_requests == 0
+
+
+@settings(deadline=None)
+@given(
+    ids=id_lists,
+    cuts=st.lists(st.integers(1, 6), max_size=10),
+    again=st.lists(st.integers(1, 6), max_size=10),
+    stops=st.lists(st.sampled_from(["ab", "ba", "é"]), max_size=2).map(tuple),
+    lost_after=st.integers(0, 12),
+    resumed=st.integers(0, 8),
+)
+def test_a_replay_goes_on_where_the_processor_is(
+    ids: list[int], cuts: list[int], again: list[int], stops: tuple[str, ...], lost_after: int, resumed: int
+) -> None:
+    """The first detokenizer is lost after some deltas; another is given the log from position 0."""
+    first, choices = Detokenizer(), {0: Read()}
+    frames = frames_of(ids, cuts, opened(stop_strings=stops), 0, eos=False)
+    for frame in frames[:lost_after]:
+        first.read(frame, choices)
+    read = choices[0]
+    if read.end is None:
+        delivered = {0: len(read.ids)}
+        scored_from = min(resumed, len(read.ids))  # ids that were resumed have no log probabilities
+        second = Detokenizer()
+        for frame in frames_of(ids, again, opened(stop_strings=stops, delivered=delivered), scored_from, eos=False):
+            second.read(frame, choices)
+        assert second.decoder.num_requests == 0
+    count, text, stop = undisturbed(ids, stops, eos=False)
+    assert (read.ids, read.text) == (ids[:count], text)
+    assert read.logprobs == [logprob(i, token) for i, token in enumerate(ids[:count])]
+    assert read.end is not None
+    assert read.end.stop_string == stop
+
+
+@settings(deadline=None)
+@given(ids=id_lists, pieces=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 8)), max_size=20))
+def test_pieces_that_overlap_are_clipped_and_gaps_are_left_to_the_processor(
+    ids: list[int], pieces: list[tuple[int, int]]
+) -> None:
+    detokenizer, choices = Detokenizer(), {0: Read()}
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened()]), choices)
+    received = 0
+    for first, length in pieces:
+        piece = ids[first : first + length]
+        if piece:
+            detokenizer.read(tokens(piece, first, scored_from=0), choices)
+            if first <= received:
+                received = max(received, first + len(piece))
+    detokenizer.read(engine_pb2.StepOutputs(finishes=[finish(received)]), choices)
+    read = choices[0]
+    assert read.ids == ids[:received]
+    assert read.logprobs == [logprob(i, token) for i, token in enumerate(ids[:received])]
+    assert read.end == ChoiceEnd(Cause.LENGTH, received)
+
+
+def test_choices_are_decoded_apart_and_end_apart() -> None:
+    detokenizer, choices = Detokenizer(), dict[int, Read]()
+    frame = tokens(BYTES[5][:2], choice=2)
+    frame.opened.append(opened(choices=(0, 2), stop_strings=["b"]))
+    detokenizer.read(frame, choices)
+    detokenizer.read(tokens([*BYTES[0], *BYTES[1]], choice=0), choices)
+    assert choices[0].text == "a"
+    assert choices[0].end is not None
+    assert detokenizer.decoder.num_requests == 1
+    frame = tokens(BYTES[5][2:], first=2, choice=2)
+    frame.finishes.append(finish(3, choice=2))
+    detokenizer.read(frame, choices)
+    assert choices[2].text == "€"
+    assert detokenizer.decoder.num_requests == 0
+    detokenizer.read(tokens(BYTES[0], first=2, choice=0), choices)
+    assert choices[0].ids == [*BYTES[0], *BYTES[1]]
+
+
+def test_only_the_present_epoch_is_heard() -> None:
+    detokenizer, choices = Detokenizer(), {0: Read()}
+    frame = engine_pb2.StepOutputs(opened=[opened(epoch=3, delivered={0: 1})])
+    detokenizer.read(frame, choices)
+    for epoch in (2, 4):
+        assert detokenizer.frame(tokens(BYTES[0], epoch=epoch)) == []
+        assert detokenizer.frame(engine_pb2.StepOutputs(finishes=[finish(0, epoch=epoch)])) == []
+    (news,) = detokenizer.frame(tokens([*BYTES[0], *BYTES[1]], epoch=3))
+    assert (news.epoch, news.choices[0].first_position, news.choices[0].ids) == (3, 1, BYTES[1])
+    closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=2)])
+    detokenizer.frame(closed)
+    assert detokenizer.decoder.num_requests == 1
+    closed.closed[0].epoch = 3
+    detokenizer.frame(closed)
+    assert detokenizer.decoder.num_requests == 0
+
+
+def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
+    detokenizer = Detokenizer()
+    frame = engine_pb2.StepOutputs(opened=[opened()])
+    frame.prefills.add(request_id=NAME, epoch=1, prompt_tokens=9, computed_tokens=4, cached_tokens=2)
+    frame.prefills.add(request_id="5-2", epoch=1, prompt_tokens=9, computed_tokens=4)
+    scores = [logprob(1, 7), logprob(2, 8)]
+    frame.prompt_logprobs.add(request_id=NAME, epoch=1, logprobs=pack_logprobs(scores))
+    (news,) = detokenizer.frame(frame)
+    assert news.prefill is not None
+    assert (news.prefill.prompt_tokens, news.prefill.computed_tokens, news.prefill.cached_tokens) == (9, 4, 2)
+    assert news.prompt_logprobs == scores
+    frame = engine_pb2.StepOutputs()
+    frame.prefills.add(request_id=NAME, epoch=2, prompt_tokens=9, computed_tokens=5)
+    frame.prompt_logprobs.add(request_id=NAME, epoch=2, logprobs=pack_logprobs(scores))
+    assert detokenizer.frame(frame) == []
+
+
+def test_ids_of_another_tokenizer_are_refused_choice_by_choice() -> None:
+    detokenizer, choices = Detokenizer(), dict[int, Read]()
+    frame = engine_pb2.StepOutputs(opened=[opened((0, 1), {1: 3}, tokenizer_fingerprint="other")])
+    for news in detokenizer.frame(frame):
+        choices |= {choice: Read(end=part.end) for choice, part in news.choices.items()}
+    assert choices.keys() == {0, 1}
+    for choice, position in ((0, 0), (1, 3)):
+        end = choices[choice].end
+        assert end is not None
+        assert (end.cause, end.position) == (Cause.ERROR, position), "where the processor's count is"
+        assert end.error is not None
+        assert end.error.code is Code.FAILED_PRECONDITION
+    assert detokenizer.decoder.num_requests == 0
+
+
+@pytest.mark.parametrize("peer", [PeerId("processor-1", 5), PeerId("processor-0", 4), PeerId("processor-0", 6)])
+def test_what_nobody_subscribed_for_is_let_go(peer: PeerId) -> None:
+    detokenizer = Detokenizer()
+    frame = tokens(BYTES[0])
+    frame.opened.append(opened(reply_to=peer))
+    assert detokenizer.frame(frame) == []
+    assert detokenizer.decoder.num_requests == 0
+
+
+def test_a_context_that_is_none_is_let_go() -> None:
+    detokenizer = Detokenizer()
+    broken = opened()
+    broken.output_context = b"\xff\xff"
+    assert detokenizer.frame(engine_pb2.StepOutputs(opened=[broken])) == []
+
+
+def test_what_was_held_for_a_subscription_goes_with_it() -> None:
+    detokenizer = Detokenizer()
+    detokenizer.frame(engine_pb2.StepOutputs(opened=[opened()]))
+    detokenizer.subscribers.remove(detokenizer.subscriber)
+    assert detokenizer.decoder.num_requests == 0
+    detokenizer.subscriber = detokenizer.subscribers.add(ME)
+    assert detokenizer.frame(tokens(BYTES[0])) == []
+
+
+def test_a_replay_takes_the_place_of_what_was_not_sent_yet() -> None:
+    """The link to the engine was cut and came back, while the processor did not read."""
+    detokenizer = Detokenizer()
+    frame = tokens(BYTES[0])
+    frame.opened.append(opened())
+    detokenizer.decoder.frame(frame)
+    detokenizer.decoder = EngineDecoder(TOKENIZER, detokenizer.subscribers)
+    frame.token_ids.extend(BYTES[1])
+    frame.token_counts[0] = 2
+    (news,) = detokenizer.frame(frame)
+    assert news.choices[0].ids == [*BYTES[0], *BYTES[1]]
+    assert "".join(news.choices[0].texts) == "ab"
+
+
+def test_what_an_engine_forgets_is_dropped_but_not_what_another_goes_on_with() -> None:
+    detokenizer = Detokenizer()
+    other = EngineDecoder(TOKENIZER, detokenizer.subscribers)
+    detokenizer.frame(engine_pb2.StepOutputs(opened=[opened()]))
+    detokenizer.decoder.frame(tokens(BYTES[0]))
+    frame = tokens([*BYTES[0], *BYTES[1]], epoch=2)
+    frame.opened.append(opened(epoch=2))
+    other.frame(frame)
+    closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=1)])
+    (news,) = detokenizer.frame(closed)
+    assert (news.epoch, news.choices[0].ids) == (2, [*BYTES[0], *BYTES[1]])
+    assert (detokenizer.decoder.num_requests, other.num_requests) == (0, 1)

@@ -1,0 +1,128 @@
+"""A Submit as the ring and the core see it."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import sampling_pb2
+
+from engine_core.errors import InvalidRequestError, QueueFullError
+from engine_core.request import Finish, FinishCause, Request, SamplingParams
+from services.engine.wire import RETRY_AFTER_MS, end_of, status_of, submission_of
+from services.ring.events import Cause, ChoiceEnd, Code, Refused
+
+
+def submit(**fields: object) -> engine_pb2.Submit:
+    values: dict[str, object] = {"request_id": "1-1", "epoch": 2, "prompt_token_ids": [5, 6], "max_tokens": 9}
+    return engine_pb2.Submit(**(values | fields))  # type: ignore[arg-type]
+
+
+def test_every_field_arrives() -> None:
+    sampling = sampling_pb2.SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        min_p=0.125,
+        frequency_penalty=1.5,
+        presence_penalty=-1.5,
+        repetition_penalty=2.5,
+        logit_bias={7: -4.0},
+        allowed_token_ids=[7, 8],
+        seed=2**64 - 1,
+        n=3,
+    )
+    submission = submission_of(
+        submit(
+            sampling=sampling,
+            bad_words=[sampling_pb2.TokenIds(ids=[1, 2])],
+            stop_token_ids=[4],
+            ignore_eos=True,
+            min_tokens=1,
+            logprobs=0,
+            prompt_logprobs=2,
+            priority=-3,
+            tenant="t",
+            cache_salt=b"s",
+            timeout_ms=1500,
+            deliver_to="d",
+            output_context=b"c",
+            resume=[sampling_pb2.ResumedChoice(choice=2, token_ids=[9]), sampling_pb2.ResumedChoice(choice=0)],
+        ),
+        now=100.0,
+    )
+    assert submission.order == Request(
+        request_id="1-1",
+        prompt_token_ids=(5, 6),
+        params=SamplingParams(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.25,
+            min_p=0.125,
+            frequency_penalty=1.5,
+            presence_penalty=-1.5,
+            repetition_penalty=2.5,
+            logit_bias={7: -4.0},
+            bad_words_token_ids=((1, 2),),
+            allowed_token_ids=(7, 8),
+            seed=2**64 - 1,
+            n=3,
+            max_tokens=9,
+            min_tokens=1,
+            stop_token_ids=frozenset([4]),
+            ignore_eos=True,
+            logprobs=0,
+            prompt_logprobs=2,
+        ),
+        priority=-3,
+        tenant="t",
+        cache_salt=b"s",
+        deadline=101.5,
+        resume={2: (9,), 0: ()},
+    )
+    assert (submission.request_id, submission.epoch, submission.deliver_to) == ("1-1", 2, "d")
+    assert (submission.output_context, submission.prompt_tokens, submission.keeps_logprobs) == (b"c", 2, True)
+    assert submission.choices == {2: (9,), 0: ()}
+
+
+def test_what_is_absent_is_neutral() -> None:
+    submission = submission_of(submit(), now=0.0)
+    expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
+    assert submission.order == expected
+    assert submission.choices == {0: ()}
+    assert not submission.keeps_logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sampling": sampling_pb2.SamplingParams(n=0)}, "sampling.n"),
+        ({"sampling": sampling_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
+        ({"cache_salt": b"x" * 65}, "cache_salt"),
+        ({"resume": [sampling_pb2.ResumedChoice()] * 2}, "resume"),
+    ],
+)
+def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[str, object], named: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match=f"^{named}: ") as refused:
+            submission_of(submit(**fields), time.monotonic())
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status.code is Code.INVALID_ARGUMENT
+
+
+def test_refusals_of_the_core_have_codes() -> None:
+    invalid = status_of(InvalidRequestError("temperature", "is nan; expected a number"))
+    assert (invalid.code, invalid.retry_after_ms) == (Code.INVALID_ARGUMENT, None)
+    assert "temperature" in invalid.message
+    full = status_of(QueueFullError("the queue is full"))
+    assert (full.code, full.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, RETRY_AFTER_MS)
+
+
+@pytest.mark.parametrize("cause", FinishCause)
+def test_every_end_of_the_core_has_its_cause(cause: FinishCause) -> None:
+    assert end_of(Finish(cause, 7), 3) == ChoiceEnd(Cause[cause.name], 3, stop_token_id=7)
