@@ -49,6 +49,8 @@ class StepInputs:
     """[S]: the slot of each sequence of the plan, in order."""
     first_positions: npt.NDArray[np.int64]
     """[S]: the position of each sequence's first row."""
+    lengths: npt.NDArray[np.int64]
+    """[S]: tokens of each sequence that are computed after the step."""
     query_starts: npt.NDArray[np.int32]
     """[S + 1], as in the metadata."""
     sampled: Index
@@ -74,7 +76,11 @@ class PersistentBatch:
         self._num_computed_tokens = np.zeros(slots, np.int64)
         self._block_table = np.zeros((slots, limits.max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * slots
-        self._arange = np.arange(limits.max_num_batched_tokens, dtype=np.int64)
+        self._counting = np.arange(max(slots, limits.max_num_batched_tokens) + 1)
+        self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
+        self._seq_ids: list[int] = []
+        self._slots = np.empty(0, np.intp)
+        """Slots of ``_seq_ids``, which are the last step's: mostly the next one's too."""
 
     def __len__(self) -> int:
         """How many sequences there are."""
@@ -91,6 +97,7 @@ class PersistentBatch:
             slot = self._slot_of.pop(seq_id)
             self.sampling.remove(slot)
             self._free.append(slot)
+            self._seq_ids = []
         for sequence in plan.new:
             self._introduce(sequence)
         for seq_id, block_ids in plan.new_block_ids.items():
@@ -122,48 +129,59 @@ class PersistentBatch:
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of the step; call after ``update``."""
-        slots = np.array([self._slot_of[seq_id] for seq_id in plan.seq_ids], np.intp)
-        num_tokens = np.array(plan.num_tokens, np.int64)
-        first = self._num_computed_tokens[slots]
-        lengths = first + num_tokens
-        starts = np.zeros(len(slots) + 1, np.int32)
-        np.cumsum(num_tokens, out=starts[1:])
-        if int(starts[-1]) == len(slots):
-            row_slots, positions = slots, first
+        slots = self._slots_of(plan.seq_ids)
+        count, total = len(slots), plan.total_tokens
+        first = self._num_computed_tokens.take(slots)
+        if total == count:
+            rows_of, positions, starts = self._counting[:count], first, self._starts_of_single_rows[: count + 1]
+            row_slots, lengths = slots, first + 1
         else:
-            row_slots = np.repeat(slots, num_tokens)
-            positions = self._arange[: starts[-1]] + np.repeat(first - starts[:-1], num_tokens)
-        longest = int(lengths.max())
-        block_size = self._limits.block_size
-        tables = self._block_table[:, : -(-longest // block_size)]
-        kv_slots = tables[row_slots, positions // block_size].astype(np.int64) * block_size + positions % block_size
+            num_tokens = np.array(plan.num_tokens)
+            rows_of = np.repeat(self._counting[:count], num_tokens)
+            starts = np.zeros(count + 1, np.int32)
+            np.cumsum(num_tokens, out=starts[1:])
+            positions = self._counting[:total] + (first - starts[:-1]).take(rows_of)
+            row_slots, lengths = slots.take(rows_of), first + num_tokens
+        longest, block_size = int(lengths.max()), self._limits.block_size
+        tables = self._block_table[:, : -(-longest // block_size)].take(slots, axis=0)
+        blocks, offsets = np.divmod(positions, block_size)
         metadata = AttentionMetadata(
             query_starts=torch.from_numpy(starts),
             seq_lens=torch.from_numpy(lengths.astype(np.int32)),
-            block_tables=torch.from_numpy(tables[slots]),
-            slot_mapping=torch.from_numpy(kv_slots),
-            max_query_len=int(num_tokens.max()),
+            block_tables=torch.from_numpy(tables),
+            slot_mapping=torch.from_numpy(tables[rows_of, blocks] * np.int64(block_size) + offsets),
+            max_query_len=1 if total == count else max(plan.num_tokens),
             max_seq_len=longest,
         )
-        sampled = np.flatnonzero(plan.samples)
-        sampled_slots = slots[sampled]
+        sampled = self._counting[:count] if all(plan.samples) else np.flatnonzero(plan.samples)
+        sampled_slots = slots if len(sampled) == count else slots[sampled]
         return StepInputs(
             input_ids=torch.from_numpy(self.token_ids[row_slots, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
             metadata=metadata,
             slots=slots,
             first_positions=first,
+            lengths=lengths,
             query_starts=starts,
             sampled=sampled,
             sampling_rows=SamplingRows(
-                sampled_slots, self.token_ids, self._num_tokens[sampled_slots], self._num_prompt_tokens[sampled_slots]
+                sampled_slots,
+                self.token_ids,
+                self._num_tokens.take(sampled_slots),
+                self._num_prompt_tokens.take(sampled_slots),
             ),
         )
 
+    def _slots_of(self, seq_ids: list[int]) -> Index:
+        if seq_ids != self._seq_ids:
+            self._seq_ids = seq_ids
+            self._slots = np.array([self._slot_of[seq_id] for seq_id in seq_ids], np.intp)
+        return self._slots
+
     def advance(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
         """Note that the step was computed and drew ``token_ids`` [R]."""
-        self._num_computed_tokens[inputs.slots] += np.diff(inputs.query_starts)
-        drawn_for = inputs.sampling_rows.slots
-        self.token_ids[drawn_for, self._num_tokens[drawn_for]] = token_ids
-        self._num_tokens[drawn_for] += 1
-        self.sampling.count(drawn_for, token_ids)
+        self._num_computed_tokens[inputs.slots] = inputs.lengths
+        rows = inputs.sampling_rows
+        self.token_ids[rows.slots, rows.num_tokens] = token_ids
+        self._num_tokens[rows.slots] = rows.num_tokens + 1
+        self.sampling.count(rows.slots, token_ids)

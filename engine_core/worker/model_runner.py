@@ -34,26 +34,23 @@ class ModelRunner:
         inputs = self.batch.prepare(plan)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
-        token_ids: list[list[int]] = [[] for _ in plan.seq_ids]
-        logprobs: dict[int, list[TokenLogprobs]] = {}
-        drawn = np.empty(0, np.int64)
-        if len(inputs.sampled):
-            if len(inputs.sampled) < len(hidden):
-                hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
-            logits = self._model.compute_logits(hidden)
-            output = self._sampler.sample(logits.numpy(), inputs.sampling_rows)
-            drawn = output.token_ids
-            for place, token in zip(inputs.sampled.tolist(), drawn.tolist(), strict=True):
-                token_ids[place].append(token)
-            logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
-        self.batch.advance(inputs, drawn)
-        return StepResult(plan.step_id, token_ids, logprobs, prompt_logprobs)
+        if not len(inputs.sampled):
+            self.batch.advance(inputs, np.empty(0, np.int64))
+            return StepResult(plan.step_id, [[] for _ in plan.seq_ids], {}, prompt_logprobs)
+        if len(inputs.sampled) < len(hidden):
+            hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
+        output = self._sampler.sample(self._model.compute_logits(hidden).numpy(), inputs.sampling_rows)
+        self.batch.advance(inputs, output.token_ids)
+        logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
+        return StepResult(plan.step_id, _by_sequence(plan, output.token_ids.tolist()), logprobs, prompt_logprobs)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
     ) -> dict[int, list[TokenLogprobs]]:
         """Entries of the prompt tokens that follow this step's rows, by sequence, where asked for."""
         state = self.batch.sampling
+        if not state.asked & PROMPT_LOGPROBS:
+            return {}
         result: dict[int, list[TokenLogprobs]] = {}
         for place in np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist():
             slot = int(inputs.slots[place])
@@ -70,3 +67,11 @@ class ModelRunner:
             if entries:
                 result[plan.seq_ids[place]] = entries
         return result
+
+
+def _by_sequence(plan: StepPlan, drawn: list[int]) -> list[list[int]]:
+    """The tokens drawn, for each sequence of the plan."""
+    if len(drawn) == len(plan.seq_ids):
+        return [[token] for token in drawn]
+    tokens = iter(drawn)
+    return [[next(tokens)] if samples else [] for samples in plan.samples]

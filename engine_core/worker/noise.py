@@ -41,9 +41,9 @@ def sequence_key(seed: int, choice: int) -> int:
     return mix64(mix64(seed & _MASK) + (choice + 1) * GAMMA & _MASK)
 
 
-def _mix(z: U64) -> U64:
-    """``mix64`` of every number of ``z``, in place."""
-    shifted = z >> np.uint64(30)
+def _mix(z: U64, spare: U64 | None = None) -> U64:
+    """``mix64`` of every number of ``z``, in place; ``spare`` is of the same shape and overwritten."""
+    shifted = np.right_shift(z, np.uint64(30), out=spare)
     np.bitwise_xor(z, shifted, out=z)
     np.multiply(z, np.uint64(_MULTIPLIER_1), out=z)
     np.right_shift(z, np.uint64(27), out=shifted)
@@ -64,37 +64,49 @@ def position_keys(sequence_keys: U64, positions: npt.NDArray[np.int64]) -> U64:
     return _mix(sequence_keys + _counters(positions))
 
 
-def token_counters(token_ids: npt.NDArray[np.int64]) -> U64:
-    """What ``gumbel`` takes for ``token_ids`` of any shape."""
-    return _counters(token_ids)
+def random_bits(keys: U64, token_ids: npt.NDArray[np.int64]) -> U64:
+    """The 64-bit integers of rows ``keys`` [R, 1] at ``token_ids`` [V] or [R, K]."""
+    return _mix(keys + _counters(token_ids))
 
 
-def random_bits(keys: U64, counters: U64) -> U64:
-    """The 64-bit integers of rows ``keys`` [R, 1] at ``counters`` [V] or [R, K]."""
-    return _mix(keys + counters)
-
-
-def gumbel(keys: U64, counters: U64) -> F32:
-    """Standard Gumbel noise of rows ``keys`` [R, 1] at ``counters`` [V] or [R, K].
+def gumbel(keys: U64, token_ids: npt.NDArray[np.int64]) -> F32:
+    """Standard Gumbel noise of rows ``keys`` [R, 1] at ``token_ids`` [V] or [R, K].
 
     ``argmax(logits + gumbel)`` is a draw from ``softmax(logits)`` (Gumbel 1954; the "Gumbel-max trick").
     """
-    bits = random_bits(keys, counters)
-    # −log1p(−u) is exponentially distributed, and minus the logarithm of that is Gumbel.
-    noise = np.right_shift(bits, np.uint64(64 - _BITS), out=bits).astype(np.float32)
+    bits = random_bits(keys, token_ids)
+    return _gumbel_of(bits, np.empty(bits.shape, np.float32))
+
+
+def _gumbel_of(bits: U64, noise: F32) -> F32:
+    """Fill ``noise`` from ``bits``, which are changed."""
+    noise[...] = np.right_shift(bits, np.uint64(64 - _BITS), out=bits)
     noise += np.float32(0.5)
     noise *= -_UNIT
+    # −log1p(−u) is exponentially distributed, and minus the logarithm of that is Gumbel.
     for step in (np.log1p, np.negative, np.log, np.negative):
         step(noise, out=noise)
     return noise
 
 
-def add_gumbel(values: F32, keys: U64, counters: U64) -> F32:
-    """Add the noise of rows ``keys`` [R, 1] at ``counters`` [V] to ``values`` [R, V], in place."""
-    rows_at_once = max(1, _NUMBERS_AT_ONCE // values.shape[1])
-    for first_row in range(0, values.shape[0], rows_at_once):
-        rows = slice(first_row, first_row + rows_at_once)
-        for first in range(0, values.shape[1], _NUMBERS_AT_ONCE):
-            columns = slice(first, first + _NUMBERS_AT_ONCE)
-            values[rows, columns] += gumbel(keys[rows], counters[columns])
-    return values
+class VocabularyNoise:
+    """``gumbel`` of all V tokens of a vocabulary, some rows at a time, in memory of its own that stays in a cache."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._counters = _counters(np.arange(vocab_size))
+        self._bits = np.empty((2, _NUMBERS_AT_ONCE), np.uint64)
+        self._noise = np.empty(_NUMBERS_AT_ONCE, np.float32)
+
+    def add_to(self, values: F32, keys: U64) -> F32:
+        """Add the noise of rows ``keys`` [R, 1] to ``values`` [R, V], in place."""
+        num_rows, vocab = values.shape
+        rows_at_once = max(1, _NUMBERS_AT_ONCE // vocab)
+        for first_row in range(0, num_rows, rows_at_once):
+            rows = slice(first_row, first_row + rows_at_once)
+            for first in range(0, vocab, _NUMBERS_AT_ONCE):
+                columns = slice(first, first + _NUMBERS_AT_ONCE)
+                part = values[rows, columns]
+                bits, spare = self._bits[:, : part.size].reshape(2, *part.shape)
+                np.add(keys[rows], self._counters[columns], out=bits)
+                part += _gumbel_of(_mix(bits, spare), self._noise[: part.size].reshape(part.shape))
+        return values

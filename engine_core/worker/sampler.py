@@ -8,7 +8,6 @@ depends on another row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from engine_core.step import TokenLogprobs
 from engine_core.worker import sampling_state as asks
 from engine_core.worker.constraints import add_bias, ban, keep_allowed
 from engine_core.worker.logprobs import token_logprobs
-from engine_core.worker.noise import U64, add_gumbel, gumbel, position_keys, token_counters
+from engine_core.worker.noise import U64, VocabularyNoise, gumbel, position_keys
 from engine_core.worker.ordering import F32, Ids, argmax
 from engine_core.worker.penalties import Penalties, apply_penalties
 from engine_core.worker.sampling_state import SamplingState
@@ -34,10 +33,8 @@ from engine_core.worker.truncation import (
 
 Index = npt.NDArray[np.intp]
 
-_ELEMENTS_AT_ONCE = 1 << 20
-"""Logits worked on at a time: bounds what the sampler takes beside them."""
-_WHOLE_ROW_ELEMENTS = 1 << 15
-"""The same where every token of a row needs noise or mass: what fits a core's cache."""
+_ELEMENTS_AT_ONCE = 1 << 19
+"""Logits worked on at a time: about what a core's cache holds, and a bound on what the sampler takes beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +71,11 @@ class Sampler:
     def __init__(self, state: SamplingState, vocab_size: int) -> None:
         """``state`` is kept and read at each draw."""
         self._state = state
-        self._counters = token_counters(np.arange(vocab_size))
+        self._noise = VocabularyNoise(vocab_size)
 
     def sample(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         """Draw one token for each row of ``logits`` [R, V], which may be changed."""
-        if not int(np.bitwise_or.reduce(self._state.features[rows.slots])) & ~asks.PROMPT_LOGPROBS:
+        if not self._asked(rows) & ~asks.PROMPT_LOGPROBS:
             return SamplerOutput(argmax(logits), {})
         token_ids = np.empty(len(rows.slots), np.int64)
         logprobs: dict[int, TokenLogprobs] = {}
@@ -91,18 +88,24 @@ class Sampler:
                 logprobs |= {start + row: entry for row, entry in drawn.logprobs.items()}
         return SamplerOutput(token_ids, logprobs)
 
+    def _asked(self, rows: SamplingRows) -> int:
+        """What any row asks for; that nobody does is known without looking at the rows."""
+        return self._state.asked and int(np.bitwise_or.reduce(self._state.features[rows.slots]))
+
     def _sample_chunk(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         features = self._state.features[rows.slots]
         asked = int(np.bitwise_or.reduce(features))
-        # Log probabilities are of what the model said; a copy is due only where that is about to change.
-        reported = np.flatnonzero(features & asks.LOGPROBS)
-        raw = _select(logits, reported) if len(reported) else None
+        reported, raw = None, None
+        if asked & asks.LOGPROBS:
+            # They are of what the model said; a copy is due only where that is about to change.
+            reported = np.flatnonzero(features & asks.LOGPROBS)
+            raw = _select(logits, reported)
+            raw = raw.copy() if asked & asks.ALTERS_LOGITS else raw
         if asked & asks.ALTERS_LOGITS:
-            raw = None if raw is None else raw.copy()
             self._constrain(logits, rows, features)
         tokens = self._draw(logits, rows, features) if asked & asks.RANDOM else argmax(logits)
         logprobs: dict[int, TokenLogprobs] = {}
-        if raw is not None:
+        if reported is not None and raw is not None:
             num_top = self._state.num_logprobs[rows.slots[reported]].tolist()
             entries = token_logprobs(raw, tokens[reported], num_top)
             logprobs = dict(zip(reported.tolist(), entries, strict=True))
@@ -145,34 +148,34 @@ class Sampler:
 
     def _draw(self, logits: F32, rows: SamplingRows, features: npt.NDArray[np.int32]) -> Ids:
         """Token ids [R] of greedy and random rows alike."""
-        tokens = np.empty(len(features), np.int64)
-        is_random = (features & asks.RANDOM) != 0
-        greedy = np.flatnonzero(~is_random)
-        if len(greedy):
-            tokens[greedy] = argmax(_select(logits, greedy))
+        ways = features & asks.WAY
         keys = position_keys(self._state.noise_key[rows.slots], rows.num_tokens)[:, np.newaxis]
-        truncation = features & (asks.TOP_K | asks.TOP_P)
-        few = max(1, _WHOLE_ROW_ELEMENTS // logits.shape[1])
-        for part, draw, rows_at_once in (
-            (is_random & (truncation & asks.TOP_K != 0), self._draw_top_k, len(features)),
-            (is_random & (truncation == asks.TOP_P), self._draw_top_p, few),
-            (is_random & (truncation == 0), self._draw_any, few),
-        ):
-            for chosen in _chunks(np.flatnonzero(part), rows_at_once):
-                tokens[chosen] = draw(_select(logits, chosen), keys[chosen], rows.slots[chosen])
+        if (ways == ways[0]).all():
+            return self._draw_alike(int(ways[0]), logits, keys, rows.slots)
+        tokens = np.empty(len(ways), np.int64)
+        for way in set(ways.tolist()):
+            chosen = np.flatnonzero(ways == way)
+            tokens[chosen] = self._draw_alike(way, _select(logits, chosen), keys[chosen], rows.slots[chosen])
         return tokens
 
+    def _draw_alike(self, way: int, logits: F32, keys: U64, slots: Index) -> Ids:
+        """Token ids [R] of rows that all ask for the same ``way``."""
+        if way & asks.TOP_K:
+            return self._draw_top_k(logits, keys, slots)
+        if way & asks.TOP_P:
+            return self._draw_top_p(logits, keys, slots)
+        return self._draw_any(logits, keys, slots) if way else argmax(logits)
+
     def _warp(self, slots: Index) -> Warp:
-        has_min_p = bool(np.bitwise_or.reduce(self._state.features[slots]) & asks.MIN_P)
-        log_min_p = _column(self._state.log_min_p[slots]) if has_min_p else None
+        log_min_p = _column(self._state.log_min_p[slots]) if self._state.asked & asks.MIN_P else None
         return Warp(_column(self._state.temperature[slots]), log_min_p)
 
     def _draw_any(self, logits: F32, keys: U64, slots: Index) -> Ids:
         scaled = self._warp(slots).scale(logits, logits.max(axis=1, keepdims=True))
-        return argmax(add_gumbel(scaled, keys, self._counters))
+        return argmax(self._noise.add_to(scaled, keys))
 
     def _draw_top_k(self, logits: F32, keys: U64, slots: Index) -> Ids:
-        top_p = _column(self._state.top_p[slots]) if (self._state.features[slots] & asks.TOP_P).any() else None
+        top_p = _column(self._state.top_p[slots]) if self._state.asked & asks.TOP_P else None
         ids, scaled = top_k_prefix(logits, self._warp(slots), _column(self._state.top_k[slots]), top_p)
         return self._draw_from(ids, scaled, keys)
 
@@ -183,13 +186,14 @@ class Sampler:
         ids, candidates, complete = top_p_prefix(logits, scaled, masses, reach)
         tokens = self._draw_from(ids, candidates, keys)
         for row in np.flatnonzero(~complete):
-            scores = add_gumbel(scaled[row : row + 1], keys[row : row + 1], self._counters)[0]
+            scores = self._noise.add_to(scaled[row : row + 1], keys[row : row + 1])[0]
             tokens[row] = likeliest_in_nucleus(scores, logits[row], masses[row], int(reach[row, 0]))
         return tokens
 
-    def _draw_from(self, ids: Ids, scaled: F32, keys: U64) -> Ids:
+    @staticmethod
+    def _draw_from(ids: Ids, scaled: F32, keys: U64) -> Ids:
         """One of ``ids`` [R, K] by its ``scaled`` logits [R, K]."""
-        scaled += gumbel(keys, self._counters[ids])
+        scaled += gumbel(keys, ids)
         return ids[np.arange(len(ids)), argmax(scaled)]
 
 
@@ -197,11 +201,6 @@ def _select(logits: F32, rows: Index) -> F32:
     """``rows`` (ascending) of ``logits``; a view where they are adjacent."""
     first, last = int(rows[0]), int(rows[-1])
     return logits[first : last + 1] if last - first + 1 == len(rows) else logits[rows]
-
-
-def _chunks(rows: Index, size: int) -> Iterator[Index]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

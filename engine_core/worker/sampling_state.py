@@ -25,6 +25,7 @@ BIAS = 128
 LOGPROBS = 256
 PROMPT_LOGPROBS = 512
 
+WAY = RANDOM | TOP_K | TOP_P
 ALTERS_LOGITS = PENALTIES | BANS | ALLOWED | BIAS
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -48,13 +49,16 @@ def _features(params: SamplingParams, vocab_size: int) -> int:
 
 
 class SamplingState:
-    """One entry per slot of the batch; entries of empty slots are unspecified. Shapes: N slots."""
+    """One entry per slot of the batch; entries of empty slots are unspecified but for ``features``. N slots."""
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are the model's, which ``min_tokens`` keeps back."""
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self.features = np.zeros(num_slots, np.int32)
+        """What each slot asks for; nothing where it is empty."""
+        self.asked = 0
+        """What any slot asks for."""
         self.temperature = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int64)
         """``vocab_size`` where all are kept."""
@@ -76,6 +80,7 @@ class SamplingState:
         """Take a sequence of ``token_ids`` (prompt, then output so far) into ``slot``."""
         features = _features(params, self._vocab_size)
         self.features[slot] = features
+        self.asked |= features
         # A smaller one would be zero in float32, and zero divided by zero is not a number.
         self.temperature[slot] = max(params.temperature, _SMALLEST)
         self.top_k[slot] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
@@ -99,9 +104,14 @@ class SamplingState:
         """Free what ``slot`` holds."""
         self.constraints[slot] = None
         self.counts[slot] = None
+        if self.features[slot]:
+            self.features[slot] = 0
+            self.asked = int(np.bitwise_or.reduce(self.features))
 
     def count(self, slots: npt.NDArray[np.intp], token_ids: npt.NDArray[np.int64]) -> None:
         """Note that ``token_ids`` were drawn for ``slots``, both [R]."""
+        if not self.asked & PENALTIES:
+            return
         for row in np.flatnonzero(self.features[slots] & PENALTIES):
             counts = self.counts[slots[row]]
             assert counts is not None

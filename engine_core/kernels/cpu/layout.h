@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kUnit = 16;
 constexpr int kTileKeys = 128;
+constexpr int kSplitTiles = 4;
 
 // Neighbouring units of one sequence and head: kTileKeys places for tokens, U to a unit. Where U divides kTileKeys and
 // the block size, the places do not depend on the block size.
@@ -20,6 +21,9 @@ template <class F>
 struct KeyTile {
     const typename F::Element* keys[kTileKeys / F::kPack];
     const typename F::Element* values[kTileKeys / F::kPack];
+    // As much memory again, to be read ahead while these units are computed.
+    const typename F::Element* keys_ahead[kTileKeys / F::kPack];
+    const typename F::Element* values_ahead[kTileKeys / F::kPack];
     int count[kTileKeys / F::kPack];  // tokens in each unit
     int units = 0;
     int unit_tokens = 0;  // U
@@ -87,12 +91,23 @@ public:
         return unit / units_per_block_ * block_size_ + unit % units_per_block_ * unit_tokens_;
     }
 
-    // Number of tiles that the first `end` > 0 tokens of a sequence touch.
-    int tiles(int end) const {
-        const int last = end - 1;
-        const int unit = last / block_size_ * units_per_block_ + last % block_size_ / unit_tokens_;
-        return unit / tile_units_ + 1;
+    // Number of the unit, of the tile and of the split in which a position lies.
+    int unit_at(int position) const {
+        return position / block_size_ * units_per_block_ + position % block_size_ / unit_tokens_;
     }
+    int tile_at(int position) const { return unit_at(position) / tile_units_; }
+    int split_at(int position) const { return tile_at(position) / kSplitTiles; }
+
+    // The first unit of a split.
+    int first_unit(int split) const { return split * kSplitTiles * tile_units_; }
+
+    // Where a unit's keys begin; its values lie values_offset() elements further.
+    const Element* keys(const int32_t* block_table, int kv_head, int unit) const {
+        return unit_start(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
+    }
+    // Memory of a unit's keys and values.
+    long unit_bytes() const { return 2 * unit_tokens_ * head_dim_ * static_cast<long>(sizeof(Element)); }
+    long values_offset() const { return static_cast<long>(units_per_block_) * unit_tokens_ * head_dim_; }
 
     // Store the keys and values [count] of one head at positions first … first + count − 1.
     void write(const int32_t* block_table, int kv_head, int first, int count, const Element* key, long key_stride,
@@ -118,16 +133,19 @@ private:
         const long head = block * num_kv_heads_ + kv_head;
         return base_ + (2 * head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
     }
-    long values_offset() const { return static_cast<long>(units_per_block_) * unit_tokens_ * head_dim_; }
-
-    void write_keys(Element* unit, int place, int run, const Element* key, long stride) const {
-        for (long d = 0; d < head_dim_; d += F::kPack)
-            for (int token = 0; token < run; ++token)
-                for (int p = 0; p < F::kPack; ++p)
-                    unit[d * unit_tokens_ + (place + token) * F::kPack + p] = key[token * stride + d + p];
+    void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride) const {
+        // A few dimensions at a time: rows may lie so far apart that no two of them stay in the nearest cache.
+        constexpr int kDims = 16;
+        for (long first = 0; first < head_dim_; first += kDims)
+            for (int token = 0; token < run; ++token) {
+                const Element* const from = key + token * stride + first;
+                Element* const to = unit + first * unit_tokens_ + (place + token) * F::kPack;
+                for (int d = 0; d < kDims; d += F::kPack)
+                    std::memcpy(to + d * unit_tokens_, from + d, F::kPack * sizeof(Element));
+            }
     }
 
-    void write_values(Element* unit, int place, int run, const Element* value, long stride) const {
+    void write_values(Element* __restrict unit, int place, int run, const Element* __restrict value, long stride) const {
         for (int token = 0; token < run;) {
             const int at = place + token;
             Element* const to = unit + at / F::kPack * F::kPack * head_dim_ + at % F::kPack;

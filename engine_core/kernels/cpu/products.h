@@ -52,21 +52,21 @@ struct Block {
 template <class F, int Rows, int Columns, bool kAhead>
 void score_block(const typename F::Factor* queries, long head_dim, const KeyTile<F>& tile, int vector, float* scores) {
     Block<F, Rows, Columns> block;
-    const typename F::Element *keys[Columns], *values[Columns];
+    const typename F::Element *keys[Columns], *ahead[Columns];
     int places[Columns];
     const int unit_vectors = (tile.unit_tokens + kLanes - 1) / kLanes;
 #pragma GCC unroll 8
     for (int c = 0; c < Columns; ++c) {
         const int unit = (vector + c) / unit_vectors, lane = (vector + c) % unit_vectors * kLanes;
         keys[c] = tile.keys[unit] + lane * F::kPack;
-        values[c] = tile.values[unit] + lane * F::kPack;
+        ahead[c] = tile.keys_ahead[unit] + lane * F::kPack;
         places[c] = unit * tile.unit_tokens + lane;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) block.sums[r][c] = splat(0.0f);
-    block.template add_products<kAhead>(queries, head_dim, keys, values, tile.unit_tokens * F::kPack, head_dim / F::kPack);
+    block.template add_products<kAhead>(queries, head_dim, keys, ahead, tile.unit_tokens * F::kPack, head_dim / F::kPack);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -76,7 +76,7 @@ void score_block(const typename F::Factor* queries, long head_dim, const KeyTile
 // outputs[r][d] = outputs[r][d] · decays[r] + Σ weights[r][key] · values[key][d], from dimension `first` on.
 template <class F, int Rows, int Columns, bool kAhead>
 void output_block(const typename F::Factor* weights, const float* decays, long head_dim, const KeyTile<F>& tile,
-                  const KeyTile<F>& next, int first, float* outputs) {
+                  int first, float* outputs) {
     using Element = typename F::Element;
     Block<F, Rows, Columns> block;
 #pragma GCC unroll 8
@@ -89,7 +89,7 @@ void output_block(const typename F::Factor* weights, const float* decays, long h
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) {
             values[c] = tile.values[unit] + (first + c * kLanes) * F::kPack;
-            ahead[c] = kAhead ? next.keys[unit] + (first + c * kLanes) * F::kPack : nullptr;
+            ahead[c] = tile.values_ahead[unit] + (first + c * kLanes) * F::kPack;
         }
         const typename F::Factor* const left = weights + unit * tile.unit_tokens;
         const int steps = tile.count[unit] / F::kPack;
@@ -155,14 +155,14 @@ void compute_scores(const typename F::Factor* queries, int rows, long head_dim, 
 
 template <class F>
 void add_values(const typename F::Factor* weights, const float* decays, int rows, long head_dim, const KeyTile<F>& tile,
-                const KeyTile<F>& next, float* outputs) {
+                float* outputs) {
     for_blocks(rows, head_dim / kLanes, [&](int row, int vector, auto r, auto c) {
         auto* const left = weights + row * kTileKeys;
         float* const out = outputs + row * head_dim;
-        if (row == 0 && next.units >= tile.units)
-            output_block<F, r.value, c.value, true>(left, decays + row, head_dim, tile, next, vector * kLanes, out);
+        if (row == 0)
+            output_block<F, r.value, c.value, true>(left, decays + row, head_dim, tile, vector * kLanes, out);
         else
-            output_block<F, r.value, c.value, false>(left, decays + row, head_dim, tile, next, vector * kLanes, out);
+            output_block<F, r.value, c.value, false>(left, decays + row, head_dim, tile, vector * kLanes, out);
     });
 }
 

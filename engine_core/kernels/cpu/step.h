@@ -8,12 +8,10 @@
 
 #include <omp.h>
 
-#include "division.h"
+#include "queue.h"
 #include "softmax.h"
 
 namespace {
-
-constexpr int kSplitTiles = 4;
 
 // What a thread needs for one query tile.
 template <class F>
@@ -33,21 +31,12 @@ struct Scratch {
                2 * RowState::bytes(rows, head_dim);
     }
 
-    // Go on to the next tile.
-    void advance() {
-        KeyTile<F>* const done = tile;
-        tile = next_tile;
-        next_tile = done;
-    }
-
     typename F::Factor* queries;  // [rows, D]
     float* scores;                // [rows, kScoreStride]
     typename F::Factor* weights;  // [rows, kTileKeys]
     float* decays;                // [rows]
     RowState whole, split;
-    KeyTile<F> tiles[2];
-    KeyTile<F>* tile = &tiles[0];
-    KeyTile<F>* next_tile = &tiles[1];
+    KeyTile<F> tile;
 };
 
 template <class F>
@@ -60,6 +49,7 @@ public:
         : args_(args),
           cache_(args),
           division_(args),
+          pieces_(division_, cache_),
           head_dim_(args.head_dim),
           group_(args.num_heads / args.num_kv_heads) {}
 
@@ -68,62 +58,52 @@ public:
         if (division_.failed()) return 1;
         const long bytes = Scratch<F>::bytes(division_.rows(), head_dim_);
         const Buffer scratch(division_.threads() * bytes);
-        const int parts = division_.size() < 2 * division_.threads() ? most_splits() : 1;
-        const Buffer states(parts > 1 ? division_.size() * parts * RowState::bytes(division_.rows(), head_dim_) : 1);
+        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), head_dim_) : 1);
         if (scratch.failed() || states.failed()) return 1;
         int next = 0;
 #pragma omp parallel num_threads(division_.threads()) if (division_.threads() > 1)
         {
             Scratch<F> own(scratch.at(omp_get_thread_num() * bytes), division_.rows(), head_dim_);
-            if (parts > 1)
-                attend_in_parts(states, parts, own);
+            if (keys_first()) write_all();
+            Queue<F> queue(pieces_, cache_, args_, next);
+            if (pieces_.cut())
+                attend_in_pieces(queue, states, own);
             else
-                attend_whole(next, own);
+                attend_whole(queue, own);
         }
         return 0;
     }
 
 private:
-    // Each query tile by one thread. Where a sequence has several, its keys must be there before the first is begun.
-    void attend_whole(int& next, Scratch<F>& scratch) const {
-        if (division_.several()) write_all();
-        int index = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-        find_first_tile(index, *scratch.tile);
-        while (index < division_.size()) {
-            const int following = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-            const QueryTile q = division_[index];
-            if (!division_.several()) write(q);
-            load_queries(q, scratch.queries);
-            for (int split = 0; split < splits_of(q); ++split) {
-                sum_split(q, split, following, split == 0 ? scratch.whole : scratch.split, scratch);
-                if (split > 0) merge_split(q, split, scratch.whole, scratch.split);
+    // Whether a piece may need keys of rows that belong to another: then all are written before the first piece is begun.
+    bool keys_first() const { return division_.several() || pieces_.cut(); }
+
+    void attend_whole(Queue<F>& queue, Scratch<F>& scratch) const {
+        for (Piece piece; queue.take(piece);) {
+            load_queries(piece.q, scratch.queries);
+            for (int split = 0; split < piece.last_split; ++split) {
+                sum_split(piece.q, split, split == 0 ? scratch.whole : scratch.split, queue, scratch);
+                if (split > 0) merge_split(piece.q, split, scratch.whole, scratch.split);
             }
-            finish_tile(q, scratch.whole);
-            index = following;
+            finish_tile(piece.q, scratch.whole);
         }
     }
 
-    // Each split of a query tile by one thread: for long sequences, when there are few query tiles.
-    void attend_in_parts(const Buffer& states, int parts, Scratch<F>& scratch) const {
+    void attend_in_pieces(Queue<F>& queue, const Buffer& states, Scratch<F>& scratch) const {
         const long rows = division_.rows(), bytes = RowState::bytes(rows, head_dim_);
-        const auto state = [&](int index, int split) {
-            return RowState(states.at((index * parts + split) * bytes), rows, head_dim_);
+        const auto state = [&](int tile, int split) {
+            return RowState(states.at((tile * pieces_.most_splits() + split) * bytes), rows, head_dim_);
         };
-        write_all();
-#pragma omp for schedule(dynamic)
-        for (int part = 0; part < division_.size() * parts; ++part) {
-            const QueryTile q = division_[part / parts];
-            const int split = part % parts;
-            if (split >= splits_of(q)) continue;
-            load_queries(q, scratch.queries);
-            find_tile(q, split * kSplitTiles, *scratch.tile);
-            sum_split(q, split, division_.size(), state(part / parts, split), scratch);
+        for (Piece piece; queue.take(piece);) {
+            load_queries(piece.q, scratch.queries);
+            sum_split(piece.q, piece.first_split, state(piece.tile, piece.first_split), queue, scratch);
         }
+#pragma omp barrier
 #pragma omp for schedule(dynamic)
-        for (int index = 0; index < division_.size(); ++index) {
-            const QueryTile q = division_[index];
-            for (int split = 1; split < splits_of(q); ++split) merge_split(q, split, state(index, 0), state(index, split));
-            finish_tile(q, state(index, 0));
+        for (int tile = 0; tile < division_.size(); ++tile) {
+            const QueryTile q = division_[tile];
+            for (int split = 1; split < pieces_.splits_of(q); ++split) merge_split(q, split, state(tile, 0), state(tile, split));
+            finish_tile(q, state(tile, 0));
         }
     }
 
@@ -145,23 +125,21 @@ private:
         for (int i = 0; i < q.count; ++i) F::load_factors(queries + i * heads, first + i * args_.query_stride, heads);
     }
 
-    // Sum one split of the keys that a query tile sees; its first tile has been found already. After the last tile of all,
-    // the first one of the `following` query tile is read ahead.
-    void sum_split(const QueryTile& q, int split, int following, const RowState& state, Scratch<F>& scratch) const {
+    // Sum one split of the keys that a query tile sees.
+    void sum_split(const QueryTile& q, int split, const RowState& state, Queue<F>& queue, Scratch<F>& scratch) const {
         state.clear(q.count * group_, head_dim_);
-        const int tiles = cache_.tiles(q.end());
+        const int tiles = cache_.tile_at(q.end() - 1) + 1;
         for (int number = split * kSplitTiles; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
-            if (number + 1 < tiles)
-                find_tile(q, number + 1, *scratch.next_tile);
-            else
-                find_first_tile(following, *scratch.next_tile);
+            cache_.find_tile(block_table(q), q.kv_head, number, q.end(), scratch.tile);
+            queue.look_ahead(scratch.tile);
+            // As late as possible: by now the place has been read ahead.
+            if (!keys_first() && number == cache_.tile_at(q.position)) write(q);
             add_tile(q, state, scratch);
-            scratch.advance();
         }
     }
 
     void add_tile(const QueryTile& q, const RowState& state, const Scratch<F>& scratch) const {
-        const KeyTile<F>& tile = *scratch.tile;
+        const KeyTile<F>& tile = scratch.tile;
         const int hidden = hidden_rows(q, tile.position), rows = q.count * group_ - hidden;
         const RowState seeing = state.from(hidden, head_dim_);
         compute_scores<F>(scratch.queries + hidden * head_dim_, rows, head_dim_, tile, scratch.scores);
@@ -172,7 +150,7 @@ private:
             scratch.decays[row] = weigh<F>(
                 scores, tile.places(), exponent_scale(), seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
         }
-        add_values<F>(scratch.weights, scratch.decays, rows, head_dim_, tile, *scratch.next_tile, seeing.output);
+        add_values<F>(scratch.weights, scratch.decays, rows, head_dim_, tile, seeing.output);
     }
 
     void merge_split(const QueryTile& q, int split, const RowState& earlier, const RowState& later) const {
@@ -190,30 +168,9 @@ private:
 
     const int32_t* block_table(const QueryTile& q) const { return args_.block_tables + q.sequence * args_.block_table_stride; }
 
-    void find_tile(const QueryTile& q, int number, KeyTile<F>& tile) const {
-        cache_.find_tile(block_table(q), q.kv_head, number, q.end(), tile);
-    }
-
-    // The first tile of a query tile; empty if there is no such query tile.
-    void find_first_tile(int index, KeyTile<F>& tile) const {
-        tile.units = 0;
-        if (index < division_.size()) find_tile(division_[index], 0, tile);
-    }
-
     // How many rows of scores in front of a query tile see nothing from `position` on.
     int hidden_rows(const QueryTile& q, int position) const {
         return position > q.position ? (position - q.position) * group_ : 0;
-    }
-
-    int splits_of(const QueryTile& q) const { return (cache_.tiles(q.end()) + kSplitTiles - 1) / kSplitTiles; }
-
-    int most_splits() const {
-        int most = 1;
-        for (int index = 0; index < division_.size(); ++index) {
-            const int splits = splits_of(division_[index]);
-            most = splits > most ? splits : most;
-        }
-        return most;
     }
 
     // Weights are powers of two: this is the attention's scale times log2(e).
@@ -222,6 +179,7 @@ private:
     const RinglineAttention& args_;
     const Cache<F> cache_;
     const Division division_;
+    const Pieces<F> pieces_;
     const long head_dim_;
     const int group_;
 };

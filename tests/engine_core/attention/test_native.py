@@ -160,18 +160,22 @@ def test_exactly_the_tokens_of_the_step_are_written(
     assert blocks.tolist() == sorted(set((metadata.slot_mapping // block_size).tolist()))
 
 
-def test_a_broken_row_stays_visible_and_alone(backend: NativeAttention) -> None:
+def test_broken_numbers_stay_visible_and_where_they_are(backend: NativeAttention) -> None:
+    """A query that is NaN, and a key that is: all rows that see it are NaN, and no others."""
     geometry = Geometry(4, 2, 64, 16)
     sequences = make_sequences([30, 50, 20], geometry, torch.bfloat16, seed=6)
     expected = Run(backend, geometry, sequences).at_once()
     sequences[1].query[40, 3] = torch.nan
+    sequences[1].key[45, 0, 7] = torch.nan
     run = Run(backend, geometry, sequences)
     run.step([(0, 30), (1, 50), (2, 20)])
-    actual = run.result()
-    assert actual[1][40].view(4, 64)[3].isnan().all()
-    expected[1][40].view(4, 64)[3] = torch.nan
-    for got, wanted in zip(actual, expected, strict=True):
-        assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+    broken = torch.zeros(50, 4, 64, dtype=torch.bool)
+    broken[40, 3] = True
+    broken[45:, :2] = True
+    expected[1][broken.flatten(1)] = torch.nan
+    for actual, wanted in zip(run.result(), expected, strict=True):
+        assert torch.equal(actual.isnan(), wanted.isnan())
+        assert torch.equal(actual.nan_to_num(), wanted.nan_to_num())
 
 
 def test_every_instruction_set_agrees_with_the_others() -> None:

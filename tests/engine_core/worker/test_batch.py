@@ -1,15 +1,24 @@
 """The persistent batch against a plain model of it: lists per sequence, rebuilt at every step."""
 
 import random
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
+from engine_core.worker import sampling_state
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 
 LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
 VOCAB = 100
+PARAMS = [
+    (SamplingParams(temperature=0.0), 0),
+    (SamplingParams(top_p=0.5), sampling_state.RANDOM | sampling_state.TOP_P),
+    (SamplingParams(temperature=0.0, presence_penalty=1.0), sampling_state.PENALTIES),
+    (SamplingParams(temperature=0.0, prompt_logprobs=0), sampling_state.PROMPT_LOGPROBS),
+]
 
 
 class Sequence:
@@ -20,6 +29,7 @@ class Sequence:
         self.prompt = len(self.tokens)
         self.computed = rng.choice([0, max(0, (len(self.tokens) - 1) // 4 * 4)])
         self.blocks: list[int] = []
+        self.params, self.asks = rng.choice(PARAMS)
 
     def needed(self, length: int) -> int:
         return -(-length // LIMITS.block_size) - len(self.blocks)
@@ -55,7 +65,7 @@ class Driver:
             self.next_id += 1
         seq.blocks = self.blocks(seq.needed(len(seq.tokens)))
         self.running[seq_id] = seq
-        params = SamplingParams()
+        params = seq.params
         return NewSequence(seq_id, 0, list(seq.tokens), seq.prompt, seq.computed, list(seq.blocks), params)
 
     def step(self) -> None:
@@ -83,6 +93,7 @@ class Driver:
 
     def check(self, plan: StepPlan) -> None:
         self.batch.update(plan)
+        assert self.batch.sampling.asked == reduce(or_, (seq.asks for seq in self.running.values()), 0)
         inputs = self.batch.prepare(plan)
         rows = [
             (self.running[seq_id], position)

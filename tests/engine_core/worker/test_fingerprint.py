@@ -57,6 +57,5 @@ def test_what_numpy_computes_with_counts(original: Path, monkeypatch: pytest.Mon
     """Another of its code paths may compute another last bit of a logarithm."""
     before = fingerprint(original)
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
-    assert set(found) < set(np._core._multiarray_umath.__cpu_features__)
     monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": [*found, "ANOTHER"]}})
     assert fingerprint(original) != before

@@ -10,7 +10,7 @@ from transformers.generation import logits_process as hf
 
 from engine_core.request import SamplingParams
 from engine_core.step import TokenLogprobs
-from engine_core.worker.noise import gumbel, position_keys, sequence_key, token_counters
+from engine_core.worker.noise import gumbel, position_keys, sequence_key
 from engine_core.worker.sampler import Sampler, SamplerOutput, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
 
@@ -53,7 +53,7 @@ class Rows:
             return int(scores.argmax())
         keys = np.array([sequence_key(params.seed, self.choices[row])], np.uint64)
         key = position_keys(keys, self.lengths[row : row + 1])[:, np.newaxis]
-        return int((scores.numpy() + gumbel(key, token_counters(np.arange(self.vocab)))).argmax())
+        return int((scores.numpy() + gumbel(key, np.arange(self.vocab))).argmax())
 
 
 class OutputPenalties:
@@ -214,16 +214,8 @@ def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_t
 def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a greedy batch does not ask for is not run: the functions behind every feature are broken here."""
     rows = Rows([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)] * 8, vocab=500)
-    for name in (
-        "gumbel",
-        "add_gumbel",
-        "token_logprobs",
-        "apply_penalties",
-        "ban",
-        "add_bias",
-        "keep_allowed",
-        "position_keys",
-    ):
+    monkeypatch.setattr("engine_core.worker.sampler.VocabularyNoise.add_to", None)
+    for name in ("position_keys", "gumbel", "token_logprobs", "apply_penalties", "ban", "add_bias", "keep_allowed"):
         monkeypatch.setattr(f"engine_core.worker.sampler.{name}", None)
     assert rows.sample(list(range(8))).token_ids.tolist() == rows.logits.argmax(dim=1).tolist()
 
@@ -266,7 +258,7 @@ def test_extreme_temperatures() -> None:
     drawn = rows.sample([0, 1, 2, 3]).token_ids
     assert drawn[:3].tolist() == rows.logits[:3].argmax(dim=1).tolist()
     key = position_keys(np.array([sequence_key(3, 0)], np.uint64), rows.lengths[3:])[:, np.newaxis]
-    assert drawn[3] == int(gumbel(key, token_counters(np.arange(100))).argmax())
+    assert drawn[3] == int(gumbel(key, np.arange(100)).argmax())
 
 
 def test_min_tokens_holds_back_eos_and_stop_tokens_until_then() -> None:
