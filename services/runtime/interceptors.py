@@ -11,7 +11,7 @@ import inspect
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -126,8 +126,11 @@ async def _watched(request: Any, context: grpc.aio.ServicerContext[Any, Any], me
         raise
     except MalformedMessage as error:
         log.info("malformed message", method=method, peer=context.peer(), error=str(error))
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
-    except Exception:
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
+    except Exception as error:
+        if context.done() and isinstance(error, grpc.aio.BaseError):  # nobody is there to be written to or aborted
+            log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, error=str(error))
+            raise _ended() from None
         await _abort_internal(context, method)
     else:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
@@ -136,7 +139,20 @@ async def _watched(request: Any, context: grpc.aio.ServicerContext[Any, Any], me
 async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
     error_id = secrets.token_hex(4)
     log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error; the server's log has it as {error_id}")
+    await _abort(context, grpc.StatusCode.INTERNAL, f"internal error; the server's log has it as {error_id}")
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, message: str) -> NoReturn:
+    """End the RPC with a status, or as it has ended: aborted by its handler, or left by its caller meanwhile."""
+    if not context.done():
+        with suppress(grpc.aio.InternalError, grpc.aio.UsageError):
+            await context.abort(code, message)
+    raise _ended()
+
+
+def _ended() -> asyncio.CancelledError:
+    """What a handler whose RPC has ended already may end with: to anything else gRPC has something to say."""
+    return asyncio.CancelledError()
 
 
 def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:

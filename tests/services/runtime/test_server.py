@@ -35,6 +35,14 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             raise KeyError("a secret")
         if request.text == "refuse":
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
+        if request.text == "refuse twice":
+            with pytest.raises(grpc.aio.AbortError):
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
+            await context.abort(grpc.StatusCode.UNKNOWN, "once more")
+        if request.text == "refuse and break":
+            with pytest.raises(grpc.aio.AbortError):
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
+            raise KeyError("a secret")
         return inference_pb2.TokenizeResponse(rendered=request.text)
 
     async def Generate(self, request, context):
@@ -109,6 +117,21 @@ async def test_a_status_that_a_handler_chose_and_an_answer_pass_through():
         assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="hello"))).rendered == "hello"
         answers = await drained(stub.Generate(inference_pb2.GenerateRequest(request_id="r")))
         assert [answer.request_id for answer in answers] == ["r"]
+
+
+@pytest.mark.parametrize(("request_text", "tracebacks"), [("refuse twice", 0), ("refuse and break", 1)])
+async def test_what_fails_after_the_status_was_sent_changes_nothing_and_is_logged_at_most_once(
+    request_text, tracebacks, caplog, capsys
+):
+    async with serving() as (_, channel, _):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Tokenize(inference_pb2.TokenizeRequest(text=request_text))
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "not now")
+        answer = await stub.Tokenize(inference_pb2.TokenizeRequest(text="hello"))
+        assert answer.rendered == "hello"
+    printed = "".join(capsys.readouterr())
+    assert (caplog.records, printed.count("unexpected error in an RPC")) == ([], tracebacks)
 
 
 BROKEN_UTF8 = inference_pb2.TokenizeRequest(text="abcd").SerializeToString().replace(b"abcd", b"\xff\xfe\xfd\xfc")
