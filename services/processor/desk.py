@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import structlog
 from ringline.inference.v1 import inference_pb2
@@ -27,20 +28,38 @@ log = structlog.get_logger(__name__)
 THREADS = 4
 BATCH_BYTES = 64 << 10
 """Prompts are batched up to this size together."""
+MAX_WAITING_BYTES = 64 << 20
+"""Requests that wait for a thread are held up to this size together."""
+RETRY_AFTER_MS = 1000
 
-_Work = tuple[ClientRequest, inference_pb2.GenerateRequest]
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request that waits, or is tokenized."""
+
+    call: ClientRequest
+    request: inference_pb2.GenerateRequest
+    size: int
+    """Bytes of its message."""
 
 
 class Desk:
     """Admits requests and sends them out on the ring."""
 
-    def __init__(self, vocabulary: VocabularySource, ring: Ring, me: PeerId) -> None:
+    def __init__(
+        self, vocabulary: VocabularySource, ring: Ring, me: PeerId, *, max_waiting_bytes: int = MAX_WAITING_BYTES
+    ) -> None:
+        """``max_waiting_bytes``: how much may wait here; one request that is larger may wait alone."""
         self._vocabulary = vocabulary
         self._ring = ring
         self._me = me
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._free = THREADS
-        self._waiting: list[_Work] = []
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting: dict[str, _Work] = {}
+        """By ring id, in the order of arrival."""
+        self._waiting_bytes = 0
+        """Of these and of what ``run`` was given."""
 
     def close(self) -> None:
         """Admit nothing more."""
@@ -48,13 +67,40 @@ class Desk:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, call: ClientRequest, request: inference_pb2.GenerateRequest) -> None:
-        """Take a request; it goes on from here, or ends with the reason why not. Bounded by the sessions' limits."""
-        self._waiting.append((call, request))
+        """Take a request; it goes on from here, or ends with the reason why not.
+
+        Raises ``Refused`` while too much waits already.
+        """
+        size = request.ByteSize()
+        self._make_room(size)
+        self._waiting[call.ring_id] = _Work(call, request, size)
         self._next_batch()
 
-    async def run(self, function: Callable[[], object]) -> object:
-        """Run something else that takes its time in a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+    def drop(self, call: ClientRequest) -> None:
+        """Let go of a request that ended, if it waits here: its message may be large."""
+        if (work := self._waiting.pop(call.ring_id, None)) is not None:
+            self._waiting_bytes -= work.size
+
+    async def run(self, function: Callable[[], object], size: int) -> object:
+        """Run something else that takes its time, on a message of ``size`` bytes, in a worker thread.
+
+        Raises ``Refused`` while too much waits already, and what ``function`` raises.
+        """
+        self._make_room(size)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        finally:
+            self._waiting_bytes -= size
+
+    def _make_room(self, size: int) -> None:
+        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"{self._waiting_bytes} bytes wait to be tokenized, and this request has {size}: "
+                f"expected at most {self._max_waiting_bytes} together",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._waiting_bytes += size
 
     def _next_batch(self) -> None:
         while self._free and self._waiting:
@@ -65,29 +111,34 @@ class Desk:
             future.add_done_callback(lambda done, batch=batch: self._admitted(batch, done))  # type: ignore[misc]
 
     def _cut_batch(self) -> list[_Work]:
+        batch: list[_Work] = []
         size = 0
-        for index, (_, request) in enumerate(self._waiting):
-            size += request.ByteSize()
-            if size > BATCH_BYTES and index > 0:
-                batch, self._waiting = self._waiting[:index], self._waiting[index:]
-                return batch
-        batch, self._waiting = self._waiting, []
+        for work in self._waiting.values():
+            size += work.size
+            if size > BATCH_BYTES and batch:
+                break
+            batch.append(work)
+        for work in batch:
+            self.drop(work.call)
         return batch
 
     def _admit_all(self, batch: list[_Work]) -> list[Admission | Status]:
         """In a worker thread."""
         results: list[Admission | Status] = []
-        for call, request in batch:
+        for work in batch:
             try:
-                results.append(self._admit_one(call, request))
+                results.append(self._admit_one(work.call, work.request))
             except Refused as refused:
                 results.append(refused.status)
             except Exception:
-                log.exception("admission failed", request_id=call.ring_id)
-                results.append(Status(Code.INTERNAL, f"internal error; the log has it under {call.ring_id}"))
+                ring_id = work.call.ring_id
+                log.exception("admission failed", request_id=ring_id)
+                results.append(Status(Code.INTERNAL, f"internal error; the log has it under {ring_id}"))
         return results
 
     def _admit_one(self, call: ClientRequest, request: inference_pb2.GenerateRequest) -> Admission:
+        if call.ended:
+            raise Refused(Code.CANCELLED, "it ended while it waited")  # nobody hears it
         vocabulary = self._vocabulary.current
         if vocabulary is None:
             raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
@@ -97,7 +148,8 @@ class Desk:
         self._free += 1
         if done.cancelled():
             return
-        for (call, _), result in zip(batch, done.result(), strict=True):
+        for work, result in zip(batch, done.result(), strict=True):
+            call = work.call
             if call.ended:
                 continue
             if isinstance(result, Status):

@@ -78,6 +78,7 @@ class _Processor:
             vocabulary,
             self._ring,
             self._desk,
+            self._metrics,
             SessionBounds(
                 max_live_requests=settings.max_live_requests,
                 max_message_bytes=server.max_message_bytes,

@@ -72,7 +72,10 @@ class Ring:
         if call.ended:
             return
         if call.live is None:
-            self._metrics.choice_ended(cause.name.lower())
+            if error is not None:
+                self._metrics.request_refused(error.code.name)
+            else:
+                self._metrics.choice_ended(cause.name.lower())
             self._close(call, end_without_choice(cause, error))
             return
         live = call.live

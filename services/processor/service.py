@@ -18,10 +18,17 @@ from services.processor.client import MAX_REFUSALS, ClientRequest, ClientStream
 from services.processor.desk import Desk
 from services.processor.responses import refusal
 from services.processor.ring import Ring
-from services.processor.validation import MAX_REQUEST_ID_BYTES, check_model, check_token_ids, refuse
+from services.processor.validation import (
+    MAX_REQUEST_ID_BYTES,
+    check_model,
+    check_request_id,
+    check_token_ids,
+    refuse,
+)
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId, ring_id
+from services.runtime.metrics import ProcessorMetrics
 from services.runtime.wire import status_to_proto
 
 log = structlog.get_logger(__name__)
@@ -43,10 +50,19 @@ class SessionBounds:
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """The front door."""
 
-    def __init__(self, me: PeerId, vocabulary: VocabularySource, ring: Ring, desk: Desk, bounds: SessionBounds) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        vocabulary: VocabularySource,
+        ring: Ring,
+        desk: Desk,
+        metrics: ProcessorMetrics,
+        bounds: SessionBounds,
+    ) -> None:
         self._vocabulary = vocabulary
         self._ring = ring
         self._desk = desk
+        self._metrics = metrics
         self._bounds = bounds
         self._me = me
         self._counter = itertools.count(1)
@@ -75,7 +91,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             self._begin(client, request, 1, context.time_remaining())
             error = await self._write_generate(client, context)
         except Refused as refused:
-            await context.write(refusal(request.request_id, 1, refused.status))
+            self._metrics.request_refused(refused.status.code.name)
+            await context.write(refusal(_usable_id(request), 1, refused.status))
             error = refused.status
         except TimeoutError:
             error = self._stalled()
@@ -117,10 +134,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 case "cancel":
                     call = client.find(frame.cancel.request_id)
                     if call is not None:
-                        self._ring.end(call, Cause.CANCELLED)
+                        self._end(call, Cause.CANCELLED)
                 case _:
                     status = Status(Code.INVALID_ARGUMENT, "frame: none is set: expected generate or cancel")
-                    client.refuse("", ordinal, status)
+                    self._refuse(client, "", ordinal, status)
             while client.num_refusals > MAX_REFUSALS:
                 client.room_for_refusals.clear()
                 await client.room_for_refusals.wait()
@@ -138,7 +155,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 raise Refused(Code.RESOURCE_EXHAUSTED, f"this session has {most} live requests", retry_after_ms=100)
             self._begin(client, request, ordinal, None)
         except Refused as refused:
-            client.refuse(request.request_id, ordinal, refused.status)
+            self._refuse(client, _usable_id(request), ordinal, refused.status)
 
     def _begin(
         self,
@@ -146,13 +163,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.GenerateRequest,
         ordinal: int,
         call_timeout: float | None,
-    ) -> ClientRequest:
+    ) -> None:
         """Begin a request; raises ``Refused``."""
         if self.draining:
             raise Refused(Code.UNAVAILABLE, "this processor is draining: try another", retry_after_ms=0)
-        size = len(request.request_id.encode())
-        if size > MAX_REQUEST_ID_BYTES:
-            raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
+        check_request_id(request.request_id)
         if request.HasField("timeout_ms") and request.timeout_ms == 0:
             raise refuse("timeout_ms", "0 is out of range: expected at least 1")
         now = time.monotonic()
@@ -167,17 +182,26 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             arrived=now,
             deadline=now + min(timeouts) if timeouts else None,
         )
+        self._desk.admit(call, request)
+        client.add(call)
         if timeouts:
             loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(min(timeouts), self._ring.end, call, Cause.DEADLINE)
-        client.add(call)
-        self._desk.admit(call, request)
-        return call
+            call.timer = loop.call_later(min(timeouts), self._end, call, Cause.DEADLINE)
+
+    def _refuse(self, client: ClientStream, client_id: str, ordinal: int, status: Status) -> None:
+        """A frame of a session does not become a request."""
+        self._metrics.request_refused(status.code.name)
+        client.refuse(client_id, ordinal, status)
+
+    def _end(self, call: ClientRequest, cause: Cause) -> None:
+        """End a request here and now, wherever it is."""
+        self._desk.drop(call)
+        self._ring.end(call, cause)
 
     def _abandon(self, client: ClientStream) -> None:
         """The client is gone: what it had under way ends."""
         for call in client.requests():
-            self._ring.end(call, Cause.CANCELLED)
+            self._end(call, Cause.CANCELLED)
 
     async def _write_generate(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
         """Write until the last terminal; returns the status of a request that failed."""
@@ -248,7 +272,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 max_model_len=vocabulary.limits.max_model_len,
             )
 
-        response = await self._off_loop(tokenize, context)
+        response = await self._off_loop(tokenize, request.ByteSize(), context)
         assert isinstance(response, inference_pb2.TokenizeResponse)
         return response
 
@@ -263,7 +287,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             text = vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
             return inference_pb2.DetokenizeResponse(text=text)
 
-        response = await self._off_loop(detokenize, context)
+        response = await self._off_loop(detokenize, request.ByteSize(), context)
         assert isinstance(response, inference_pb2.DetokenizeResponse)
         return response
 
@@ -295,9 +319,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check_model(model, vocabulary.limits)
         return vocabulary
 
-    async def _off_loop(self, function: Any, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+    async def _off_loop(self, function: Any, size: int, context: grpc.aio.ServicerContext[Any, Any]) -> object:
         try:
-            return await self._desk.run(function)
+            return await self._desk.run(function, size)
         except Refused as refused:
             await _abort(context, refused.status)
 
@@ -306,6 +330,11 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) ->
     """End the RPC with a status and its details, such as RetryInfo."""
     details = status_to_proto(status).SerializeToString()
     await context.abort(_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
+
+
+def _usable_id(request: inference_pb2.GenerateRequest) -> str:
+    """The client's name for a refused request; empty where it is too long to be one."""
+    return request.request_id if len(request.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""
 
 
 def _tenant(context: grpc.aio.ServicerContext[Any, Any]) -> str:

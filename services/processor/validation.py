@@ -52,6 +52,13 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     _check_resume(request, limits)
 
 
+def check_request_id(request_id: str) -> None:
+    """A client's name for a request comes back with every response."""
+    size = len(request_id.encode())
+    if size > MAX_REQUEST_ID_BYTES:
+        raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
+
+
 def check_model(name: str, limits: ModelLimits) -> None:
     """NOT_FOUND for a model that is not served."""
     if name and name != limits.name:

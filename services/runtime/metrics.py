@@ -76,6 +76,7 @@ class ProcessorMetrics(ServiceMetrics):
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._ends: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         super().__init__()
 
     def update(self, live_requests: int, engines: int, detokenizers: int) -> None:
@@ -97,8 +98,13 @@ class ProcessorMetrics(ServiceMetrics):
         """A choice has its terminal. ``cause``: stop, length, cancelled, deadline or error."""
         self._ends[_FINISHED_REASONS.get(cause, cause)] += 1
 
+    def request_refused(self, code: str) -> None:
+        """A request was refused before it had choices. ``code``: the canonical one, such as INVALID_ARGUMENT."""
+        self._ends["error"] += 1
+        self._refusals[code] += 1
+
     def request_ended(self, prompt_tokens: int, completion_tokens: int, seconds: float) -> None:
-        """A request has its last terminal, ``seconds`` after it arrived."""
+        """An admitted request has its last terminal, ``seconds`` after it arrived."""
         self._prompt_tokens += prompt_tokens
         self._prompt.observe(prompt_tokens)
         self._generation.observe(completion_tokens)
@@ -110,7 +116,10 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_detokenizers", "Detokenizers that are subscribed to.", self._detokenizers)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.", self._prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
-        yield self._counters("vllm:request_success", "Choices that ended, by cause.", "finished_reason", self._ends)
+        yield self._counters("vllm:request_success", "Terminals, by cause.", "finished_reason", self._ends)
+        yield self._counters(
+            "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
+        )
         yield from self._histograms(self._first_token, self._gap, self._latency, self._prompt, self._generation)
 
 

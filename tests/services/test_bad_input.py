@@ -57,7 +57,6 @@ BAD: dict[str, tuple[Edit, str]] = {
     "truncate to nothing": (lambda r: setattr(r, "truncate_prompt_tokens", 0), "truncate_prompt_tokens"),
     "timeout 0": (lambda r: setattr(r, "timeout_ms", 0), "timeout_ms"),
     "a long cache salt": (lambda r: setattr(r, "cache_salt", "x" * 1000), "cache_salt"),
-    "a long name": (lambda r: setattr(r, "request_id", "x" * 1000), "request_id"),
     "a chat without messages": (lambda r: r.chat.SetInParent(), "chat.messages"),
     "a message without role": (lambda r: r.chat.CopyFrom(chat(("", "hi"))), "chat.messages[0].role"),
     "tools that are no JSON": (lambda r: r.chat.CopyFrom(chat(("user", "hi"), tools_json="{")), "chat.tools_json"),

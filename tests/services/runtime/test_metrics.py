@@ -1,5 +1,8 @@
 """Metrics: what Prometheus reads is what was observed."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +52,8 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     metrics.tokens(4, gap=0.02)
     metrics.choice_ended("stop")
     metrics.choice_ended("cancelled")
+    metrics.choice_ended("error")
+    metrics.request_refused("INVALID_ARGUMENT")
     metrics.request_ended(prompt_tokens=11, completion_tokens=6, seconds=1.5)
     read = samples(metrics.registry)
     assert read["vllm:time_to_first_token_seconds_sum",] == pytest.approx(0.03)
@@ -62,6 +67,9 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     assert read["vllm:e2e_request_latency_seconds_sum",] == 1.5
     assert read["vllm:request_success_total", "stop"] == 1
     assert read["vllm:request_success_total", "abort"] == 1
+    assert read["vllm:request_success_total", "error"] == 2
+    assert read["ringline_requests_refused_total", "INVALID_ARGUMENT"] == 1
+    assert read["vllm:e2e_request_latency_seconds_count",] == 1
     assert (read["ringline_live_requests",], read["ringline_engines",], read["ringline_detokenizers",]) == (3, 2, 1)
     assert 'vllm:prompt_tokens_total{model_name="tiny"} 11.0' in generate_latest(metrics.registry).decode()
 
@@ -107,3 +115,23 @@ def test_a_detokenizer_tells_what_it_decoded_and_every_service_its_process():
     read = samples(metrics.registry)
     assert (read["ringline_live_requests",], read["ringline_decoded_tokens_total",]) == (2, 1000)
     assert read["process_resident_memory_bytes",] > 2**20
+
+
+def test_every_series_is_documented():
+    """And nothing else is: ``docs/metrics.md`` lists, service by service, what is exported."""
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    reading = EngineReading(**dict.fromkeys(EngineReading.__annotations__, 0))
+    services = {
+        "Processor": ProcessorMetrics(),
+        "Engine": EngineMetrics(lambda: reading),
+        "Detokenizer": DetokenizerMetrics(),
+    }
+    assert [section.partition(":")[0] for section in sections] == list(services)
+    for section, metrics in zip(sections, services.values(), strict=True):
+        rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+        documented = {(name, kind.strip()) for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
+        exported = {
+            (family.name + ("_total" if family.type == "counter" else ""), family.type) for family in metrics.collect()
+        }
+        assert documented == exported

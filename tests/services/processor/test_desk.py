@@ -1,0 +1,129 @@
+"""The desk holds no more than it may, and nothing of what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.client import ClientRequest, ClientStream
+from services.processor.desk import BATCH_BYTES, THREADS, Desk
+from services.processor.peers import Peers
+from services.processor.ring import Ring
+from services.processor.vocabulary import VocabularySource
+from services.ring.events import Cause, Code, Refused
+from services.ring.identity import PeerId, ring_id
+from services.runtime.metrics import ProcessorMetrics
+from tests.services.processor.vocabularies import vocabulary
+
+LARGE = BATCH_BYTES + 1
+
+
+class Office:
+    """A desk whose threads can be held up, and a client before it."""
+
+    def __init__(self, max_waiting_bytes: int) -> None:
+        source = VocabularySource()
+        source.current = vocabulary()
+        me = PeerId("processor", 1)
+        peers = Peers(source)
+        self.ring = Ring(peers, ProcessorMetrics(), patience=60.0)
+        peers.events = self.ring
+        self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)
+        self.client = ClientStream("")
+        self._go = threading.Event()
+        self._held = [asyncio.create_task(self.desk.run(self._go.wait, 0)) for _ in range(THREADS)]
+
+    def ask(self, name: str, size: int) -> ClientRequest:
+        request = inference_pb2.GenerateRequest(request_id=name, text="a" * size)
+        call = ClientRequest(ring_id(1, self.client.num_live + 1), name, 1, self.client, time.monotonic(), None)
+        self.desk.admit(call, request)
+        self.client.add(call)
+        return call
+
+    def occupy(self) -> None:
+        """Give every thread something to do next."""
+        for index in range(THREADS):
+            self.ask(f"in work {index}", LARGE)
+
+    async def go(self) -> None:
+        """Let the threads work, until every request is on the ring or has ended."""
+        self._go.set()
+        await asyncio.gather(*self._held)
+        async with asyncio.timeout(30):
+            while any(call.live is None and not call.ended for call in self.client.requests()):
+                await self.client.wake.wait()
+                self.client.wake.clear()
+
+
+@pytest.fixture
+async def office() -> AsyncIterator[Office]:
+    office = Office(max_waiting_bytes=3 * LARGE)
+    await asyncio.sleep(0)
+    yield office
+    await office.go()
+    office.desk.close()
+
+
+def refused_with(office: Office, size: int) -> Refused:
+    with pytest.raises(Refused) as refusal:
+        office.ask("refused", size)
+    return refusal.value
+
+
+async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come_again(office: Office) -> None:
+    office.occupy()
+    calls = [office.ask("first", LARGE), office.ask("second", LARGE)]
+    status = refused_with(office, 2 * LARGE).status
+    assert (status.code, status.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, 1000)
+    assert status.message.endswith(f"expected at most {3 * LARGE} together")
+    calls.append(office.ask("small", 10))
+    await office.go()
+    assert [call.ended for call in calls] == [True, True, False], "too long for the model; on the ring"
+    assert "refused" not in {call.client_id for call in office.client.requests()}
+
+
+async def test_a_large_request_may_wait_alone(office: Office) -> None:
+    office.occupy()
+    office.ask("huge", 10 * LARGE)
+    assert refused_with(office, 1).status.code is Code.RESOURCE_EXHAUSTED
+
+
+async def test_room_is_there_again_when_a_batch_has_begun(office: Office) -> None:
+    office.occupy()
+    office.ask("huge", 10 * LARGE)
+    await office.go()
+    small = office.ask("small", 10)
+    await office.go()
+    assert small.live is not None
+
+
+async def test_what_ended_while_it_waited_leaves_nothing_behind(office: Office) -> None:
+    office.occupy()
+    request = inference_pb2.GenerateRequest(request_id="large", text="a" * (10 * LARGE))
+    call = ClientRequest(ring_id(1, 100), "large", 1, office.client, time.monotonic(), None)
+    office.desk.admit(call, request)
+    office.client.add(call)
+    assert sys.getrefcount(request) == 3
+    office.desk.drop(call)
+    office.ring.end(call, Cause.CANCELLED)
+    assert sys.getrefcount(request) == 2, "here, and in the asking"
+    for index in range(3):
+        office.ask(f"in its place {index}", LARGE - 100)
+
+
+async def test_other_work_counts_while_it_waits(office: Office) -> None:
+    office.occupy()
+    detokenize = asyncio.create_task(office.desk.run(lambda: "text", 3 * LARGE))
+    await asyncio.sleep(0)
+    assert refused_with(office, 1).status.code is Code.RESOURCE_EXHAUSTED
+    with pytest.raises(Refused):
+        await office.desk.run(lambda: "more", 1)
+    await office.go()
+    assert await detokenize == "text"
+    office.ask("after", 10)
