@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -26,8 +30,24 @@ COMMANDS = {
 """Every subcommand with its summary. ``name`` is the click command ``name`` in ``services.commands.name``."""
 
 
+_NOBODY_READS = 128 + signal.SIGPIPE
+"""Whoever read the output has enough: the exit code of every other program whose pipe breaks."""
+
+
+class _NobodyReads(Exception):
+    """The pipe that was printed to is closed. Not an ``OSError``: click would end the process on its own terms."""
+
+
 class _Lazy(click.Group):
     """A group that imports a subcommand's module when it is asked for, so that each starts as fast as it can."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _pipes_told():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _pipes_told():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -44,6 +64,14 @@ class _Lazy(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+@contextmanager
+def _pipes_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _NobodyReads from error
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ringline-server")
 def cli() -> None:
@@ -57,22 +85,31 @@ def main() -> None:
 
         die_with_parent()
     try:
+        code = _run()
+        sys.stdout.flush()
+    except (_NobodyReads, BrokenPipeError):
+        code = _NOBODY_READS
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):  # the interpreter flushes what is left
+            os.dup2(nowhere, descriptor)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line; returns its exit code."""
+    try:
         result = cli.main(prog_name="ringline", standalone_mode=False)
-        code = result if isinstance(result, int) else ExitCode.OK
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
+        return error.exit_code
     except FatalError as error:
         from services.runtime.telemetry import report_fatal  # not above: it takes a tenth of a second
 
         report_fatal(str(error))
-        code = error.code
+        return error.code
     except (click.Abort, KeyboardInterrupt):
-        code = 130
-    except BrokenPipeError:  # whoever read the output has enough
-        sys.stderr.close()
-        code = ExitCode.OK
-    sys.exit(code)
+        return 128 + signal.SIGINT
+    return result if isinstance(result, int) else ExitCode.OK
 
 
 if __name__ == "__main__":

@@ -102,6 +102,14 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", ["--help", "serve --help", "config-docs", "fly 2>&1"])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
+    # `true` reads nothing, so that whatever is printed meets a closed pipe.
+    script = f"{{ {{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} | true; }} 3>&1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 def test_every_command_is_there():
     context = click.Context(cli)
     for name in COMMANDS:
