@@ -71,7 +71,7 @@ def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     end = time.monotonic() + START_TIMEOUT
-    while "ready: " not in log.read_text():
+    while '"event": "ready"' not in log.read_text():
         if process.poll() is not None or time.monotonic() > end:
             process.kill()
             raise AssertionError(f"the ring did not start:\n{log.read_text()[-4000:]}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
 
 from engine_core.config import EngineConfig
 from services.commands.engine import with_model
@@ -18,7 +19,9 @@ from services.runtime.listening import check_listenable
 from services.runtime.options import Setting, settings_of
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.runtime.stack import StackOptions, default_metrics_port, free_port
-from services.runtime.telemetry import configure_logs
+from services.runtime.telemetry import configure_logs, logs_json
+
+log = structlog.get_logger()
 
 _BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
 
@@ -50,9 +53,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     settings = build_settings(ProcessorSettings(), values)
     configure_logs(settings.telemetry, "serve")
     check_listenable(settings.server)
-    as_json = settings.telemetry.log_format == "json" or (
-        settings.telemetry.log_format == "auto" and not sys.stderr.isatty()
-    )
+    as_json = logs_json(settings.telemetry, sys.stderr)
     logs = ChildLogs(as_json=as_json)
     if not as_json:  # the first sign of life of a child takes seconds: it imports torch
         logs.say(f"starting an engine, a detokenizer and a processor with {values['model']}")
@@ -61,7 +62,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             stack_options(settings, values),
             logs,
             grace=settings.server.drain_grace,
-            when_ready=lambda ready: _announce(ready, logs),
+            when_ready=lambda ready: _announce(ready, logs, as_json),
         )
     )
 
@@ -89,5 +90,8 @@ def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackO
     )
 
 
-async def _announce(ready: ReadyStack, logs: ChildLogs) -> None:
-    logs.ready(f"ready: {ready.address} in {ready.seconds:.1f} s")
+async def _announce(ready: ReadyStack, logs: ChildLogs, as_json: bool) -> None:
+    if as_json:
+        log.info("ready", address=ready.address, seconds=round(ready.seconds, 3))
+    else:
+        logs.ready(f"ready: {ready.address} in {ready.seconds:.1f} s")

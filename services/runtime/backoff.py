@@ -27,6 +27,8 @@ class Backoff:
             raise ValueError(f"no backoff from {first} to {longest} by {factor}")
         self._first, self._longest, self._factor, self._uniform = first, longest, factor, uniform
         self._ceiling = first
+        self.successes = 0
+        """Attempts that succeeded."""
 
     def next(self) -> float:
         """Seconds to wait before the next attempt."""
@@ -36,6 +38,7 @@ class Backoff:
 
     def reset(self) -> None:
         """An attempt succeeded: the next wait is the first again."""
+        self.successes += 1
         self._ceiling = self._first
 
 

@@ -15,7 +15,6 @@ from typing import Any, TextIO
 from services.runtime.telemetry import console_renderer
 
 _ALARMING = ("warning", "error", "critical")
-_SHOWN_TAIL = 5
 
 
 class ChildLogs:
@@ -102,12 +101,15 @@ def parse_record(line: str) -> dict[str, Any] | None:
 
 
 def explain(lines: Sequence[str]) -> str:
-    """Why a child died, by its last lines: its fatal error if it told one, else what it said last."""
-    for line in reversed(lines):
-        record = parse_record(line)
-        if record is not None and record["event"] == "fatal":
-            return str(record.get("error"))
-    return "\n".join(_plain(line) for line in lines[-_SHOWN_TAIL:])
+    """Why a child died, in one line: its last critical event, else what it said last where that is no event.
+
+    The traceback of an event is left out: whoever reads this has been shown it, as part of the event.
+    """
+    records = [parse_record(line) for line in lines]
+    for record in reversed(records):
+        if record is not None and record.get("level") == "critical":
+            return _told(record)
+    return lines[-1].strip() if lines and records[-1] is None else ""
 
 
 def human_bytes(count: int) -> str:
@@ -126,10 +128,9 @@ def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
     return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
 
 
-def _plain(line: str) -> str:
-    """A JSON event as a person would write it; other lines as they are."""
-    record = parse_record(line)
-    if record is None:
-        return line
-    told = [str(record["event"]), *(str(record[key]) for key in ("error", "exception") if key in record)]
-    return ": ".join(told)
+def _told(record: dict[str, Any]) -> str:
+    """An event as a person would write it."""
+    event, error = str(record["event"]), record.get("error")
+    if error is None:
+        return event
+    return str(error) if event == "fatal" else f"{event}: {error}"

@@ -12,7 +12,7 @@ from services.runtime.channels import open_channel, wait_serving
 from services.runtime.child_logs import ChildLogs, explain
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, run_directory
-from services.runtime.stack import StackOptions, child_specs, state_of
+from services.runtime.stack import StackOptions, child_specs, service_addresses, state_of
 from services.runtime.supervisor import Supervisor
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class ReadyStack:
-    """A stack whose front door serves."""
+    """A stack whose services all serve."""
 
     address: str
     seconds: float
@@ -37,7 +37,7 @@ async def run_stack(
 ) -> int:
     """Run a stack and return the exit code.
 
-    ``when_ready`` is awaited once the front door serves; a code that it returns ends the stack, with None it goes on
+    ``when_ready`` is awaited once every service serves; a code that it returns ends the stack, with None it goes on
     until a signal (and a second one ends it at once). ``grace``: seconds that requests have to end. Raises
     ``ChildFailed`` if the stack cannot go on.
     """
@@ -59,8 +59,9 @@ async def run_stack(
         )
 
         async def work() -> int | None:
-            async with open_channel(options.front_address) as channel:
-                await wait_serving(channel)
+            for address in service_addresses(options, directory).values():
+                async with open_channel(address) as channel:
+                    await wait_serving(channel)
             supervisor.established()
             state = state_of(options, directory, supervisor, started)
             return await when_ready(ReadyStack(options.front_address, time.monotonic() - start, state))

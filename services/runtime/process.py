@@ -68,8 +68,15 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], expected: Mapping[type[Ex
             if isinstance(error, kind):
                 report_fatal(str(error))
                 return code
-        structlog.get_logger().critical("unexpected error", exc_info=True)
+        structlog.get_logger().critical("unexpected error", error=_named(error), exc_info=True)
         return ExitCode.FAILURE
+
+
+def _named(error: BaseException) -> str:
+    """Kind and words of an error in one line; of a group, those of its first member."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 class _Workers(ThreadPoolExecutor):

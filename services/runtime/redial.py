@@ -6,6 +6,7 @@ Whatever ends a link ends it alone: a peer that is not there yet, a network that
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -18,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts."""
+_NO_CONNECTION = "failed to connect to all addresses"
+SILENCE = 5.0
+"""Seconds without a link before it is worth a line: peers start in any order, and come back within a few."""
 
 
 class LinkRefused(Exception):
@@ -29,12 +33,14 @@ async def keep_linked(
 ) -> None:
     """Run ``carry`` on one channel after the other; it resets the backoff when its link stands.
 
-    It ends by returning (the peer closed the link) or raising. The same reason is logged once, however often it
-    comes in a row.
+    It ends by returning (the peer closed the link) or raising. A link that ended is logged, with the reason; a peer
+    that refuses, too, and one that cannot be reached when that has lasted a while. The same reason is logged once,
+    however often it comes in a row.
     """
     backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-    told = ""
+    told, since = "", time.monotonic()
     while True:
+        links, refused = backoff.successes, False
         try:
             async with open_channel(address, max_message_bytes=max_message_bytes) as channel:
                 await carry(channel, backoff)
@@ -44,11 +50,14 @@ async def keep_linked(
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
-            reason = _reason(error)
+            reason, refused = _reason(error), isinstance(error, LinkRefused)
         except Exception:
             log.exception("link failed", address=address)
             reason = "an unexpected error"
-        if reason != told:
+        if backoff.successes > links:
+            told, since = "", time.monotonic()
+            log.info("link ended", address=address, reason=reason)
+        elif reason != told and (refused or time.monotonic() - since >= SILENCE):
             told = reason
             log.info("not linked", address=address, reason=reason)
         await asyncio.sleep(backoff.next())
@@ -62,5 +71,7 @@ def _cancelled_from_outside() -> bool:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or error.code().name
+        details = error.details() or error.code().name
+        # Where nobody answers, gRPC says at length what it tried; the end of it is why.
+        return details.rpartition(": ")[2] if details.startswith(_NO_CONNECTION) else details
     return str(error) or "it did not answer in time"

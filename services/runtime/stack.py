@@ -87,10 +87,15 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     return specs
 
 
+def service_addresses(options: StackOptions, directory: RunDirectory) -> dict[str, str]:
+    """Where this machine reaches each service, in the order in which they depend on each other."""
+    links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
+    return {**links, "processor": options.front_address}
+
+
 def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervisor, started: float) -> StackState:
     """What there is to know of a stack at this moment; ``started`` in seconds since 1970."""
-    addresses = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
-    addresses["processor"] = options.front_address
+    addresses = service_addresses(options, directory)
     metrics_host = options.front_address.rpartition(":")[0]
     services = {}
     for child in supervisor.children:

@@ -1,8 +1,9 @@
 """Keeps the processes of one machine running: starts, watches, restarts and stops them, and leaves none behind.
 
-A child that dies is started again after a pause; one that dies too often, or that cannot start at all, ends
-everything. Children are stopped in the reverse of their order: each drains while those it depends on still run. If
-the supervisor itself is killed, the kernel kills its children (``services.runtime.process.die_with_parent``).
+Until everything has been serving once, a death ends everything: what cannot start is for a person to look at. From
+then on a child that dies is started again after a pause, and one that dies too often ends everything. Children are
+stopped in the reverse of their order: each drains while those it depends on still run. If the supervisor itself is
+killed, the kernel kills its children (``services.runtime.process.die_with_parent``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ChildSpec:
 
 
 class ChildFailed(FatalError):
-    """A child cannot start, or died too often."""
+    """A child died before everything served, or too often."""
 
 
 class Child:
@@ -87,7 +88,8 @@ class Supervisor:
         """``specs`` in the order of dependence, the ones that others depend on first.
 
         ``grace``: seconds a child gets to drain. ``on_line(name, line)`` takes what children print, ``on_change()`` is
-        called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died.
+        called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died, in one
+        line; "" if they do not say.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
@@ -98,7 +100,7 @@ class Supervisor:
         self._established = False
 
     def established(self) -> None:
-        """Everything has been serving once: from now on every death is followed by a restart."""
+        """Everything has been serving once: from now on a death is followed by a restart."""
         self._established = True
 
     def stop(self) -> None:
@@ -155,7 +157,7 @@ class Supervisor:
                 code=code,
                 lived=round(time.monotonic() - born, 1),
                 restart_in=round(pause, 1),
-                reason=self._explain(list(child.tail)),
+                reason=self._reason(child, code),
             )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), pause)
@@ -221,14 +223,22 @@ class Supervisor:
 
     def _after_death(self, child: Child, code: int) -> float:
         """Seconds until ``child`` is started again; raises ``ChildFailed`` if it is not."""
-        reason = self._explain(list(child.tail)) or f"it ended with code {code}"
-        if not self._established and code in (ExitCode.USAGE, ExitCode.STARTUP):
-            raise ChildFailed(f"{child.spec.name}: {reason}", code)
+        reason, exit_code = self._reason(child, code), code if code > 0 else ExitCode.FAILURE
+        if not self._established:
+            raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
         pause = child.limit.died(time.monotonic())
         if pause is None:
-            message = f"{child.spec.name} died too often; the last time with code {code}: {reason}"
-            raise ChildFailed(message, code if code > 0 else ExitCode.FAILURE)
+            raise ChildFailed(f"{child.spec.name} died too often, the last time so: {reason}", exit_code)
         return pause
+
+    def _reason(self, child: Child, code: int) -> str:
+        """Why ``child`` died, in one line: the signal and what it said itself, or else its exit code."""
+        words = self._explain(list(child.tail))
+        if code >= 0:
+            return words or f"it ended with code {code}"
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        hint = " (by hand, or for want of memory)" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{hint}" + (f": {words}" if words else "")
 
 
 def _kill_group(pid: int) -> None:

@@ -27,10 +27,15 @@ if TYPE_CHECKING:
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+def logs_json(settings: TelemetrySettings, stream: TextIO) -> bool:
+    """Whether logs on ``stream`` are for machines."""
+    return settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
+
+
 def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | None = None) -> None:
     """Send the logs of this process, those of libraries included, to ``stream`` (default: stderr)."""
     stream = stream or sys.stderr
-    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
+    as_json = logs_json(settings, stream)
     level = _LEVELS[settings.log_level]
 
     def name_service(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -121,7 +121,7 @@ class Stack:
             time.sleep(0.05)
 
     def ready(self):
-        self.until(lambda: "ready: " in self.log.read_text())
+        self.until(lambda: self.events("ready"))
 
     def events(self, name):
         records = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
@@ -139,6 +139,9 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
     stack = Stack({**environment, "RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json"}, tmp_path, *flags)
     try:
         stack.ready()
+        events = [json.loads(line)["event"] for line in stack.log.read_text().splitlines()]
+        assert (events.count("serving"), events.count("ready"), events.count("not linked")) == (3, 1, 0)
+        assert "serving" not in events[events.index("ready") :]
         assert [stage["name"] for stage in stack.events("stage")][:3] == ["configuration", "device", "load weights"]
         code, services = stack.status()
         assert (code, {service["health"] for service in services.values()}) == (0, {"SERVING"})

@@ -79,16 +79,21 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([record("stage"), record("fatal", error="no room"), record("ended")], "no room"),
-        ([record("fatal", error="old"), record("fatal", error="new")], "new"),
-        (["one", "two"], "one\ntwo"),
-        ([str(n) for n in range(9)], "4\n5\n6\n7\n8"),
-        ([record("unexpected error", exception="Traceback: boom")], "unexpected error: Traceback: boom"),
+        ([record("stage"), record("fatal", "critical", error="no room"), record("ended")], "no room"),
+        ([record("fatal", "critical", error="old"), record("fatal", "critical", error="new")], "new"),
+        (["one", "two "], "two"),
+        (["Traceback (most recent call last):", "  File …", "KeyError: 'x'"], "KeyError: 'x'"),
+        (
+            [record("unexpected error", "critical", error="KeyError: 'x'", exception="Traceback …\nKeyError: 'x'")],
+            "unexpected error: KeyError: 'x'",
+        ),
+        (["noise", record("stage")], ""),
+        ([record("an RPC broke", "error", error="long ago"), record("stage")], ""),
         ([], ""),
-        (['{"event": 3}', "[1]"], '{"event": 3}\n[1]'),
+        (['{"event": 3}', "[1]"], "[1]"),
     ],
 )
-def test_a_death_is_explained_by_the_fatal_error_else_by_the_last_lines(lines, why):
+def test_a_death_is_explained_in_one_line_by_the_last_critical_event_else_by_the_last_words(lines, why):
     assert explain(lines) == why
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.process import run_service
@@ -73,14 +74,17 @@ def test_an_error_that_was_expected_is_one_line_and_a_code(error, code, said, ca
     assert capsys.readouterr().err == said
 
 
-def test_an_error_that_was_not_expected_shows_its_traceback(capsys):
+@pytest.mark.parametrize(
+    "error",
+    [Expected("what is\nthis"), ExceptionGroup("unhandled errors", [ExceptionGroup("", [Expected("what is this")])])],
+)
+def test_an_error_that_was_not_expected_shows_its_traceback_and_is_named(error):
     async def main():
-        raise Expected("what is this")
+        raise error
 
-    assert run_service(main) == ExitCode.FAILURE
-    output = capsys.readouterr()
-    assert "what is this" in output.out + output.err
-    assert "Traceback" in output.out + output.err
+    with capture_logs() as logs:
+        assert run_service(main) == ExitCode.FAILURE
+    assert [(entry["log_level"], entry["error"]) for entry in logs] == [("critical", "Expected: what is this")]
 
 
 def test_work_that_is_left_in_a_thread_does_not_keep_the_process():

@@ -1,6 +1,7 @@
 """A supervisor's children live, die, return and end as they should, and none is left behind."""
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.child_logs import explain
+from services.runtime.child_logs import ChildLogs, explain
 from services.runtime.supervisor import ChildFailed, ChildSpec, Supervisor
 from tests.services.runtime.test_process import alive, wait_until
 
@@ -41,14 +42,16 @@ def child(name, code):
 class Running:
     """A supervisor under way, with what its children said."""
 
-    def __init__(self, *specs, grace=5.0):
+    def __init__(self, *specs, grace=5.0, show=lambda name, line: None):
         self.lines = []
+        self.show = show
         self.heard = asyncio.Event()
         self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, explain=explain)
         self.task = asyncio.create_task(self.supervisor.run())
 
     def on_line(self, name, line):
         self.lines.append((name, line))
+        self.show(name, line)
         self.heard.set()
 
     def said(self, text):
@@ -82,6 +85,7 @@ async def test_children_end_in_the_reverse_of_their_order_each_when_the_one_befo
 
 async def test_a_killed_child_is_started_again_with_its_death_explained():
     running = Running(child("engine", FOREVER), child("other", FOREVER))
+    running.supervisor.established()
     await running.until("up", 2)
     first, other = running.pid(0), running.pid(1)
     os.kill(first, signal.SIGKILL)
@@ -95,22 +99,41 @@ async def test_a_killed_child_is_started_again_with_its_death_explained():
 async def test_a_child_that_dies_too_often_ends_everything_with_its_last_words():
     running = Running(child("other", FOREVER), child("engine", "print('the disk is on fire')\nsys.exit(5)"))
     running.supervisor.established()
-    with pytest.raises(
-        ChildFailed, match=r"engine died too often; the last time with code 5: the disk is on fire"
-    ) as caught:
+    with pytest.raises(ChildFailed, match=r"^engine died too often, the last time so: the disk is on fire$") as caught:
         await asyncio.wait_for(running.task, 30)
     assert caught.value.code == 5
     assert len(running.said("fire")) == 5
 
 
-@pytest.mark.parametrize("code", [2, 3])
-async def test_a_child_that_cannot_start_is_not_tried_again(code):
-    fatal = f"say('fatal', error='max_model_len does not fit')\nsay('more')\nsys.exit({code})"
-    running = Running(child("engine", fatal), child("other", POLITE))
-    with pytest.raises(ChildFailed, match=r"^engine: max_model_len does not fit$") as caught:
+@pytest.mark.parametrize(
+    ("end", "exit_code", "words"),
+    [
+        ("say('fatal', level='critical', error='it does not fit')\nsay('more')\nsys.exit(2)", 2, "it does not fit"),
+        ("say('fatal', level='critical', error='it does not fit')\nsys.exit(3)", 3, "it does not fit"),
+        ("raise KeyError('why')", 1, "KeyError: 'why'"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "it was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, r"it was killed by SIGKILL \(by hand, or for want of memory\)"),
+        ("sys.exit(0)", 1, "it ended with code 0"),
+    ],
+)
+async def test_a_death_before_everything_served_ends_everything_at_once_with_one_line(end, exit_code, words):
+    running = Running(child("engine", "say('up')\n" + end), child("other", POLITE))
+    with pytest.raises(ChildFailed, match=f"^engine: {words}$") as caught:
         await asyncio.wait_for(running.task, 20)
-    assert caught.value.code == code
-    assert len(running.said("fatal")) == 1
+    assert caught.value.code == exit_code
+    assert running.said("up").count("engine") == 1
+
+
+async def test_the_traceback_of_an_unexpected_error_is_shown_once(tmp_path):
+    argv = (sys.executable, str(ROOT / "tests/services/runtime/small_service.py"), str(tmp_path / "socket"))
+    shown = io.StringIO()
+    logs = ChildLogs(as_json=False, out=shown, stream=shown)
+    running = Running(ChildSpec("engine", argv, {**os.environ, "PYTHONPATH": str(ROOT)}), show=logs.line)
+    await running.until("serving")
+    os.kill(running.pid(), signal.SIGUSR2)
+    with pytest.raises(ChildFailed, match=r"^engine: unexpected error: RuntimeError: it broke$") as caught:
+        await asyncio.wait_for(running.task, 20)
+    assert (shown.getvalue() + str(caught.value)).count("Traceback") == 1
 
 
 async def test_once_everything_served_the_same_code_is_followed_by_a_restart():
@@ -142,6 +165,7 @@ async def test_a_second_stop_kills_at_once():
 async def test_what_a_child_started_ends_with_it():
     grandchild = "p = subprocess.Popen(['sleep', '60'])\nsay('up', grandchild=p.pid)\nsignal.pause()"
     running = Running(child("engine", grandchild))
+    running.supervisor.established()
     await running.until("up")
     pid = int(running.lines[0][1].rpartition(" ")[2].rstrip("}"))
     assert alive(pid)
@@ -163,6 +187,7 @@ async def test_children_do_not_outlive_a_run_that_is_cancelled():
 async def test_a_stop_while_a_child_waits_for_its_restart_does_not_wait_for_it(monkeypatch):
     monkeypatch.setattr("services.runtime.supervisor.RestartLimit.died", lambda self, now: 1000.0)
     running = Running(child("engine", "say('up')\nsys.exit(1)"))
+    running.supervisor.established()
     await running.until("up")
     async with asyncio.timeout(20):
         await running.supervisor.children[0].ended.wait()

@@ -1,0 +1,77 @@
+"""What is said of a link that does not stand, and what is left unsaid while peers start."""
+
+import asyncio
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from services.runtime.redial import LinkRefused, keep_linked
+
+
+async def told(monkeypatch, attempts, *, silence=1000.0):
+    """What is logged of links that end like ``attempts``: an exception, or one after the link stood ("up", …)."""
+    monkeypatch.setattr("services.runtime.redial.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("services.runtime.redial.LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr("services.runtime.redial.SILENCE", silence)
+    left = list(attempts)
+    done = asyncio.Event()
+
+    async def carry(channel, backoff):
+        if not left:
+            done.set()
+            await asyncio.Event().wait()
+        outcome = left.pop(0)
+        if isinstance(outcome, tuple):
+            backoff.reset()
+            outcome = outcome[1]
+        if outcome is not None:
+            raise outcome
+
+    with capture_logs() as logs:
+        task = asyncio.create_task(keep_linked("unix:/nowhere", carry, max_message_bytes=1 << 20))
+        await asyncio.wait_for(done.wait(), 10)
+        task.cancel()
+        await asyncio.wait({task})
+    return [(entry["event"], entry.get("reason")) for entry in logs]
+
+
+def unavailable(details):
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+NOBODY = (
+    "failed to connect to all addresses; last error: UNKNOWN: unix:/nowhere: connect failed: No such file or directory"
+)
+
+
+async def test_peers_that_are_still_starting_are_not_worth_a_word(monkeypatch):
+    assert await told(monkeypatch, [unavailable(NOBODY), unavailable("the engine is loading"), TimeoutError()]) == []
+
+
+async def test_one_that_stays_away_is_told_once_per_reason(monkeypatch):
+    attempts = [unavailable(NOBODY), unavailable(NOBODY), unavailable("the engine is loading")]
+    assert await told(monkeypatch, attempts, silence=0.0) == [
+        ("not linked", "No such file or directory"),
+        ("not linked", "the engine is loading"),
+    ]
+
+
+async def test_one_that_refuses_is_told_at_once(monkeypatch):
+    refusals = [LinkRefused("it serves something else")] * 3
+    assert await told(monkeypatch, refusals) == [("not linked", "it serves something else")]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"), [(None, "the peer ended the link"), (unavailable("Socket closed"), "Socket closed")]
+)
+async def test_a_link_that_ended_is_told_each_time_with_the_reason(monkeypatch, end, reason):
+    assert await told(monkeypatch, [("up", end), unavailable(NOBODY), ("up", end)]) == [("link ended", reason)] * 2
+
+
+async def test_an_unexpected_error_ends_its_link_alone(monkeypatch):
+    assert await told(monkeypatch, [("up", KeyError("x")), ("up", None)]) == [
+        ("link failed", None),
+        ("link ended", "an unexpected error"),
+        ("link ended", "the peer ended the link"),
+    ]
