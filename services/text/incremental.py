@@ -1,15 +1,22 @@
 """Token ids to text, one at a time, for one choice.
 
-After every token the decoder knows the text completed so far and whether the ids so far *end a character*. Where they
-do, the text is exactly ``tokenizer.decode(context + ids)`` less ``tokenizer.decode(context)``, the context being the
-end of the prompt. Text is never taken back, which settles what a plain ``decode`` of a growing list leaves open:
+The text of ids is ``tokenizer.decode(context + ids)`` less ``tokenizer.decode(context)``, the context being the end of
+the prompt. Ids are delivered up to *whole points*, where their text is certain: whatever ids follow, the text of all
+begins with it. A point is whole at once if no character is unfinished there; else by the id that shows that the
+character stays unfinished, and is U+FFFD. Holding ids back while their text ends inside a character is what
+``tokenizers``' ``DecodeStream`` and vLLM's detokenizer do, without bound, and until a text that does not end in U+FFFD.
+Here at most ``MAX_UNFINISHED_TOKENS`` ids wait. After one more, the point counts as whole:
 
-- Ids are waited for while the bytes at their end are an unfinished character, for at most ``MAX_UNFINISHED_TOKENS``
-  tokens. Then U+FFFD is delivered for the unfinished bytes, unless the waiting tokens have all the while completed
-  good characters (there are vocabularies whose tokens end in the middle of one): then that text is delivered, and the
-  unfinished bytes stay pending, so that good text stays good.
-- In a run of ``<0x…>`` tokens that turns out not to be UTF-8, characters delivered before the first ill-formed byte
-  stand, and from there each byte of the run is U+FFFD. (``decode`` of the whole run would make all of it U+FFFD.)
+- If the unfinished character has taken all this time, it is given up: U+FFFD is delivered for it, and the ids after it
+  are decoded by themselves. Four ids that add bytes always finish a character or break it off, so this happens only
+  with ids between them that add nothing, such as special tokens that are skipped.
+- Else ids ended one character and began the next (there are vocabularies with such tokens). The text that is
+  certain is delivered: that of the ids less its last U+FFFD. The unfinished bytes stay pending, so that good text
+  stays good.
+
+One more thing is not as in ``decode``, since text is never taken back. In a run of ``<0x…>`` tokens that turns out not
+to be UTF-8, characters before the first ill-formed byte stand, and from there each byte of the run is U+FFFD, as it is
+after a character given up. (``decode`` of the whole run would make all of it U+FFFD.)
 
 The state is a function of context and ids alone, whatever calls they came in: feeding delivered ids again and throwing
 the text away restores it.
@@ -23,7 +30,7 @@ from collections.abc import Sequence
 from services.text.pieces import Pieces
 
 MAX_UNFINISHED_TOKENS = 4
-"""Tokens that may wait for a character to be finished."""
+"""Ids that may wait for a character to be finished, or for a whole point."""
 
 CONTEXT_TOKENS = 8
 """Tokens of a prompt that matter to the text after it: whether there is text at all, and an unfinished character."""
@@ -52,22 +59,26 @@ class IncrementalDecoder:
     """The text of a growing list of ids."""
 
     __slots__ = (
+        "_age",
         "_at_start",
         "_broken",
-        "_group",
         "_owed",
         "_pending",
         "_pieces",
         "_plain",
         "_strip",
         "_waiting",
+        "earlier",
         "whole",
     )
 
     def __init__(self, pieces: Pieces, context: Sequence[int] = ()) -> None:
         """``context`` is the end of the prompt (see ``left_context``); its text is not reported."""
         self.whole = True
-        """Whether the ids so far can be delivered: the text reported so far is all of theirs."""
+        """Whether there is, or counts as, a whole point after the last id: the text reported is all of the ids'."""
+        self.earlier: int | None = None
+        """Where the last id showed that there is a whole point before it: how many characters of the text it brought
+        belong to the ids before it."""
         self._pieces = pieces
         self._at_start = True
         """No token has added to the text yet."""
@@ -75,23 +86,23 @@ class IncrementalDecoder:
         """What may still be dropped from the start of the text."""
         self._pending = b""
         """Bytes of an unfinished character."""
+        self._age = 0
+        """Ids since that character began, its first included."""
+        self._waiting = 0
+        """Ids since the last whole point."""
         self._broken = False
         """The current run of byte-fallback tokens is not UTF-8."""
-        self._waiting = 0
-        """Tokens since the last whole point."""
-        self._group = ""
-        """Text those have completed."""
         self._owed = 0
         """Leading U+FFFD that belong to the context, whose unfinished character may yet be found ill-formed."""
         self._plain = False
         """None of the above matters to a token that is text."""
         for token_id in context:
             self.push(token_id)
-            self._waiting, self._group, self.whole = 0, "", True  # nothing is delivered, so nothing waits
+            self._waiting, self._age, self.whole = 0, 0, True  # nothing is delivered, so nothing waits
         self._owed = len(self._replaced(self._pending))
 
     def push(self, token_id: int) -> str:
-        """Take one id; returns the text it completes and sets ``whole``."""
+        """Take one id; returns the text it completes and sets ``whole`` and ``earlier``."""
         piece = self._pieces[token_id]
         if self._plain and piece.__class__ is str:
             return piece
@@ -99,73 +110,95 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """The text of what is unfinished, at the end of the stream: U+FFFD."""
-        text = self._settle(self._replaced(self._pending))
-        self._pending = b""
-        return text
+        return self._give_up()
 
     def _push(self, token_id: int, piece: str | bytes | None) -> str:
-        text = ""
+        text, self.earlier = "", None
         if piece is not None:
             if self._at_start:
                 self._at_start = False
-                piece = self._pieces.first(token_id)
-            text = self._settle(self._join(piece or ""))
-        text += self._wait(text)
-        self._plain = not (self._at_start or self._strip or self._pending or self._broken or self._owed)
+                piece = self._pieces.first(token_id) or ""
+            broken_off, completed = self._join(piece)
+            if broken_off:
+                text = self._settle(broken_off)
+                self.earlier = None if self.whole else len(text)
+                self._waiting = 0
+            text += self._settle(completed)
+        text += self._wait()
+        self._plain = self.earlier is None and not (
+            self._at_start or self._strip or self._pending or self._broken or self._owed
+        )
         return text
 
-    def _join(self, piece: str | bytes) -> str:
-        """Add a piece to the pending bytes; returns the characters that are complete, for better or worse."""
+    def _join(self, piece: str | bytes) -> tuple[str, str]:
+        """Add a piece to the pending bytes.
+
+        Returns U+FFFD for the unfinished character if the piece shows that it stays so, and then the characters that
+        are complete, for better or worse.
+        """
+        unfinished = self._replaced(self._pending)
         if self._pieces.form.byte_level:
-            data = self._pending + (piece.encode() if isinstance(piece, str) else piece)
-            text, used = _decode(data, "replace")
-            self._pending = data[used:]
-            return text
+            text = self._decode(piece.encode() if isinstance(piece, str) else piece, "replace")
+            if unfinished and text.startswith(_REPLACEMENT):
+                return unfinished, text[1:]
+            return "", text
         if isinstance(piece, str):
-            text = self._replaced(self._pending) + piece
             self._pending, self._broken = b"", False
-            return text
-        data = self._pending + piece
+            return unfinished, piece
         if not self._broken:
             try:
-                text, used = _decode(data, "strict")
+                return "", self._decode(piece, "strict")
             except UnicodeDecodeError:
                 self._broken = True
-            else:
-                self._pending = data[used:]
-                return text
         self._pending = b""
-        return self._replaced(data)
+        return unfinished, self._replaced(piece)
 
-    def _wait(self, completed: str) -> str:
-        """Decide whether the ids so far are whole; returns U+FFFD if unfinished bytes are given up."""
+    def _decode(self, data: bytes, errors: str) -> str:
+        """Add bytes to the pending ones; returns the characters that are complete."""
+        data = self._pending + data
+        text, used = utf_8_decode(data, errors, False)
+        left = data[used:]
+        if len(left) == 2 and left[0] == 0xED and left[1] >= 0xA0:
+            # Two bytes of a surrogate: nothing makes them well-formed, but Python waits for the third.
+            text, used = utf_8_decode(data, errors, True)
+        if text:
+            self._age = 0  # what is pending from now on, began with these bytes
+        self._pending = data[used:]
+        return text
+
+    def _wait(self) -> str:
+        """Decide whether the point after the last id counts as whole; returns U+FFFD for a character given up."""
+        text = ""
+        if self._pending:
+            self._waiting += 1
+            self._age += 1
+            if self._age > MAX_UNFINISHED_TOKENS:
+                text = self._give_up()
+                self._broken = not self._pieces.form.byte_level
+        self.whole = not self._pending or self._waiting > MAX_UNFINISHED_TOKENS
+        if self.whole:
+            self._waiting = 0
         if not self._pending:
-            self._waiting, self._group, self.whole = 0, "", True
-            return ""
-        self._waiting += 1
-        self._group += completed
-        self.whole = self._waiting > MAX_UNFINISHED_TOKENS
-        if not self.whole:
-            return ""
-        good = self._group and _REPLACEMENT not in self._group
-        self._waiting, self._group = 0, ""
-        if good:
-            return ""
+            self._age = 0
+        return text
+
+    def _give_up(self) -> str:
+        """The text of the unfinished character, which is no longer waited for."""
         text = self._settle(self._replaced(self._pending))
-        self._pending, self._broken = b"", not self._pieces.form.byte_level
+        self._pending = b""
         return text
 
     def _settle(self, text: str) -> str:
-        """Take from newly completed text what belongs to the context or is stripped from the start."""
-        if self._owed and text:
-            own = text.lstrip(_REPLACEMENT)
-            text = text[min(self._owed, len(text) - len(own)) :]
-            self._owed = 0
+        """Take from newly completed text what is stripped from the start or belongs to the context."""
         while self._strip and text:
             if text[0] != self._strip[0]:
                 self._strip = ""
                 break
             text, self._strip = text[1:], self._strip[1:]
+        if self._owed and text:
+            own = text.lstrip(_REPLACEMENT)
+            text = text[min(self._owed, len(text) - len(own)) :]
+            self._owed = 0
         return text
 
     def _replaced(self, data: bytes) -> str:
@@ -173,13 +206,3 @@ class IncrementalDecoder:
         if self._pieces.form.byte_level:
             return _REPLACEMENT if data else ""
         return _REPLACEMENT * len(data)
-
-
-def _decode(data: bytes, errors: str) -> tuple[str, int]:
-    """The text of ``data`` and how many bytes that is; what is left is an unfinished character."""
-    text, used = utf_8_decode(data, errors, False)
-    left = data[used:]
-    if left and left[0] == 0xED and len(left) == 2 and left[1] >= 0xA0:
-        # Two bytes of a surrogate: nothing makes them well-formed, but Python waits for the third.
-        return utf_8_decode(data, errors, True)
-    return text, used

@@ -92,10 +92,10 @@ class Pieces(dict[int, str | bytes | None]):
             return False
         return bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def _piece(self, entry: str) -> str | bytes:
+    def _piece(self, entry: str) -> str | bytes | None:
         form = self.form
         if form.byte_level:
-            return _text_if_whole(_byte_level_bytes(form.per_token.decode([entry])))
+            return _text_if_whole(_byte_level_bytes(form.per_token.decode([entry]))) or None
         once = form.per_token.decode([entry])
         text = form.separator + form.per_token.decode([entry, entry])[len(once) :]
         byte = _BYTE_TOKEN.fullmatch(text) if form.byte_fallback else None

@@ -119,8 +119,7 @@ class ChoiceDecoder:
             text = decoder.push(token_id)
             self.received += 1
             if self.received > self._silent:
-                self._ids.append(token_id)
-                self._text += text
+                self._take(token_id, text)
             if searching and text:
                 delta = self._search(text)
                 if delta is not None:
@@ -129,10 +128,24 @@ class ChoiceDecoder:
                 self._marks.append((len(self._ids), len(self._text)))
         return None
 
+    def _take(self, token_id: int, text: str) -> None:
+        """Hold an id and the text it completes, as far as that was not delivered with the ids before."""
+        earlier = self._decoder.earlier
+        if earlier is None:
+            self._text += text
+        elif self._ids:
+            self._marks.append((len(self._ids), len(self._text) + earlier))
+            self._text += text
+        else:
+            self._text = text[earlier:]
+        self._ids.append(token_id)
+
     def _flush(self) -> Delta | None:
         """Add what stands for an unfinished character; returns the last delta if a stop string ends in it."""
+        whole = self._decoder.whole
         text = self._decoder.flush()
-        self._text += text
+        if self._ids or whole:  # else it was delivered with the ids before
+            self._text += text
         return self._search(text)
 
     def _search(self, text: str) -> Delta | None:

@@ -15,6 +15,7 @@ from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
 from services.ring.events import Cause, ChoiceEnd, Code, TokenLogprob
 from services.ring.identity import PeerId
+from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import RequestNews
 from services.runtime.wire import pack_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions
@@ -170,9 +171,7 @@ def test_the_frames_do_not_matter(
     assert (read.ids, read.text) == (ids[:count], text)
     assert read.logprobs == ([logprob(i, token) for i, token in enumerate(ids[:count])] if scored else [])
     for n, so_far in read.deltas[:-1]:
-        # Ill-formed bytes may have been given up on, as U+FFFD, before later ones showed what they were.
-        if "\ufffd" not in so_far:
-            assert TOKENIZER.decode(ids[:n]) == so_far, "at every delta the text is that of the ids"
+        assert TOKENIZER.decode(ids[:n]) == so_far, "at every delta the text is that of the ids"
     if stop is not None:
         assert read.end == ChoiceEnd(Cause.STOP, count, stop_string=stop)
         (command,) = detokenizer.stops
@@ -282,7 +281,11 @@ def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
     (news,) = detokenizer.frame(frame)
     assert news.prefill is not None
     assert (news.prefill.prompt_tokens, news.prefill.computed_tokens, news.prefill.cached_tokens) == (9, 4, 2)
-    assert news.prompt_logprobs == scores
+    assert (news.prompt_offset, news.prompt_logprobs) == (0, PackedLogprobs.of(scores))
+    frame = engine_pb2.StepOutputs()
+    frame.prompt_logprobs.add(request_id=NAME, epoch=1, offset=2, logprobs=pack_logprobs(scores[:1]))
+    (news,) = detokenizer.frame(frame)
+    assert (news.prompt_offset, news.prompt_logprobs) == (2, PackedLogprobs.of(scores[:1]))
     frame = engine_pb2.StepOutputs()
     frame.prefills.add(request_id=NAME, epoch=2, prompt_tokens=9, computed_tokens=5)
     frame.prompt_logprobs.add(request_id=NAME, epoch=2, logprobs=pack_logprobs(scores))

@@ -1,17 +1,19 @@
 """The rule: text delivered = decode(context + ids delivered) less decode(context), at every delta."""
 
+from functools import cache
 from itertools import chain, groupby, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
 from services.text.incremental import MAX_UNFINISHED_TOKENS, left_context
 from services.text.stream import ChoiceDecoder, DecodeOptions
 from services.text.tokenizer import Tokenizer as TextTokenizer
 from services.text.tokenizer import TokenizerError
 from tests.services.text import trained
+from tests.services.text.reference import Account
 
 KINDS = {"byte_level": trained.byte_level, "sentencepiece_bpe": trained.sentencepiece_bpe, "unigram": trained.unigram}
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -81,9 +83,8 @@ def test_text_equals_decode_at_every_delta(kind, skip):
             expected = decode(prompt + ids[:k])
             if not expected.endswith("\ufffd"):
                 whole = k
-            if k - whole > MAX_UNFINISHED_TOKENS:
-                return  # has a test of its own
-            assert decoder.delivered == whole
+            if k - whole <= MAX_UNFINISHED_TOKENS:
+                assert decoder.delivered == whole
             if whole == k:
                 assert text == expected[before:]
         text += decoder.finish().text
@@ -92,49 +93,54 @@ def test_text_equals_decode_at_every_delta(kind, skip):
     check()
 
 
+@cache
 def token_of_byte(tokenizer):
     by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     return [by_bytes[bytes([byte])] for byte in range(256)]
 
 
-def check_byte_level(tokenizer, probes, context, ids):
-    """``probes``: tokens of bytes of which one continues any unfinished character."""
-
-    def whole(ids):
-        text = tokenizer.decode(ids)
-        return all(tokenizer.decode([*ids, probe]) == text + "\ufffd" for probe in probes)
-
-    def output(count):
-        text = tokenizer.decode(context + ids[:count])
-        if not text.startswith(prompt):  # the prompt's last character is finished by the output
-            return text[len(prompt) - 1 :]
-        return text[len(prompt) :]
-
-    prompt, last, text = tokenizer.decode(context), 0, ""
-    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(tuple(context)))
-    for k, token_id in enumerate(ids, 1):
+def check_stream(tokenizer, account, context, ids, skip=True):
+    """Exactly what is sure is delivered after each id, and all at the end."""
+    decoder = ChoiceDecoder(tokenizer.pieces(skip_special_tokens=skip), DecodeOptions(tuple(context)))
+    text = ""
+    for token_id in ids:
         delta = decoder.feed([token_id])
         text += delta.text if delta else ""
-        last = k if whole(context + ids[:k]) else last
-        if k - last > MAX_UNFINISHED_TOKENS:
-            assert text in (output(k), output(k)[:-1])
-            return
-        assert decoder.delivered == last
-        if last:
-            assert text == output(last)
-    assert text + decoder.finish().text == output(len(ids))
+        account.push(token_id)
+        assert (decoder.delivered, text) == (account.delivered, account.text)
+    assert text + decoder.finish().text == account.whole_text
+    return account
 
 
-def test_random_ids_byte_level(byte_level):
+@cache
+def decode_with(tokenizer, skip):
+    return cache(lambda ids: tokenizer.decode(ids, skip_special_tokens=skip))
+
+
+def check_byte_level(tokenizer, context, ids, skip=True):
+    decode = decode_with(tokenizer, skip)
+    account = check_stream(tokenizer, Account(decode, token_of_byte(tokenizer), context, decode), context, ids, skip)
+    if not account.losses:
+        assert decode((*context, *ids)).endswith(account.whole_text)
+    return account
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_random_ids_byte_level(byte_level, skip):
     of_byte = token_of_byte(byte_level)
-    any_ids = st.lists(st.integers(0, byte_level.vocab_size + 2) | st.sampled_from(of_byte[0xC0:]), max_size=30)
+    special = [byte_level.token_id(text) for text in trained.SPECIAL]
+    any_id = st.integers(0, byte_level.vocab_size + 2) | st.sampled_from(of_byte[0xC0:]) | st.sampled_from(special)
+    any_id |= st.sampled_from([of_byte[byte] for byte in "é中😀".encode()])
+    losses = []
 
     @fuzz
-    @given(any_ids.map(lambda ids: ids[:5]), any_ids)
+    @given(st.lists(any_id, max_size=5), st.lists(any_id, max_size=30))
+    @example([], [of_byte[0xF0], *[special[0]] * 4, of_byte[0x9F], *byte_level.encode("é")])
     def check(context, ids):
-        check_byte_level(byte_level, [of_byte[0x80], of_byte[0x90], of_byte[0xA0]], context, ids)
+        losses.append(check_byte_level(byte_level, context, ids, skip).losses)
 
     check()
+    assert any(losses) == skip
 
 
 CORNERS = (0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC3)
@@ -145,23 +151,19 @@ SEQUENCES = [[a, b, c, 0xBF] for a in range(0xC0, 0x100) for b in CORNERS for c 
 def test_every_kind_of_ill_formed_bytes(byte_level, sentencepiece_bpe):
     of_byte = token_of_byte(byte_level)
     for sequence in SEQUENCES:
-        probes = [of_byte[0x80], of_byte[0x90], of_byte[0xA0]]
-        check_byte_level(byte_level, probes, [], [of_byte[byte] for byte in sequence])
-        check_byte_fallback(sentencepiece_bpe, [sentencepiece_bpe.token_id(f"<0x{byte:02X}>") for byte in sequence])
+        check_byte_level(byte_level, [], [of_byte[byte] for byte in sequence])
+        check_byte_fallback(sentencepiece_bpe, [], [sentencepiece_bpe.token_id(f"<0x{byte:02X}>") for byte in sequence])
 
 
 def run_text(data):
-    """A run of byte-fallback tokens as text, and whether its end is an unfinished character. Nothing is taken back."""
+    """A run of byte-fallback tokens as text. Nothing is taken back."""
     text = ""
     while data:
         size = next((n for n in (1, 2, 3, 4) if is_utf8(data[:n])), None)
         if size is None:
-            ends = [bytes(tail) for tail in ([0x80], [0xA0], [0x90, 0x80], [0x80, 0x80], [0xA0, 0x80])]
-            ends += [b"\x90\x80\x80", b"\x80\x80\x80"]
-            unfinished = any(is_utf8(data + end) for end in ends)
-            return text + "\ufffd" * len(data), unfinished
+            return text + "\ufffd" * len(data)
         text, data = text + data[:size].decode(), data[size:]
-    return text, False
+    return text
 
 
 def is_utf8(data):
@@ -172,60 +174,58 @@ def is_utf8(data):
     return True
 
 
-def fallback_text(tokenizer, ids):
-    """Independent account of the SentencePiece-style tokenizer's text, whether it is whole, and whether it is plain
-    ``decode``'s: a run that is ill-formed after good characters is not."""
-    anchor = tokenizer.encode("a", add_special_tokens=False)
-    visible = [i for i in ids if tokenizer.decode([*anchor, i, *anchor]) != tokenizer.decode([*anchor, *anchor])]
-    text, whole, plain = "", True, True
-    for is_byte, group in groupby(visible, lambda i: tokenizer._tokenizer.id_to_token(i).startswith("<0x")):
-        group = list(group)
+def fallback_text(tokenizer, ids, skip=True, lost=False):
+    """Independent account of the SentencePiece-style tokenizer's text, and whether it is plain ``decode``'s: a run that
+    is ill-formed after good characters is not. With ``lost``, a character was given up in a run before these ids."""
+    decode, entry = decode_with(tokenizer, skip), tokenizer._tokenizer.id_to_token
+    a, *_ = tokenizer.encode("a", add_special_tokens=False)
+    visible = [i for i in ids if decode((a, i, a)) != decode((a, a))]
+    text, plain = "", not lost
+    for is_byte, group in groupby(visible, lambda i: entry(i).startswith("<0x")):
+        group = tuple(group)
         if is_byte:
-            data = bytes(int(tokenizer._tokenizer.id_to_token(i)[3:5], 16) for i in group)
-            run, unfinished = run_text(data)
-            whole = not unfinished
-            plain = plain and (is_utf8(data) or set(run) == {"\ufffd"})
+            data = bytes(int(entry(i)[3:5], 16) for i in group)
+            run = "\ufffd" * len(data) if lost else run_text(data)
+            plain = plain and (is_utf8(data) or run == "\ufffd" * len(data))
         else:
-            run, whole = tokenizer.decode([*anchor, *group])[len(tokenizer.decode(anchor)) :], True
-        text += run
-    return text.removeprefix(" "), whole, plain
+            run = decode((a, *group)).removeprefix(decode((a,)))
+        text, lost = text + run, False
+    if plain:
+        assert text.removeprefix(" ") == decode(ids)
+    return text, plain
 
 
-def check_byte_fallback(tokenizer, ids):
-    """Returns for how many ids at the most the text was that of plain ``decode``."""
-    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
-    last, most, text = 0, 0, ""
-    for k, token_id in enumerate(ids, 1):
-        delta = decoder.feed([token_id])
-        text += delta.text if delta else ""
-        expected, whole, plain = fallback_text(tokenizer, ids[:k])
-        last = k if whole else last
-        if k - last > MAX_UNFINISHED_TOKENS:
-            assert text == expected
-            return most
-        assert decoder.delivered == last
-        if whole:
-            assert text == expected
-            if plain:
-                most = k
-                assert text == tokenizer.decode(ids[:k])
-    assert text + decoder.finish().text == fallback_text(tokenizer, ids)[0]
-    return most
+def check_byte_fallback(tokenizer, context, ids, skip=True):
+    of_byte = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
+    account = Account(
+        lambda ids: fallback_text(tokenizer, ids, skip)[0].removeprefix(" "),
+        of_byte,
+        context,
+        lambda ids: fallback_text(tokenizer, ids, skip, lost=True)[0],
+    )
+    return check_stream(tokenizer, account, context, ids, skip)
 
 
-def test_random_ids_byte_fallback(sentencepiece_bpe):
+@pytest.mark.parametrize("skip", [True, False])
+def test_random_ids_byte_fallback(sentencepiece_bpe, skip):
     tokenizer = sentencepiece_bpe
     bytes_ = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
+    special = [tokenizer.token_id(text) for text in trained.SPECIAL]
     any_id = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(bytes_) | st.sampled_from(bytes_[0xC0:])
-    plain = []
+    any_id |= st.sampled_from([bytes_[b] for b in "é中😀".encode()]) | st.sampled_from(special)
+    plain, losses = [], []
 
     @fuzz
-    @given(st.lists(any_id | st.sampled_from([bytes_[b] for b in "中é😀".encode()]), max_size=30))
-    def check(ids):
-        plain.append(check_byte_fallback(tokenizer, ids))
+    @given(st.lists(any_id, max_size=5), st.lists(any_id, max_size=30))
+    @example([], [bytes_[0xF0], *[special[0]] * 4, bytes_[0x9F], *tokenizer.encode("é")])
+    @example([bytes_[0xD5]], [tokenizer.token_id("▁")])
+    def check(context, ids):
+        losses.append(check_byte_fallback(tokenizer, context, ids, skip).losses)
+        plain.append(fallback_text(tokenizer, tuple(ids), skip)[1] * len(ids))
 
     check()
     assert max(plain) > 3
+    assert any(losses) == skip
 
 
 def test_random_ids_unigram(unigram):
@@ -333,21 +333,41 @@ def test_special_tokens_do_not_hide_the_text_before_them(sentencepiece_bpe):
         assert sentencepiece_bpe.decode(context + ids).endswith(text)
 
 
-def test_good_text_stays_good_where_tokens_end_inside_characters():
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    e0, b8, b2 = splitter.pre_tokenize_str("า")[0][0]  # how the vocabulary spells the three bytes of this character
-    entries = [e0 + b8, b2 + e0 + b8, b2]
-    library = Tokenizer(models.BPE({entry: i for i, entry in enumerate([*entries, e0, b8])}, []))
+@cache
+def across_characters():
+    """A byte-level tokenizer with tokens that end one character and begin the next."""
+    bytes_ = trained.byte_level()
+    alphabet = [bytes_._tokenizer.id_to_token(token_id) for token_id in token_of_byte(bytes_)]
+    parts = [bytes([byte]) for byte in range(256)]
+    parts += ["า".encode()[:2], "าา".encode()[2:5], "😀😀".encode()[3:6], b"\xa9\xe2", b"\xa9A\xe2", b"\xbfB", b""]
+    library = Tokenizer(models.BPE({"".join(alphabet[byte] for byte in part): i for i, part in enumerate(parts)}, []))
     library.decoder = decoders.ByteLevel()
-    tokenizer = TextTokenizer.from_files({"tokenizer.json": library.to_str().encode()})
-    ids = [0, *[1] * 20, 2]
-    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
-    deltas = [delta for i in ids if (delta := decoder.feed([i]))]
-    assert len(deltas) > 3  # it does not wait for the end
-    known = text_at(deltas)
-    for count, text in known.items():
-        assert text == library.decode(ids[:count]).removesuffix("\ufffd")
-    assert known[22] == "า" * 21
+    return TextTokenizer.from_files({"tokenizer.json": library.to_str().encode()})
+
+
+def test_good_text_stays_good_where_tokens_end_inside_characters():
+    tokenizer, ids = across_characters(), [256, *[257] * 20, 0xB2]
+    account = check_byte_level(tokenizer, [], ids)
+    assert account.early > 3  # it does not wait for the end
+    assert account.text == "า" * 21
+
+    any_id = st.integers(256, tokenizer.vocab_size) | st.integers(0x80, 0xFF)
+
+    @fuzz
+    @given(st.integers(0, 9), st.lists(any_id, max_size=20))
+    def check(count, then):
+        check_byte_level(tokenizer, [], [256, *[257] * count, *then])
+
+    check()
+
+
+def test_ill_formed_bytes_are_not_mixed_with_good_ones_that_follow():
+    """Five ids in a row end inside a character, none of which is one for long."""
+    ids = [0x41, 0xC3, 0xE2, 0xA9, 0xE2, 0xA9, 0xA9]
+    decoder = ChoiceDecoder(across_characters().pieces(), DecodeOptions())
+    deltas = [(delta.token_ids, delta.text) if (delta := decoder.feed([i])) else None for i in ids]
+    known = [((0x41,), "A"), None, ((0xC3,), "\ufffd"), None, ((0xE2, 0xA9), "\ufffd"), None, ((0xE2, 0xA9, 0xA9), "⩩")]
+    assert deltas == known
 
 
 def test_the_prompts_unfinished_character_is_the_prompts_unless_finished(byte_level):
