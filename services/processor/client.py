@@ -14,6 +14,7 @@ from services.processor.admission import Admission
 from services.processor.responses import refusal, responses_of
 from services.ring.events import Status
 from services.ring.identity import PeerId
+from services.ring.outage import Outage
 from services.ring.outbox import Outbox
 from services.ring.request import RingRequest
 from services.ring.routes import Route
@@ -104,8 +105,8 @@ class LiveRequest:
     admission: Admission
     ring: RingRequest
     route: Route | None = None
-    stranded_at: float | None = None
-    """Since when it has had no route; None while it has one."""
+    outage: Outage = field(default_factory=Outage)
+    """How long it has waited for a route."""
     reason: str = ""
     """Why it lost its last route."""
     lost: set[PeerId] = field(default_factory=set)

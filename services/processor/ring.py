@@ -39,7 +39,7 @@ class Ring:
     """Implements ``PeerEvents``."""
 
     def __init__(self, peers: Peers, metrics: ProcessorMetrics, *, patience: float) -> None:
-        """``patience`` in seconds: how long a request waits for a route."""
+        """``patience`` in seconds: how long a request waits for a route, in one outage."""
         self._peers = peers
         self._metrics = metrics
         self._patience = patience
@@ -65,6 +65,7 @@ class Ring:
         assert news is not None
         news.opening = live.admission.admitted
         live.call.client.wake.set()
+        live.outage.lost(time.monotonic())
         self._route(live, "no engine and detokenizer are joined")
 
     def end(self, call: ClientRequest, cause: Cause, error: Status | None = None) -> None:
@@ -94,6 +95,7 @@ class Ring:
         """Its requests need another engine."""
         for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
             live.route = None
+            live.outage.lost(time.monotonic())
             if crashed:
                 # One that came back in the same life did not die: its link was cut.
                 live.lost = {lost for lost in live.lost if not self._peers.has_engine(lost)} | {engine}
@@ -107,6 +109,7 @@ class Ring:
         """Its requests need another detokenizer."""
         for live in list(self._live.values()):
             if live.route is not None and live.route.detokenizer == detokenizer:
+                live.outage.lost(time.monotonic())
                 self._route(live, f"detokenizer {detokenizer.name} was lost")
 
     def rejected(self, rejection: link_pb2.Rejection) -> None:
@@ -118,6 +121,7 @@ class Ring:
         if status.code in (Code.UNAVAILABLE, Code.NOT_FOUND):
             self._forget_at(live)  # it may still have it, under an earlier epoch
             live.route = None
+            live.outage.refused(time.monotonic())
             self._strand(live, status.message)
         else:
             self.end(live.call, Cause.ERROR, status)
@@ -140,7 +144,7 @@ class Ring:
     def tick(self, now: float) -> None:
         """Lose patience with routes that do not come. Call a few times a second."""
         for live in list(self._stranded.values()):
-            if live.stranded_at is not None and now - live.stranded_at > self._patience:
+            if live.outage.waited(now) > self._patience:
                 message = f"no engine for this request within {self._patience:g} s: {live.reason}"
                 self.end(live.call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
             else:
@@ -166,12 +170,11 @@ class Ring:
 
     def _strand(self, live: LiveRequest, reason: str) -> None:
         live.reason = reason
-        if live.stranded_at is None:
-            live.stranded_at = time.monotonic()
         self._stranded[live.ring.request_id] = live
 
     def _settle(self, live: LiveRequest, route: Route) -> None:
-        live.route, live.stranded_at = route, None
+        live.route = route
+        live.outage.routed(time.monotonic())
         self._stranded.pop(live.ring.request_id, None)
 
     def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
@@ -209,7 +212,7 @@ class Ring:
 
     def _replay(self, live: LiveRequest) -> None:
         """A frame did not fit: ask for the log again, from what is there."""
-        if live.stranded_at is not None:
+        if live.ring.request_id in self._stranded:
             return  # the route that it waits for brings a replay
         live.ring.redirects += 1
         log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
@@ -231,6 +234,7 @@ class Ring:
         live = self._live.get(prefill.request_id)
         if live is None or not live.ring.prefilled(prefill.epoch, prefill.cached_tokens):
             return
+        live.outage.heard()
         if live.admission.wants_prefill_progress:
             news = live.call.client.outbox.of(prefill.request_id, _CLIENT_EPOCH)
             assert news is not None
@@ -242,6 +246,7 @@ class Ring:
         if live is None or scored.epoch != live.ring.epoch or live.prompt_scored:
             return
         live.prompt_scored = True
+        live.outage.heard()
         news = live.call.client.outbox.of(scored.request_id, _CLIENT_EPOCH)
         assert news is not None
         news.prompt_logprobs = unpack_logprobs(scored.logprobs)
@@ -264,6 +269,7 @@ class Ring:
                 entry.logprobs,
             )
             woken.add(client.wake)
+            live.outage.heard()
             self._count_delta(live, len(entry.ids), now)
         elif verdict is Verdict.REDIRECT:
             self._replay(live)
@@ -275,6 +281,7 @@ class Ring:
         verdict = live.ring.end(epoch, choice, end)
         if verdict is Verdict.ACCEPT:
             self._deliver_end(live, choice, end)
+            live.outage.heard()
             woken.add(live.call.client.wake)
             if live.ring.finished:
                 self._finish(live)

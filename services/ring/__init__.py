@@ -9,5 +9,6 @@ switchboard  the engine's door: attached peers, ledger, links; what each command
 outbox       coalesced text towards a reader that may be slow
 request      the processor's view of one request: epoch, positions, terminals, usage
 routes       which (engine, detokenizer) pairs may carry a request
+outage       how long has a request been without a route?
 liveness     is a peer alive, and does it move?
 """
