@@ -17,6 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.loading.hub import download
+from engine_core.loading.location import local_directory
 from engine_core.loading.stored import find_tensors
 from engine_core.models.registry import model_class
 from engine_core.models.shape import DecoderShape
@@ -77,14 +78,7 @@ def find_directory(model: str, revision: str | None, download_dir: str | None, *
 
     Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
     """
-    if not model:
-        raise ConfigError("model", model, "a directory or a hub id")
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise CheckpointError(f"{path} is a file; a checkpoint is a directory with a config.json")
-    return download(model, revision, download_dir, weights)
+    return local_directory(model) or download(model, revision, download_dir, weights)
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import huggingface_hub
@@ -15,7 +14,6 @@ from huggingface_hub.errors import (
 
 from engine_core.errors import CheckpointError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = ("model*.safetensors",)
 _OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
@@ -24,10 +22,8 @@ _OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
 def download(model: str, revision: str | None, download_dir: str | None, weights: bool) -> Path:
     """Bring a snapshot of the hub id ``model`` here, or find it in the cache; returns its directory.
 
-    Raises ``CheckpointError`` when ``model`` is no hub id, does not exist, may not be read, or cannot be reached.
+    Raises ``CheckpointError`` when it does not exist, may not be read, or cannot be reached.
     """
-    if not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is not a directory")
     at = model if revision is None else f"{model} at revision {revision}"
     try:
         return Path(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import click
 import ringline
 
+from services.commands.engine import engine_config
 from services.commands.serve import bundled_model, stack_options
 from services.runtime.child_logs import ChildLogs
 from services.runtime.errors import ExitCode, FatalError
@@ -50,6 +51,7 @@ def demo(prompt: str, model: str | None) -> int:
     model = model or bundled_model()
     settings = ProcessorSettings(server=ServerSettings(port=0), telemetry=TelemetrySettings(metrics=False))
     configure_logs(TelemetrySettings(log_format="console"), "demo")
+    engine_config({"model": model})
     logs = ChildLogs(as_json=False, quiet=True)
 
     async def show(ready: ReadyStack) -> int:

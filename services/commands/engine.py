@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from engine_core.config import EngineConfig
-from engine_core.errors import ConfigError
+from engine_core.errors import CheckpointError, ConfigError
+from engine_core.loading.location import check_location, local_directory
 from services.runtime.errors import FatalError
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import build, settings_of
@@ -28,10 +29,8 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     if "model" not in values:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
     settings = build_settings(EngineServiceSettings(), values)
-    try:
-        config = build(EngineConfig(), values)
-    except ConfigError as error:
-        raise click.UsageError(f"{error}.") from None
+    configure_logs(settings.telemetry, settings.service)
+    config = engine_config(values)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take the cores from the services beside them, and from
     # neighbours: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
@@ -42,12 +41,28 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        configure_logs(settings.telemetry, settings.service)
         raise FatalError(
             f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
         ) from None
 
     return run(settings, config)
+
+
+def engine_config(values: dict[str, Any]) -> EngineConfig:
+    """The engine's options among ``values``, checked as far as that is possible without loading torch.
+
+    Raises ``UsageError`` for a value that cannot be used, ``FatalError`` for a model or tokenizer that is not there.
+    """
+    try:
+        config = build(EngineConfig(), values)
+        check_location(config.model.model)
+        if config.model.tokenizer:
+            local_directory(config.model.tokenizer)
+    except ConfigError as error:
+        raise click.UsageError(f"{error}.") from None
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    return config
 
 
 def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:

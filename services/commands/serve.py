@@ -11,7 +11,7 @@ import click
 import structlog
 
 from engine_core.config import EngineConfig
-from services.commands.engine import with_model
+from services.commands.engine import engine_config, with_model
 from services.runtime.child_logs import ChildLogs
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.launch import ReadyStack, run_stack
@@ -52,6 +52,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
         values["model"] = bundled_model()
     settings = build_settings(ProcessorSettings(), values)
     configure_logs(settings.telemetry, "serve")
+    engine_config(values)  # what can be refused here needs no process
     check_listenable(settings.server)
     as_json = logs_json(settings.telemetry, sys.stderr)
     logs = ChildLogs(as_json=as_json)

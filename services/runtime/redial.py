@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts."""
 _NO_CONNECTION = "failed to connect to all addresses"
-SILENCE = 5.0
-"""Seconds without a link before it is worth a line: peers start in any order, and come back within a few."""
+SILENCE = 10.0
+"""Seconds without a link before it is worth a line: peers start in any order, and an engine takes a few."""
 
 
 class LinkRefused(Exception):

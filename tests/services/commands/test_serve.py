@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from services.commands.engine import engine_config
+from services.runtime.errors import FatalError
 from services.runtime.run_dir import running_stacks
 from tests.services.runtime.test_process import alive, wait_until
 
@@ -184,16 +187,41 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environmen
     assert running_stacks() == []
 
 
-def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment, tmp_path):
+def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(checkpoint, environment, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(checkpoint / name, tmp_path)
     shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
-    done = ringline("serve", str(tmp_path / "missing"), "--port", "0", "--log-format", "console", env=shown)
+    done = ringline("serve", str(tmp_path), "--port", "0", "--log-format", "console", env=shown)
     assert done.returncode == 3
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1
     assert errors[0].startswith("error: engine: ")
-    assert "missing" in errors[0]
+    assert "safetensors" in errors[0]
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "demo"])
+def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_started(command, environment, tmp_path):
+    model = str(tmp_path / "missing")
+    argument = ("--model", model) if command == "demo" else (model, "--log-format", "console")
+    done = ringline(command, *argument, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"error: {model} is not a directory\n")
+
+
+def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
+    (tmp_path / "a-file").touch()
+    expected = {
+        "a-file": "is a file; a checkpoint is a directory with a config.json",
+        "gone": "is not a directory",
+        ".": "has no config.json",
+    }
+    for name, words in expected.items():
+        with pytest.raises(FatalError, match=words):
+            engine_config({"model": str(tmp_path / name)})
+    with pytest.raises(FatalError, match="is not a directory"):
+        engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
+    assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
 
 
 def test_a_taken_port_is_said_before_anything_is_started(environment, checkpoint):

@@ -1,0 +1,34 @@
+"""Where the name of a checkpoint leads, as far as a look at the disk can tell: neither torch nor the hub is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from engine_core.errors import CheckpointError, ConfigError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def local_directory(model: str) -> Path | None:
+    """The directory that ``model`` is; None where it may be a hub id.
+
+    Raises ``ConfigError`` for an empty name, ``CheckpointError`` for one that is neither.
+    """
+    if not model:
+        raise ConfigError("model", model, "a directory or a hub id")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; a checkpoint is a directory with a config.json")
+    if not _HUB_ID.fullmatch(model):
+        raise CheckpointError(f"{model} is not a directory")
+    return None
+
+
+def check_location(model: str) -> None:
+    """Raise what ``local_directory`` raises, and ``CheckpointError`` for a directory that holds no checkpoint."""
+    directory = local_directory(model)
+    if directory is not None and not (directory / "config.json").exists():
+        raise CheckpointError(f"{directory} has no config.json")
