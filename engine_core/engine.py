@@ -56,6 +56,11 @@ class EngineCore:
         """Load and counters now."""
         return self._scheduler.stats()
 
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt and output tokens computed since the start, those computed again included."""
+        return self._scheduler.computed_tokens
+
     def reset_prefix_cache(self) -> int:
         """Let nothing computed so far be found by later requests; returns how many blocks could be."""
         return self._scheduler.reset_prefix_cache()

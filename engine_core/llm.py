@@ -57,7 +57,8 @@ class Result:
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
+            assert self.prompt_logprobs is not None
+            self.prompt_logprobs += output.prompt_logprobs
 
 
 class LLM:
@@ -99,7 +100,7 @@ class LLM:
         ``ExecutorError`` was raised is of no more use.
         """
         requests = deque(self._requests(prompts, params))
-        results = {r.request_id: Result(list(r.prompt_token_ids), _completions(r.params)) for r in requests}
+        results = {r.request_id: _empty_result(r) for r in requests}
         core = self._engine.core
         try:
             while requests or core.has_work():
@@ -146,8 +147,11 @@ class LLM:
         self.close()
 
 
-def _completions(params: SamplingParams) -> list[Completion]:
-    return [Completion() for _ in range(params.n)]
+def _empty_result(request: Request) -> Result:
+    params = request.params
+    prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
+    choices = [Completion() for _ in range(params.n)]
+    return Result(list(request.prompt_token_ids), choices, prompt_logprobs=prompt_logprobs)
 
 
 def default_params(model: ModelSpec) -> SamplingParams:

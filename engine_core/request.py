@@ -15,7 +15,7 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
-    """≥ 0; 0 is greedy."""
+    """In [0, 2^31); 0 is greedy."""
     top_k: int | None = None
     """Keep the k most likely tokens; None keeps all."""
     top_p: float = 1.0
@@ -27,7 +27,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """In [-2, 2]; subtracted once if in the output."""
     repetition_penalty: float = 1.0
-    """> 0; divides (multiplies, if negative) the logit of tokens in the prompt or output."""
+    """In (0, 2^31); divides (multiplies, if negative) the logit of tokens in the prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits, by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

@@ -94,5 +94,7 @@ class SequenceOutput:
     """Prompt tokens found in the prefix cache; set once, on the first output after admission."""
     prefilled_tokens: int | None = None
     """Prompt tokens computed so far, on outputs of a prompt that takes several steps."""
+    queue_seconds: float | None = None
+    """Time from being added to being scheduled first; set with ``cached_tokens``."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Entries for prompt tokens 1…, complete, once (choice 0 or the lowest choice alive)."""
+    """Further entries for prompt tokens 1…, as they are computed; each comes once, all before the first token."""

@@ -17,6 +17,8 @@ from engine_core.request import Request, SamplingParams
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+SCALE_LIMIT = 2.0**31
+"""``temperature`` and ``repetition_penalty`` are below it."""
 MAX_LIST_ITEMS = 1024
 """Entries of ``logit_bias`` and ``stop_token_ids``; tokens of ``bad_words_token_ids`` in all."""
 
@@ -50,8 +52,8 @@ def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
 
 
 def _check_numbers(params: SamplingParams) -> None:
-    if not (params.temperature >= 0 and isfinite(params.temperature)):
-        _refuse("temperature", params.temperature, "a finite number of at least 0")
+    if not 0 <= params.temperature < SCALE_LIMIT:
+        _refuse("temperature", params.temperature, "at least 0 and less than 2^31")
     if params.top_k is not None and not params.top_k >= 1:
         _refuse("top_k", params.top_k, "at least 1, or none to keep all tokens")
     if not 0 < params.top_p <= 1:
@@ -61,8 +63,8 @@ def _check_numbers(params: SamplingParams) -> None:
     for name in ("frequency_penalty", "presence_penalty"):
         if not -2 <= (value := getattr(params, name)) <= 2:
             _refuse(name, value, "from -2 to 2")
-    if not (params.repetition_penalty > 0 and isfinite(params.repetition_penalty)):
-        _refuse("repetition_penalty", params.repetition_penalty, "a finite number above 0")
+    if not 0 < params.repetition_penalty < SCALE_LIMIT:
+        _refuse("repetition_penalty", params.repetition_penalty, "more than 0 and less than 2^31")
     if not 0 <= params.seed < 2**64:
         _refuse("seed", params.seed, "an unsigned number of 64 bits")
 

@@ -46,13 +46,17 @@ class KVCache:
         self.block_size = size.block_size
         self.prefix_caching = prefix_caching
 
+    def looks_up_prefix(self, group: SequenceGroup) -> bool:
+        """Whether a choice of ``group`` may start from cached blocks: not one that reports on its whole prompt."""
+        return self.prefix_caching and not group.scores_prompt
+
     def find_prefix(self, seq: Sequence) -> list[int]:
         """Blocks that already hold the leading tokens of ``seq``; at least one token is left to compute.
 
         They are not held yet: ``admit`` must follow before anything else is allocated.
         """
         shared = seq.group.shared_blocks or []
-        if seq.group.prompt_logprobs is not None or not self.prefix_caching:
+        if not self.looks_up_prefix(seq.group):
             return shared
         limit = (seq.num_tokens - 1) // self.block_size
         self._extend_hashes(seq, limit)

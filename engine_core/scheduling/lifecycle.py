@@ -53,11 +53,12 @@ class Lifecycle:
         self._seq_ids = count()
         self._admissions = count()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float) -> None:
         """Queue a request. Choices whose resumed output is complete already end here and now."""
         group = SequenceGroup(
             request,
             self._model,
+            now,
             block_size=self._kv.block_size,
             priority=None if self._fair else 0,
             tenant=None if self._fair else "",
@@ -77,16 +78,16 @@ class Lifecycle:
         self.deadlines.add(group)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, seq: Sequence, now: float) -> None:
         """``seq``, popped from the queue and with blocks for all its tokens, runs."""
         group = seq.group
         if group.admission is None:
-            self._start_group(group, seq)
+            self._start_group(group, seq, now)
         seq.state = SequenceState.RUNNING
         group.num_running += 1
         insort(self.running, seq, key=lambda each: each.rank)
-        if group.prompt_logprobs is not None:
-            group.prompt_logprobs = []  # whatever a predecessor collected is computed again
+        if group.scores_prompt:
+            group.num_prompt_scores = 0  # whatever a predecessor came to is computed again
         if group.shared_blocks is None:
             group.leader = seq
             if seq.num_computed >= group.share_at:
@@ -174,14 +175,16 @@ class Lifecycle:
         """Whether ``take_ended`` would bring something."""
         return bool(self._ended)
 
-    def _start_group(self, group: SequenceGroup, first: Sequence) -> None:
+    def _start_group(self, group: SequenceGroup, first: Sequence, now: float) -> None:
         group.admission = next(self._admissions)
         first.rank = (group.priority, group.admission, first.choice)
         while group.unstarted:
             group.pending.append(self._next_choice(group, SequenceState.PENDING))
+        group.queue_seconds = now - group.queued_at
         group.cached_tokens = min(first.num_computed, group.num_prompt_tokens)
-        self._counters.prefix_query_tokens += first.num_tokens
-        self._counters.prefix_hit_tokens += first.num_computed
+        if self._kv.looks_up_prefix(group):
+            self._counters.prefix_query_tokens += first.num_tokens
+            self._counters.prefix_hit_tokens += first.num_computed
 
     def _next_choice(self, group: SequenceGroup, state: SequenceState) -> Sequence:
         choice = group.unstarted.pop(0)

@@ -33,11 +33,12 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         if finish is not None:
             token_ids = token_ids[:drawn]
             break
-    cached_tokens = prefilled_tokens = prompt_logprobs = None
+    cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
-        if result.prompt_logprobs and group.prompt_logprobs is not None:
-            group.prompt_logprobs += result.prompt_logprobs.get(seq.seq_id, ())
-        cached_tokens, prefilled_tokens, prompt_logprobs = _prompt_news(group, num_computed)
+        prompt_logprobs = _fresh_scores(group, result.prompt_logprobs.get(seq.seq_id, ()))
+        cached_tokens, queue_seconds = _take_admission(group)
+        prefilled_tokens = _progress(group, num_computed)
+        group.has_news = group.prefilled_tokens < group.num_prompt_tokens or group.scores_prompt
     if not token_ids and cached_tokens is None and prefilled_tokens is None and prompt_logprobs is None:
         return None
     return SequenceOutput(
@@ -49,32 +50,49 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         finish,
         cached_tokens,
         prefilled_tokens,
+        queue_seconds,
         prompt_logprobs,
     )
 
 
 def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, finish: Finish) -> SequenceOutput:
     """A choice ends without a step."""
-    cached_tokens, group.cached_tokens = group.cached_tokens, None
-    return SequenceOutput(group.request.request_id, choice, num_output_tokens, [], [], finish, cached_tokens)
+    cached_tokens, queue_seconds = _take_admission(group)
+    return SequenceOutput(
+        group.request.request_id,
+        choice,
+        num_output_tokens,
+        [],
+        [],
+        finish,
+        cached_tokens,
+        queue_seconds=queue_seconds,
+    )
 
 
-def _prompt_news(group: SequenceGroup, num_computed: int) -> tuple[int | None, int | None, list[TokenLogprobs] | None]:
-    """``cached_tokens``, ``prefilled_tokens`` and ``prompt_logprobs`` to report now; each is reported once."""
-    cached, group.cached_tokens = group.cached_tokens, None
+def _take_admission(group: SequenceGroup) -> tuple[int | None, float | None]:
+    """``cached_tokens`` and ``queue_seconds``, reported once."""
+    news = group.cached_tokens, group.queue_seconds
+    group.cached_tokens = group.queue_seconds = None
+    return news
+
+
+def _progress(group: SequenceGroup, num_computed: int) -> int | None:
+    """``prefilled_tokens`` to report now; a prompt that takes one step reports none."""
     length = group.num_prompt_tokens
     reached = min(num_computed, length)
-    prefilled = None
     # A choice that computes the prompt again, after a preemption, makes no progress worth telling.
-    if reached > group.prefilled_tokens:
-        if reached < length or group.prefilled_tokens > 0:
-            prefilled = reached
-        group.prefilled_tokens = reached
-    entries = group.prompt_logprobs
-    if entries is not None:
-        if len(entries) >= length - 1:
-            group.prompt_logprobs = None
-        else:
-            entries = None
-    group.has_news = group.prefilled_tokens < length or group.prompt_logprobs is not None
-    return cached, prefilled, entries
+    if reached <= group.prefilled_tokens:
+        return None
+    prefilled = reached if reached < length or group.prefilled_tokens > 0 else None
+    group.prefilled_tokens = reached
+    return prefilled
+
+
+def _fresh_scores(group: SequenceGroup, entries: Tokens[TokenLogprobs]) -> list[TokenLogprobs] | None:
+    """Those of the prompt's log probabilities that nobody has reported; None if there are none."""
+    start = group.num_prompt_scores
+    group.num_prompt_scores += len(entries)
+    fresh = entries[max(0, group.prompt_scores_told - start) :]
+    group.prompt_scores_told += len(fresh)
+    return list(fresh) or None

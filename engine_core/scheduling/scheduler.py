@@ -56,7 +56,7 @@ class Scheduler:
         limit = self._config.max_num_queued_reqs
         if self._queue.num_requests >= limit:
             raise QueueFullError(f"{limit} requests are waiting, as many as max_num_queued_reqs lets; try again later")
-        self._sequences.add(request)
+        self._sequences.add(request, self._clock())
 
     def cancel(
         self, request_id: str, choice: int | None = None, cause: FinishCause | None = FinishCause.CANCELLED
@@ -88,12 +88,13 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None when there is nothing to compute."""
-        for group in self._sequences.deadlines.pop_expired(self._clock()):
+        now = self._clock()
+        for group in self._sequences.deadlines.pop_expired(now):
             self.cancel(group.request.request_id, cause=FinishCause.DEADLINE)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.short_of_blocks:
-            self._schedule_waiting(step)
+            self._schedule_waiting(step, now)
         if not step.sequences:
             return None
         self._sequences.in_flight[step.step_id] = step
@@ -122,6 +123,11 @@ class Scheduler:
             if output.finish is not None:
                 self._sequences.remove(seq)
         return outputs
+
+    @property
+    def computed_tokens(self) -> int:
+        """Rows of all forward passes planned."""
+        return self._counters.computed_tokens
 
     def stats(self) -> SchedulerStats:
         """Load and counters now."""
@@ -178,7 +184,7 @@ class Scheduler:
             if victim is seq:
                 return None
 
-    def _schedule_waiting(self, step: StepInFlight) -> None:
+    def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
         while step.budget > 0 and len(self._sequences.running) < self._config.max_num_seqs:
             seq = self._queue.peek()
             if seq is None:
@@ -194,7 +200,7 @@ class Scheduler:
                 wanted = step.budget
             if not self._admit(seq, prefix):
                 return
-            self._sequences.start(self._queue.pop())
+            self._sequences.start(self._queue.pop(), now)
             step.introduce(seq)
             step.add(seq, wanted)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from engine_core.config import ModelSpec
 from engine_core.request import Request, SamplingParams
-from engine_core.step import TokenLogprobs
 
 NEVER = sys.maxsize
 """A position no sequence reaches."""
@@ -44,6 +43,7 @@ class SequenceGroup:
         "max_output",
         "members",
         "min_tokens",
+        "num_prompt_scores",
         "num_prompt_tokens",
         "num_running",
         "num_shared_blocks",
@@ -52,7 +52,9 @@ class SequenceGroup:
         "prefilled_tokens",
         "priority",
         "prompt_hashes",
-        "prompt_logprobs",
+        "prompt_scores_told",
+        "queue_seconds",
+        "queued_at",
         "request",
         "share_at",
         "shared_blocks",
@@ -62,7 +64,14 @@ class SequenceGroup:
     )
 
     def __init__(
-        self, request: Request, model: ModelSpec, *, block_size: int, priority: int | None, tenant: str | None
+        self,
+        request: Request,
+        model: ModelSpec,
+        now: float,
+        *,
+        block_size: int,
+        priority: int | None,
+        tenant: str | None,
     ) -> None:
         """``priority`` and ``tenant`` replace the request's own if given."""
         params = request.params
@@ -77,6 +86,9 @@ class SequenceGroup:
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.cost = 0
         """Tokens this request may come to, prompt and outputs: what its tenant pays for it."""
+        self.queued_at = now
+        self.queue_seconds: float | None = None
+        """Time until its first admission, from then until reported."""
         self.admission: int | None = None
         """Number of its first admission, None before."""
         self.unstarted: list[int] = []
@@ -94,13 +106,14 @@ class SequenceGroup:
         self.shared_blocks: list[int] | None = None
         self.prompt_hashes: list[bytes] | None = None
 
-        self.prompt_logprobs: list[TokenLogprobs] | None = None
-        """Entries so far while they are collected; None when not asked for or delivered."""
+        self.num_prompt_scores = 0
+        """Log probabilities of prompt tokens that whoever computes the prompt has come to."""
+        self.prompt_scores_told = 0
+        """Of these, how many have been reported, now or by a predecessor."""
         self.share_at = self.num_shared_blocks * block_size
         self.plain_params = params
         """For sequences that need not report prompt log probabilities."""
         if params.prompt_logprobs is not None:
-            self.prompt_logprobs = []
             self.plain_params = replace(params, prompt_logprobs=None)
             # Whoever starts from shared blocks cannot report on the prompt, so it must be complete by then.
             self.share_at = self.num_prompt_tokens - 1
@@ -119,7 +132,13 @@ class SequenceGroup:
     @property
     def params(self) -> SamplingParams:
         """What the next admitted choice is to be computed with."""
-        return self.plain_params if self.prompt_logprobs is None else self.request.params
+        return self.request.params if self.scores_prompt else self.plain_params
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of the prompt are asked for and not all reported."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and self.prompt_scores_told < self.num_prompt_tokens - 1
 
 
 class Sequence:

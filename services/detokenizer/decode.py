@@ -15,7 +15,7 @@ from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.positions import Fit, fit
-from services.runtime.wire import status_from_proto, unpack_logprobs
+from services.runtime.wire import packed_from_proto, status_from_proto, unpack_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 
@@ -138,7 +138,7 @@ class EngineDecoder:
             if request is not None and request.epoch == scored.epoch:
                 news = request.subscriber.outbox.of(scored.request_id, scored.epoch)
                 if news is not None:
-                    news.prompt_logprobs = unpack_logprobs(scored.logprobs)
+                    news.add_prompt_logprobs(scored.offset, packed_from_proto(scored.logprobs))
 
     def _advance(
         self,

@@ -10,7 +10,7 @@ from ringline.types.v1 import output_pb2
 
 from services.ring.events import ChoiceEnd
 from services.ring.outbox import RequestNews
-from services.runtime.wire import pack_logprobs, status_to_proto
+from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
 
 
 def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
@@ -60,7 +60,10 @@ def _prompt(outputs: detokenizer_pb2.TextOutputs, news: RequestNews) -> None:
     if news.prompt_logprobs is not None:
         outputs.prompt_logprobs.append(
             engine_pb2.PromptLogprobs(
-                request_id=news.request_id, epoch=news.epoch, logprobs=pack_logprobs(news.prompt_logprobs)
+                request_id=news.request_id,
+                epoch=news.epoch,
+                offset=news.prompt_offset,
+                logprobs=packed_to_proto(news.prompt_logprobs),
             )
         )
 

@@ -24,6 +24,8 @@ HELLO_TIMEOUT = 10.0
 """Seconds within which a peer must say who it is."""
 MAX_PENDING_REJECTIONS = 1000
 """While so many wait to be written, the peer's next commands are not carried out."""
+_LONGEST_GRACE = 4_000_000.0
+"""Seconds, about what the field's milliseconds can say."""
 COMMANDS_PER_TURN = 256
 """So many commands are carried out before the event loop looks at anything else."""
 
@@ -48,7 +50,6 @@ class Attachment:
         *,
         stall_timeout: float,
         max_message_bytes: int,
-        drain_grace: float,
     ) -> None:
         """``load`` is asked every time the load is due; ``stall_timeout`` in seconds."""
         self._hub = hub
@@ -56,7 +57,6 @@ class Attachment:
         self._load = load
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
-        self._drain_grace = drain_grace
         self._room_for_rejections = asyncio.Event()
         self._draining_told = False
 
@@ -115,7 +115,7 @@ class Attachment:
                 raise _superseded()
             ordinal += 1
             try:
-                self._command(command, waker.link.peer)
+                self._command(command, waker.link.peer, ordinal)
             except Refused as refused:
                 waker.link.reject(_rejection(command, ordinal, refused.status))
             if ordinal % COMMANDS_PER_TURN == 0:
@@ -129,11 +129,11 @@ class Attachment:
             self._hub.wake()
         return ordinal
 
-    def _command(self, command: engine_pb2.Command, peer: PeerId) -> None:
+    def _command(self, command: engine_pb2.Command, peer: PeerId, ordinal: int) -> None:
         board = self._hub.switchboard
         match command.WhichOneof("command"):
             case "submit":
-                board.submit(peer, submission_of(command.submit, time.monotonic()))
+                board.submit(peer, submission_of(command.submit, time.monotonic()), ordinal)
             case "cancel":
                 board.cancel(peer, command.cancel.request_id, command.cancel.epoch)
             case "stop":
@@ -178,10 +178,10 @@ class Attachment:
             waker.load_due = False
             response = response or engine_pb2.AttachResponse()
             response.load.CopyFrom(self._load())
-        if self._hub.switchboard.draining and not self._draining_told:
+        if self._hub.drain_grace is not None and not self._draining_told:
             self._draining_told = True
             response = response or engine_pb2.AttachResponse()
-            response.draining.grace_ms = int(self._drain_grace * 1000)
+            response.draining.grace_ms = round(min(self._hub.drain_grace, _LONGEST_GRACE) * 1000)
         return response
 
     async def _send(

@@ -9,7 +9,7 @@ from services.ring.cursor import OutputFrame
 from services.ring.events import ChoiceEnd, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.runtime.wire import pack_logprobs, status_to_proto
+from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
 
 
 def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
@@ -39,8 +39,10 @@ def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
         opened=map(_opened, frame.opened),
         prefills=[_prefill(*news) for news in frame.prefills],
         prompt_logprobs=[
-            engine_pb2.PromptLogprobs(request_id=request_id, epoch=epoch, logprobs=pack_logprobs(entries))
-            for request_id, epoch, entries in frame.prompt_logprobs
+            engine_pb2.PromptLogprobs(
+                request_id=request_id, epoch=epoch, offset=offset, logprobs=packed_to_proto(scores)
+            )
+            for request_id, epoch, offset, scores in frame.prompt_logprobs
         ],
         request_ids=frame.request_ids,
         epochs=frame.epochs,

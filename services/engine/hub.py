@@ -11,7 +11,7 @@ from engine_core.errors import RequestError
 from engine_core.step import SequenceOutput
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.wire import end_of, logprobs_of, status_of
-from services.ring.cursor import OutboundLink, RejectedCommand
+from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
@@ -36,24 +36,21 @@ class Hub:
         self.step_loop: StepLoop | None = None
         """Set once the engine has loaded."""
         self.switchboard = Switchboard(self, orphan_grace=orphan_grace, max_ledgers=max_ledgers)
+        self.drain_grace: float | None = None
+        """Seconds, once draining."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
         self.metrics = EngineMetrics(self._read)
-        self._arrivals: dict[str, float] = {}
-        """Of requests that no step has computed yet."""
 
     # CorePort
 
     def add(self, core_id: str, order: object) -> None:
         """Begin to compute."""
         assert self.step_loop is not None
-        self._arrivals[core_id] = time.monotonic()
         self.step_loop.add(core_id, order)
 
     def cancel(self, core_id: str, choice: int | None) -> None:
         """Stop computing."""
         assert self.step_loop is not None
-        if choice is None:
-            self._arrivals.pop(core_id, None)
         self.step_loop.cancel(core_id, choice)
 
     # Peers
@@ -89,12 +86,18 @@ class Hub:
             waker.load_due = True
             waker.event.set()
 
+    def drain(self, grace: float) -> None:
+        """Take nothing new, and tell every peer; what is there has ``grace`` seconds."""
+        self.switchboard.draining = True
+        self.drain_grace = grace
+        self.push_load()
+
     # News from the step loop
 
     def report(self, report: StepReport) -> None:
         """Enter what a step brought into the ledger."""
         if report.seconds:
-            self.metrics.step(report.seconds, sum(len(output.token_ids) for output in report.outputs))
+            self.metrics.step(report.seconds, report.tokens)
         for core_id, error in report.refused:
             self._refuse(core_id, error)
         for output in report.outputs:
@@ -103,8 +106,8 @@ class Hub:
 
     def _enter(self, output: SequenceOutput) -> None:
         board, core_id = self.switchboard, output.request_id
-        if self._arrivals and (arrived := self._arrivals.pop(core_id, None)) is not None:
-            self.metrics.queued(time.monotonic() - arrived)
+        if output.queue_seconds is not None:
+            self.metrics.queued(output.queue_seconds)
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
             board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
@@ -116,14 +119,9 @@ class Hub:
             board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
 
     def _refuse(self, core_id: str, error: RequestError) -> None:
-        self._arrivals.pop(core_id, None)
-        found = self.switchboard.refuse(core_id)
-        if found is None:
-            return
-        link, entry = found
-        log.info("refused", request_id=entry.request_id, reason=str(error))
-        if link is not None:
-            link.reject(RejectedCommand(entry.request_id, entry.epoch, 0, status_of(error)))
+        entry = self.switchboard.refuse(core_id, status_of(error))
+        if entry is not None:
+            log.info("refused", request_id=entry.request_id, reason=str(error))
 
     def _read(self) -> EngineReading | None:
         """For the metrics; called from another thread, so it only reads."""
@@ -133,7 +131,7 @@ class Hub:
         stats = loop.stats
         return EngineReading(
             running=stats.running_seqs,
-            waiting=stats.waiting_reqs,
+            waiting=stats.waiting_seqs,
             kv_usage=stats.kv_usage,
             ledgers=self.switchboard.num_ledgers,
             prefix_queries=stats.prefix_query_tokens,

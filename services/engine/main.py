@@ -68,7 +68,6 @@ class _Engine:
             PeerId(settings.name, new_incarnation()),
             stall_timeout=settings.server.stall_timeout,
             max_message_bytes=settings.server.max_message_bytes,
-            drain_grace=settings.server.drain_grace,
             drain=lambda grace: self._server.request_stop(grace=grace),
         )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._service, self._server.grpc)
@@ -109,8 +108,7 @@ class _Engine:
 
     async def _drain(self, grace: float) -> None:
         """Finish what is there; peers are told, and nothing new is taken."""
-        self._hub.switchboard.draining = True
-        self._hub.push_load()
+        self._hub.drain(grace)
         log.info("drained", left=await wait_until_idle(lambda: self._hub.switchboard.num_ledgers, grace))
 
     def _report(self, report: StepReport) -> None:

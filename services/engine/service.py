@@ -32,15 +32,13 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         *,
         stall_timeout: float,
         max_message_bytes: int,
-        drain_grace: float,
-        drain: Callable[[float], None],
+        drain: Callable[[float | None], None],
     ) -> None:
-        """``drain`` begins to end the process, with a grace in seconds."""
+        """``drain`` begins to end the process, with a grace in seconds (None: the one that was configured)."""
         self._hub = hub
         self._me = me
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
-        self._drain_grace = drain_grace
         self._drain = drain
         self._model: engine_pb2.GetModelResponse | None = None
         self._tokenizer: dict[str, bytes] = {}
@@ -62,7 +60,6 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             self.load,
             stall_timeout=self._stall_timeout,
             max_message_bytes=self._max_message_bytes,
-            drain_grace=self._drain_grace,
         )
         try:
             await attachment.run(request_iterator, context)
@@ -92,8 +89,13 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def Drain(
         self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> engine_pb2.DrainResponse:
+        grace = _seconds(request.grace) if request.HasField("grace") else None
+        if grace is not None and grace < 0:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"grace: {grace:g} s is out of range: expected at least 0"
+            )
         live = self._hub.switchboard.num_unfinished
-        self._drain(_seconds(request.grace, self._drain_grace) if request.HasField("grace") else self._drain_grace)
+        self._drain(grace)
         return engine_pb2.DrainResponse(live_requests=live)
 
     async def ResetPrefixCache(
@@ -111,6 +113,11 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"steps: {request.steps} is out of range: expected 1 to {MAX_STEPS}"
             )
+        timeout = _seconds(request.timeout) if request.HasField("timeout") else DEFAULT_TIMEOUT
+        if timeout <= 0:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"timeout: {timeout:g} s is out of range: expected more than 0"
+            )
         if loop.recorder is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a profile is being recorded already")
         profile = StepProfile(request.steps)
@@ -125,7 +132,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
         await self._between_steps(loop, start, context)
         try:
-            async with asyncio.timeout(_seconds(request.timeout, DEFAULT_TIMEOUT)):
+            async with asyncio.timeout(timeout):
                 return await asyncio.shield(asyncio.wrap_future(profile.result))
         except TimeoutError:
             await self._between_steps(loop, finish, context)
@@ -170,6 +177,5 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             )
 
 
-def _seconds(duration: Duration, default: float) -> float:
-    seconds = duration.seconds + duration.nanos / 1e9
-    return seconds if seconds > 0 else default
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

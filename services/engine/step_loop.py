@@ -36,6 +36,8 @@ class StepReport:
     """Requests that the core did not take."""
     seconds: float = 0.0
     """The step's duration; 0 if none was computed."""
+    tokens: int = 0
+    """Prompt and output tokens that the step computed."""
 
 
 class StepRecorder(Protocol):
@@ -146,25 +148,25 @@ class StepLoop:
 
     def _turn(self) -> None:
         report = StepReport([])
-        while self._inbox:
+        # Those that come meanwhile have to wait: senders who never pause must not keep the steps from being computed.
+        for _ in range(len(self._inbox)):
             self._inbox.popleft()(report)
         if self._core.has_work():
             self._step(report)
         self._refresh_stats()
-        if report.outputs or report.refused:
+        if report.outputs or report.refused or report.tokens:
             self._loop.call_soon_threadsafe(self._report, report)
 
     def _step(self, report: StepReport) -> None:
-        before = self._core.stats().computed_tokens if self.recorder is not None else 0
+        before = self._core.computed_tokens
         start = time.perf_counter()
         report.outputs = self._core.step()
         report.seconds = time.perf_counter() - start
+        report.tokens = self._core.computed_tokens - before
         self._step_seconds.append(report.seconds)
         self.steps += 1
-        if self.recorder is not None:
-            tokens = self._core.stats().computed_tokens - before
-            if not self.recorder.step(report.seconds, tokens):
-                self.recorder = None
+        if self.recorder is not None and not self.recorder.step(report.seconds, report.tokens):
+            self.recorder = None
 
     def _refresh_stats(self) -> None:
         now = time.monotonic()

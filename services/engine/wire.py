@@ -17,6 +17,8 @@ from services.ring.switchboard import Submission
 
 RETRY_AFTER_MS = 500
 MAX_CACHE_SALT_BYTES = 64
+MAX_BAD_WORDS = 256
+MAX_STOP_TOKEN_IDS = 64
 _CAUSES = {
     FinishCause.STOP: Cause.STOP,
     FinishCause.LENGTH: Cause.LENGTH,
@@ -25,16 +27,24 @@ _CAUSES = {
 }
 
 
+_FIELDS = {
+    "bad_words_token_ids": "bad_words",
+    **{name: f"sampling.{name}" for name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
+    "deadline": "timeout_ms",
+}
+"""Fields of the core's request that are called otherwise in a Submit."""
+
+
 def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
     """What the ring and the core make of a Submit; ``now`` is on the core's clock.
 
     Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.
     """
-    _check_size(submit)
+    _check_limits(submit)
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
     if len(resume) < len(submit.resume):
-        raise Refused(Code.INVALID_ARGUMENT, "resume: a choice is listed twice")
+        raise _invalid("resume", "a choice is listed twice")
     timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
     request = Request(
         request_id=submit.request_id,
@@ -54,18 +64,30 @@ def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
         choices=resume or dict.fromkeys(range(params.n), ()),
         keeps_logprobs=params.logprobs is not None,
         prompt_tokens=len(request.prompt_token_ids),
+        prompt_logprobs=params.prompt_logprobs,
         order=request,
     )
 
 
-def _check_size(submit: engine_pb2.Submit) -> None:
-    """What would cost before the core can refuse it, or what the core does not look into."""
+def _check_limits(submit: engine_pb2.Submit) -> None:
+    """What would cost before the core can refuse it, and what the contract bounds but the core does not."""
     n = submit.sampling.n if submit.sampling.HasField("n") else 1
     if not 1 <= n <= MAX_CHOICES:
-        raise Refused(Code.INVALID_ARGUMENT, f"sampling.n: {n} is out of range: expected 1 to {MAX_CHOICES}")
+        raise _invalid("sampling.n", f"{n} is out of range: expected 1 to {MAX_CHOICES}")
+    if len(submit.resume) > n:
+        raise _invalid("resume", f"{len(submit.resume)} choices: expected at most n, {n}")
+    if len(submit.bad_words) > MAX_BAD_WORDS:
+        raise _invalid("bad_words", f"{len(submit.bad_words)} words: expected at most {MAX_BAD_WORDS}")
+    if len(submit.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _invalid("stop_token_ids", f"{len(submit.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}")
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
-        problem = f"{len(submit.cache_salt)} bytes: expected at most {MAX_CACHE_SALT_BYTES}"
-        raise Refused(Code.INVALID_ARGUMENT, f"cache_salt: {problem}")
+        raise _invalid("cache_salt", f"{len(submit.cache_salt)} bytes: expected at most {MAX_CACHE_SALT_BYTES}")
+    if submit.HasField("timeout_ms") and submit.timeout_ms == 0:
+        raise _invalid("timeout_ms", "0 is out of range: expected at least 1")
+
+
+def _invalid(field: str, problem: str) -> Refused:
+    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}")
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
@@ -102,7 +124,8 @@ def status_of(error: RequestError) -> Status:
     """How a refusal by the core reads on the wire."""
     match error:
         case InvalidRequestError():
-            return Status(Code.INVALID_ARGUMENT, str(error))
+            field = _FIELDS.get(error.field, error.field)
+            return Status(Code.INVALID_ARGUMENT, f"{field}: {error.problem}")
         case QueueFullError():
             return Status(Code.RESOURCE_EXHAUSTED, str(error), RETRY_AFTER_MS)
         case _:

@@ -54,6 +54,8 @@ class Admission:
     choices: dict[int, tuple[int, ...]]
     """Unfinished choices and the ids they have."""
     wants_prefill_progress: bool
+    num_prompt_scores: int
+    """Log probabilities of the prompt that an engine is asked for."""
 
 
 def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant: str, reply_to: PeerId) -> Admission:
@@ -110,6 +112,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
         output_context=context.SerializeToString(),
         choices=choices or dict.fromkeys(range(sampling.n), ()),
         wants_prefill_progress=output.prefill_progress,
+        num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
     )
 
 

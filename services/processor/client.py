@@ -113,6 +113,7 @@ class LiveRequest:
     """Lives of engines that ended, as far as is known, while they had it."""
     fingerprint: str | None = None
     """Numerics of the engine that computes it."""
-    prompt_scored: bool = False
-    """Whether the client has the prompt's log probabilities."""
-    last_delta_at: float | None = None
+    prompt_scores: int = 0
+    """How many of the prompt's log probabilities the client was given."""
+    last_delta_at: dict[int, float] = field(default_factory=dict)
+    """By choice."""

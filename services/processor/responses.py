@@ -9,7 +9,7 @@ from ringline.types.v1 import output_pb2
 
 from services.ring.events import Cause, ChoiceEnd, Status
 from services.ring.outbox import ChoiceNews, RequestNews
-from services.runtime.wire import pack_logprobs, status_to_proto
+from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
 
 
 def refusal(client_id: str, in_reply_to: int, status: Status) -> inference_pb2.GenerateResponse:
@@ -39,7 +39,11 @@ def responses_of(news: RequestNews, name: str, ordinal: int) -> Iterator[inferen
         )
         yield inference_pb2.GenerateResponse(request_id=name, prefill=progress)
     if news.prompt_logprobs is not None:
-        yield inference_pb2.GenerateResponse(request_id=name, prompt_logprobs=pack_logprobs(news.prompt_logprobs))
+        yield inference_pb2.GenerateResponse(
+            request_id=name,
+            prompt_logprobs=packed_to_proto(news.prompt_logprobs),
+            prompt_logprobs_offset=news.prompt_offset,
+        )
     for notice in news.notices:
         if isinstance(notice, inference_pb2.Continued):
             yield inference_pb2.GenerateResponse(request_id=name, continued=notice)

@@ -23,7 +23,7 @@ from services.ring.identity import PeerId
 from services.ring.request import Verdict
 from services.ring.routes import Route
 from services.runtime.metrics import ProcessorMetrics
-from services.runtime.wire import status_from_proto, unpack_logprobs
+from services.runtime.wire import packed_from_proto, status_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,7 @@ class Ring:
         news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
         assert news is not None
         news.opening = live.admission.admitted
+        news.opening_bytes = live.admission.admitted.ByteSize()
         live.call.client.wake.set()
         live.outage.lost(time.monotonic())
         self._route(live, "no engine and detokenizer are joined")
@@ -243,18 +244,28 @@ class Ring:
 
     def _prompt_scored(self, scored: engine_pb2.PromptLogprobs, woken: set[asyncio.Event]) -> None:
         live = self._live.get(scored.request_id)
-        if live is None or scored.epoch != live.ring.epoch or live.prompt_scored:
+        if live is None or scored.epoch != live.ring.epoch:
             return
-        live.prompt_scored = True
+        if scored.offset > live.prompt_scores:
+            self._replay(live)
+            return
+        fresh = scored.offset + len(scored.logprobs.logprobs) - live.prompt_scores
+        if fresh <= 0:
+            return
         live.outage.heard()
         news = live.call.client.outbox.of(scored.request_id, _CLIENT_EPOCH)
         assert news is not None
-        news.prompt_logprobs = unpack_logprobs(scored.logprobs)
+        scores = packed_from_proto(scored.logprobs)
+        news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
+        live.prompt_scores += fresh
         woken.add(live.call.client.wake)
 
     def _delta(self, entry: TextEntry, now: float, woken: set[asyncio.Event]) -> None:
         live = self._live.get(entry.request_id)
         if live is None:
+            return
+        if entry.ids and entry.epoch == live.ring.epoch and live.prompt_scores < live.admission.num_prompt_scores:
+            self._replay(live)  # they come before any token, so some were lost
             return
         verdict = live.ring.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
         if verdict is Verdict.ACCEPT:
@@ -270,7 +281,7 @@ class Ring:
             )
             woken.add(client.wake)
             live.outage.heard()
-            self._count_delta(live, len(entry.ids), now)
+            self._count_delta(live, entry.choice, len(entry.ids), now)
         elif verdict is Verdict.REDIRECT:
             self._replay(live)
 
@@ -321,9 +332,12 @@ class Ring:
         news.closing = closing
         call.client.wake.set()
 
-    def _count_delta(self, live: LiveRequest, tokens: int, now: float) -> None:
-        if live.last_delta_at is None:
+    def _count_delta(self, live: LiveRequest, choice: int, tokens: int, now: float) -> None:
+        if not live.last_delta_at:
+            self._metrics.prefilled(live.ring.prompt_tokens)
+        last = live.last_delta_at.get(choice)
+        if last is None:
             self._metrics.first_token(now - live.call.arrived, tokens)
         else:
-            self._metrics.tokens(tokens, now - live.last_delta_at)
-        live.last_delta_at = now
+            self._metrics.tokens(tokens, now - last)
+        live.last_delta_at[choice] = now

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from services.ring.events import ChoiceEnd, Prefill, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
+from services.ring.logprobs import PackedLogprobs
 
 MAX_FRAME_BYTES = 1 << 20
 # Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
@@ -34,7 +35,8 @@ class OutputFrame:
 
     opened: list[LedgerEntry] = field(default_factory=list)
     prefills: list[tuple[str, int, Prefill]] = field(default_factory=list)
-    prompt_logprobs: list[tuple[str, int, Sequence[TokenLogprob]]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[str, int, int, PackedLogprobs]] = field(default_factory=list)
+    """(request id, epoch, how many came before, the next ones)."""
     request_ids: list[str] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
@@ -52,10 +54,10 @@ class OutputFrame:
 class _Cursor:
     """How far one stream has carried one request, under one epoch."""
 
-    __slots__ = ("ended", "entry", "epoch", "heard", "opened", "prefill", "prompt_logprobs", "sent")
+    __slots__ = ("ended", "entry", "epoch", "heard", "opened", "prefill", "prompt_scores", "sent")
 
-    def __init__(self, entry: LedgerEntry, *, heard: bool) -> None:
-        """``heard``: the peer was told of the request under an earlier epoch, and waits for more."""
+    def __init__(self, entry: LedgerEntry, *, heard: int | None) -> None:
+        """``heard``: the earlier epoch under which the peer was told of the request and waits for more, if any."""
         self.entry = entry
         self.epoch = entry.epoch
         self.heard = heard
@@ -63,12 +65,19 @@ class _Cursor:
         self.sent = dict.fromkeys(entry.choices, 0)
         self.ended: set[int] = set()
         self.prefill: Prefill | None = None
-        self.prompt_logprobs = False
+        self.prompt_scores = 0
 
     @property
     def awaited(self) -> bool:
         """Whether the peer has heard of the request and waits for more."""
-        return (self.opened or self.heard) and len(self.ended) < len(self.sent)
+        return (self.opened or self.heard is not None) and len(self.ended) < len(self.sent)
+
+    @property
+    def last_heard(self) -> int | None:
+        """The epoch under which the peer waits for more; None if it does not."""
+        if not self.awaited:
+            return None
+        return self.epoch if self.opened else self.heard
 
 
 class OutboundLink:
@@ -95,8 +104,10 @@ class OutboundLink:
     def carry(self, entry: LedgerEntry) -> None:
         """Carry a request from position 0 under its present epoch; again after each change of epoch."""
         old = self._cursors.get(entry.request_id)
-        closed = self._closed.pop(entry.request_id, None)
-        self._cursors[entry.request_id] = _Cursor(entry, heard=closed is not None or (old is not None and old.awaited))
+        heard = self._closed.pop(entry.request_id, None)
+        if heard is None and old is not None:
+            heard = old.last_heard
+        self._cursors[entry.request_id] = _Cursor(entry, heard=heard)
         self._dirty[entry.request_id] = None
 
     def mark(self, request_id: str) -> None:
@@ -110,6 +121,13 @@ class OutboundLink:
         self._dirty.pop(request_id, None)
         if cursor is not None and cursor.awaited:
             self._closed[request_id] = cursor.epoch
+
+    def withdraw(self, request_id: str) -> None:
+        """Carry a request no longer whose epoch ends with a rejection; an earlier epoch of it may have to be closed."""
+        cursor = self._cursors.pop(request_id, None)
+        self._dirty.pop(request_id, None)
+        if cursor is not None and cursor.heard is not None and not cursor.opened:
+            self._closed[request_id] = cursor.heard
 
     def reject(self, rejection: RejectedCommand) -> None:
         """Tell the peer that a command was refused."""
@@ -152,7 +170,7 @@ class OutboundLink:
 
     def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
         """Put one request's news into the frame; returns bytes used and whether some did not fit."""
-        entry, size, rest = cursor.entry, 0, False
+        entry, size = cursor.entry, 0
         if not cursor.opened:
             cursor.opened = True
             frame.opened.append(entry)
@@ -161,15 +179,26 @@ class OutboundLink:
             cursor.prefill = entry.prefill
             frame.prefills.append((entry.request_id, entry.epoch, entry.prefill))
             size += _ENTRY_BYTES
-        if entry.prompt_logprobs is not None and not cursor.prompt_logprobs:
-            cursor.prompt_logprobs = True
-            frame.prompt_logprobs.append((entry.request_id, entry.epoch, entry.prompt_logprobs))
-            size += sum(map(_logprob_bytes, entry.prompt_logprobs))
+        used, rest = _advance_prompt(cursor, frame, room - size)
+        size += used
+        if rest:
+            return size, True  # what is computed from the prompt comes behind it
         for choice in cursor.sent:
             if choice not in cursor.ended:
                 used, choice_rest = _advance_choice(cursor, choice, frame, room - size)
                 size, rest = size + used, rest or choice_rest
         return size, rest
+
+
+def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
+    """Put the prompt's log probabilities into the frame, as many as fit (at least one)."""
+    scores, start = cursor.entry.prompt_logprobs, cursor.prompt_scores
+    if scores is None or start == len(scores):
+        return 0, False
+    stop = min(len(scores), start + max(1, (room - _ENTRY_BYTES) // scores.entry_bytes))
+    frame.prompt_logprobs.append((cursor.entry.request_id, cursor.entry.epoch, start, scores.part(start, stop)))
+    cursor.prompt_scores = stop
+    return _ENTRY_BYTES + (stop - start) * scores.entry_bytes, stop < len(scores)
 
 
 def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int) -> tuple[int, bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from services.ring.events import Cause, ChoiceEnd, Prefill, TokenLogprob
 from services.ring.identity import PeerId
+from services.ring.logprobs import PackedLogprobs
 
 
 class ChoiceLog:
@@ -67,8 +68,13 @@ class LedgerEntry:
     choices: dict[int, ChoiceLog]
     delivered: Mapping[int, int] = field(default_factory=dict)
     """Per choice, what the submitter had when it last said where to deliver."""
+    in_reply_to: int = 0
+    """Which command of its submitter's stream it came with; 0 when that stream is not the present one."""
     prefill: Prefill | None = None
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
+    """As far as they are computed."""
+    prompt_logprob_bytes: int = 0
+    """What they will take when all are."""
 
     @property
     def finished(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.ring.events import ChoiceEnd, Prefill, TokenLogprob
+from services.ring.logprobs import PackedLogprobs
 
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _ALTERNATIVE_BYTES = 96, 96, 5, 16, 10
 _UTF8_BYTES = 4
@@ -69,31 +70,69 @@ class RequestNews:
     epoch: int
     opening: object | None = None
     """Comes before anything else, once."""
+    opening_bytes: int = 0
+    """Its size on the wire."""
     prefill: Prefill | None = None
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
+    """Come before any delta."""
+    prompt_offset: int = 0
+    """How many of them came before."""
     notices: list[object] = field(default_factory=list)
     choices: dict[int, ChoiceNews] = field(default_factory=dict)
     closing: object | None = None
     """Comes after anything else, once."""
 
+    def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
+        """Add log probabilities of the prompt, before which ``offset`` came.
+
+        Where they do not follow what is there, that is given up: the reader sees the gap, and asks for a replay.
+        """
+        if self.prompt_logprobs is None or self.prompt_offset + len(self.prompt_logprobs) != offset:
+            self.prompt_logprobs, self.prompt_offset = scores.part(0, len(scores)), offset
+        else:
+            self.prompt_logprobs.extend(scores)
+
     def cut(self, room: int) -> tuple[RequestNews | None, int]:
-        """Keep about ``room`` bytes, at least one delta; returns the rest, if there is any, and the bytes kept."""
-        used = _REQUEST_BYTES + sum(map(_logprob_bytes, self.prompt_logprobs or ()))
+        """Keep about ``room`` bytes, at least one thing; returns the rest, if there is any, and the bytes kept."""
+        used = _REQUEST_BYTES + self.opening_bytes
+        if self.prompt_logprobs is not None:
+            used += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         whole = used + sum(part.wire_bytes() for part in self.choices.values())
         if whole <= room:
             return None, whole
-        choices, self.choices = self.choices, {}
         rest = RequestNews(self.request_id, self.epoch)
+        choices, self.choices = self.choices, {}
+        used = _REQUEST_BYTES + self.opening_bytes + self._cut_prompt(rest, room - _REQUEST_BYTES - self.opening_bytes)
+        if rest.prompt_logprobs is not None:
+            rest.choices = choices
+        else:
+            used += self._cut_choices(choices, rest, room - used)
+        if rest.prompt_logprobs is None and not rest.choices:
+            return None, used
+        rest.closing, self.closing = self.closing, None
+        return rest, used
+
+    def _cut_prompt(self, rest: RequestNews, room: int) -> int:
+        """Leave to ``rest`` the log probabilities of the prompt that do not fit; returns the bytes of what is kept."""
+        scores = self.prompt_logprobs
+        if scores is None:
+            return 0
+        count = min(len(scores), max(room // scores.entry_bytes, 0 if self.opening is not None else 1))
+        if count < len(scores):
+            rest.prompt_logprobs, rest.prompt_offset = scores.part(count, len(scores)), self.prompt_offset + count
+            self.prompt_logprobs = scores.part(0, count) if count else None
+        return count * scores.entry_bytes
+
+    def _cut_choices(self, choices: dict[int, ChoiceNews], rest: RequestNews, room: int) -> int:
+        """Keep the deltas that fit, at least one if nothing else is kept; returns their bytes."""
+        used = 0
         for choice, part in choices.items():
-            if used < room or not self.choices:
+            if used < room or not (self.choices or self.opening is not None or self.prompt_logprobs is not None):
                 self.choices[choice], size = part.cut(room - used)
                 used += size
             if self.choices.get(choice) is not part:
                 rest.choices[choice] = part
-        if not rest.choices:
-            return None, used
-        rest.closing, self.closing = self.closing, None
-        return rest, used
+        return used
 
 
 class Outbox:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from services.ring.cursor import OutboundLink
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, TokenLogprob
+from services.ring.cursor import OutboundLink, RejectedCommand
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
 from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.ledger import ChoiceLog, LedgerEntry
+from services.ring.logprobs import PackedLogprobs, memory_bytes
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
+MAX_PROMPT_LOGPROB_BYTES = 256 << 20
+"""Log probabilities of prompts are held up to this size together, of one prompt always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Submission:
     """Unfinished choices and the ids they already have."""
     keeps_logprobs: bool
     prompt_tokens: int
+    prompt_logprobs: int | None
+    """Alternatives per prompt token, if their log probabilities are asked for."""
     order: object
     """What the engine core makes of it; opaque here."""
 
@@ -49,11 +54,21 @@ class CorePort(Protocol):
 class Switchboard:
     """The state behind ``EngineService.Attach``."""
 
-    def __init__(self, core: CorePort, *, orphan_grace: float, max_ledgers: int) -> None:
+    def __init__(
+        self,
+        core: CorePort,
+        *,
+        orphan_grace: float,
+        max_ledgers: int,
+        max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
+    ) -> None:
         """``orphan_grace`` in seconds: how long a request outlives its submitter's stream."""
         self._core = core
         self._orphan_grace = orphan_grace
         self._max_ledgers = max_ledgers
+        self._max_prompt_logprob_bytes = max_prompt_logprob_bytes
+        self._prompt_logprob_bytes = 0
+        """Of all requests, whether computed yet or not."""
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._links: dict[str, OutboundLink] = {}
@@ -88,6 +103,8 @@ class Switchboard:
                 link.carry(entry)
                 if entry.submitter == peer:
                     self._orphans.pop(entry.request_id, None)
+            if entry.submitter == peer:
+                entry.in_reply_to = 0
         self._announce()
         return link, old
 
@@ -110,8 +127,11 @@ class Switchboard:
 
     # Commands of an attached peer; each raises ``Refused``
 
-    def submit(self, peer: PeerId, submission: Submission) -> None:
-        """Begin a request, or supersede it: the old one is freed first."""
+    def submit(self, peer: PeerId, submission: Submission, in_reply_to: int = 0) -> None:
+        """Begin a request, or supersede it: the old one is freed first.
+
+        ``in_reply_to``: which command of the peer's stream it is, from 1; named if the core refuses it later.
+        """
         self._check_submission(peer, submission)
         old = self._entries.get(submission.request_id)
         if old is not None:
@@ -127,7 +147,10 @@ class Switchboard:
             prompt_tokens=submission.prompt_tokens,
             choices={choice: ChoiceLog(ids, submission.keeps_logprobs) for choice, ids in submission.choices.items()},
             delivered={choice: len(ids) for choice, ids in submission.choices.items() if ids},
+            in_reply_to=in_reply_to,
+            prompt_logprob_bytes=_prompt_logprob_bytes(submission),
         )
+        self._prompt_logprob_bytes += entry.prompt_logprob_bytes
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
         receiver.carry(entry)
         self._core.add(entry.core_id, submission.order)
@@ -160,6 +183,11 @@ class Switchboard:
             raise Refused(Code.NOT_FOUND, f"request_id: {request_id} is not known here")
         if epoch <= entry.epoch:
             raise Refused(Code.ALREADY_EXISTS, f"epoch: {epoch} is not higher than {entry.epoch}")
+        if foreign := delivered.keys() - entry.choices.keys():
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"delivered: {min(foreign)} is no choice of this request: expected some of {list(entry.choices)}",
+            )
         receiver = self._receiver(deliver_to or peer.name)
         if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
             self._links[entry.deliver_to].drop(request_id)
@@ -205,19 +233,27 @@ class Switchboard:
             self._mark(entry)
 
     def prompt_scored(self, core_id: str, logprobs: Sequence[TokenLogprob]) -> None:
-        """The log probabilities of a prompt are complete."""
+        """Further log probabilities of a prompt are computed; the first are of its second token."""
         if entry := self._by_core_id.get(core_id):
-            entry.prompt_logprobs = logprobs
+            packed = PackedLogprobs.of(logprobs)
+            if entry.prompt_logprobs is None:
+                entry.prompt_logprobs = packed
+            else:
+                entry.prompt_logprobs.extend(packed)
             self._mark(entry)
 
-    def refuse(self, core_id: str) -> tuple[OutboundLink | None, LedgerEntry] | None:
-        """The core did not take a submission: forget it; returns the submitter's link, to be told, and the entry."""
+    def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:
+        """The core did not take a submission: forget it and tell its submitter; returns the entry, if it was there."""
         entry = self._by_core_id.get(core_id)
-        if entry is None:
-            return None
-        self._remove(entry)
+        if entry is None or entry.finished:
+            return None  # it was cancelled before, and that is its end
         link = self._links.get(entry.submitter.name)
-        return (link if link is not None and link.peer == entry.submitter else None), entry
+        if link is not None and link.peer == entry.submitter:
+            if entry.deliver_to == entry.submitter.name:
+                link.withdraw(entry.request_id)
+            link.reject(RejectedCommand(entry.request_id, entry.epoch, entry.in_reply_to, status))
+        self._remove(entry)
+        return entry
 
     # Counts
 
@@ -260,6 +296,19 @@ class Switchboard:
                 f"this engine holds {self._max_ledgers} requests whose submitters have not said Done",
                 retry_after_ms=1000,
             )
+        self._check_memory(submission, old)
+
+    def _check_memory(self, submission: Submission, old: LedgerEntry | None) -> None:
+        """Until Done, a request's log probabilities stay, in case they have to be sent again."""
+        wanted = _prompt_logprob_bytes(submission)
+        held = self._prompt_logprob_bytes - (old.prompt_logprob_bytes if old is not None else 0)
+        if wanted and held and held + wanted > self._max_prompt_logprob_bytes:
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"prompt_logprobs: this engine holds {held} bytes of them for other requests, and these take {wanted}: "
+                f"expected at most {self._max_prompt_logprob_bytes} together",
+                retry_after_ms=1000,
+            )
 
     def _receiver(self, name: str) -> OutboundLink:
         link = self._links.get(name)
@@ -280,6 +329,7 @@ class Switchboard:
             self._core.cancel(entry.core_id, None)
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
+        self._prompt_logprob_bytes -= entry.prompt_logprob_bytes
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
 
@@ -296,3 +346,9 @@ class Switchboard:
 
     def _iter_links(self) -> Iterator[OutboundLink]:
         return iter(self._links.values())
+
+
+def _prompt_logprob_bytes(submission: Submission) -> int:
+    if submission.prompt_logprobs is None:
+        return 0
+    return memory_bytes(submission.prompt_tokens, submission.prompt_logprobs)

@@ -65,9 +65,11 @@ class ProcessorMetrics(ServiceMetrics):
     def __init__(self) -> None:
         self._live_requests, self._engines, self._detokenizers = 0, 0, 0
         self._first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_SECONDS
+            "vllm:time_to_first_token_seconds",
+            "From a request's arrival to a choice's first token.",
+            _FIRST_TOKEN_SECONDS,
         )
-        self._gap = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a request.", _GAP_SECONDS)
+        self._gap = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", _GAP_SECONDS)
         self._latency = Histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its last terminal.", _REQUEST_SECONDS
         )
@@ -83,13 +85,17 @@ class ProcessorMetrics(ServiceMetrics):
         """How many requests are live and peers linked; from time to time."""
         self._live_requests, self._engines, self._detokenizers = live_requests, engines, detokenizers
 
+    def prefilled(self, prompt_tokens: int) -> None:
+        """A request's prompt is computed: its first token is there."""
+        self._prompt_tokens += prompt_tokens
+
     def first_token(self, seconds: float, tokens: int = 1) -> None:
-        """A request's first ``tokens`` are delivered, ``seconds`` after it arrived."""
+        """A choice's first ``tokens`` are delivered, ``seconds`` after the request arrived."""
         self._generation_tokens += tokens
         self._first_token.observe(seconds)
 
     def tokens(self, count: int, gap: float) -> None:
-        """``count`` more tokens of a request are delivered, ``gap`` seconds after the ones before."""
+        """``count`` more tokens of a choice are delivered, ``gap`` seconds after the ones before."""
         if count:
             self._generation_tokens += count
             self._gap.observe(gap / count, count)
@@ -105,7 +111,6 @@ class ProcessorMetrics(ServiceMetrics):
 
     def request_ended(self, prompt_tokens: int, completion_tokens: int, seconds: float) -> None:
         """An admitted request has its last terminal, ``seconds`` after it arrived."""
-        self._prompt_tokens += prompt_tokens
         self._prompt.observe(prompt_tokens)
         self._generation.observe(completion_tokens)
         self._latency.observe(seconds)
@@ -114,7 +119,9 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_live_requests", "Requests this process holds.", self._live_requests)
         yield self._gauge("ringline_engines", "Engines that are attached.", self._engines)
         yield self._gauge("ringline_detokenizers", "Detokenizers that are subscribed to.", self._detokenizers)
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.", self._prompt_tokens)
+        yield self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
+        )
         yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
         yield self._counters("vllm:request_success", "Terminals, by cause.", "finished_reason", self._ends)
         yield self._counters(
@@ -130,7 +137,7 @@ class EngineReading:
     running: int
     """Choices being computed."""
     waiting: int
-    """Requests waiting."""
+    """Choices waiting: of requests that were never computed, preempted, or waiting for their prompt."""
     kv_usage: float
     """Share of KV blocks in use, in [0, 1]."""
     ledgers: int
@@ -149,26 +156,28 @@ class EngineMetrics(ServiceMetrics):
         """``read`` gives the engine's state, None until it has loaded; it is called from another thread."""
         self._read = read
         self._step = Histogram("ringline_step_seconds", "Duration of a step.", _GAP_SECONDS)
-        self._step_tokens = Histogram("vllm:iteration_tokens_total", "Output tokens per step.", _STEP_TOKENS)
+        self._step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS)
         self._queue = Histogram(
-            "vllm:request_queue_time_seconds", "From a request's arrival to its first step.", _REQUEST_SECONDS
+            "vllm:request_queue_time_seconds",
+            "From a request's being queued to its being scheduled first.",
+            _REQUEST_SECONDS,
         )
         super().__init__()
 
     def step(self, seconds: float, tokens: int) -> None:
-        """A step took ``seconds`` and brought ``tokens`` output tokens."""
+        """A step took ``seconds`` and computed ``tokens`` tokens, of prompts and outputs."""
         self._step.observe(seconds)
         self._step_tokens.observe(tokens)
 
     def queued(self, seconds: float) -> None:
-        """A request was computed for the first time, ``seconds`` after it arrived."""
+        """A request was scheduled for the first time, ``seconds`` after it was queued."""
         self._queue.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         now = self._read()
         if now is not None:
             yield self._gauge("vllm:num_requests_running", "Choices being computed.", now.running)
-            yield self._gauge("vllm:num_requests_waiting", "Requests waiting.", now.waiting)
+            yield self._gauge("vllm:num_requests_waiting", "Choices waiting.", now.waiting)
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", now.kv_usage)
             yield self._gauge("ringline_ledgers", "Requests remembered.", now.ledgers)
             yield self._counter("vllm:prefix_cache_queries", "Tokens looked up by prefix.", now.prefix_queries)

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from ringline.types.v1 import output_pb2
 
 from services.ring.events import Code, Status, TokenLogprob
+from services.ring.logprobs import PackedLogprobs
 
 
 def status_to_proto(status: Status) -> status_pb2.Status:
@@ -55,3 +56,19 @@ def unpack_logprobs(packed: output_pb2.Logprobs) -> list[TokenLogprob]:
         TokenLogprob(logprob, rank, tuple(ids[i * k : i * k + k]), tuple(tops[i * k : i * k + k]))
         for i, (logprob, rank) in enumerate(zip(packed.logprobs, packed.ranks, strict=True))
     ]
+
+
+def packed_to_proto(packed: PackedLogprobs) -> output_pb2.Logprobs:
+    """Log probabilities that are packed already."""
+    return output_pb2.Logprobs(
+        logprobs=packed.logprobs,
+        ranks=packed.ranks,
+        top_count=packed.top_count,
+        top_ids=packed.top_ids,
+        top_logprobs=packed.top_logprobs,
+    )
+
+
+def packed_from_proto(message: output_pb2.Logprobs) -> PackedLogprobs:
+    """The inverse; raises ``ValueError`` if the arrays are not aligned."""
+    return PackedLogprobs(message.top_count, message.logprobs, message.ranks, message.top_ids, message.top_logprobs)

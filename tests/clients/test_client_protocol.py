@@ -60,11 +60,33 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
     )
     outcome = await ask(logprobs=2)
     unpacked = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))), TokenLogprob(-1.5, 2, ((7, -0.25), (8, -1.5))))
-    assert outcome.events[1:3] == [Prefill(2, 1), PromptLogprobs(unpacked)]
+    assert outcome.events[1:3] == [Prefill(2, 1), PromptLogprobs(0, unpacked)]
     assert outcome.events[4] == Continued("engine died", identical=True)
     assert outcome.generation.logprobs == (*unpacked, TokenLogprob(-2.0, 3, ()))
     assert outcome.generation.prompt_logprobs == unpacked
     assert outcome.generation.request.prompt_token_ids == (1, 2, 3)
+
+
+async def test_prompt_log_probabilities_in_parts_are_assembled(server, ask):
+    def part(offset, *ranks):
+        packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
+        return pb.GenerateResponse(prompt_logprobs=packed, prompt_logprobs_offset=offset)
+
+    server.plays(play(admitted(), part(0, 1, 2), part(2, 3), part(3), delta(0, [5], "a"), terminal(completion=1)))
+    outcome = await ask(prompt_logprobs=0)
+    assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2, 3]
+    assert [(event.offset, len(event.logprobs)) for event in outcome.events if isinstance(event, PromptLogprobs)] == [
+        (0, 2),
+        (2, 1),
+        (3, 0),
+    ]
+
+
+async def test_a_prompt_without_log_probabilities_to_report_is_not_one_that_was_not_asked(server, ask):
+    first = admitted()
+    first.admitted.output.prompt_logprobs = 0
+    server.plays(play(first, delta(0, [5], "a"), terminal(completion=1)))
+    assert (await ask(prompt_logprobs=0)).generation.prompt_logprobs == ()
 
 
 BREACHES = {
@@ -82,6 +104,10 @@ BREACHES = {
     "misaligned log probabilities": [
         admitted(),
         delta(0, [1, 2], "ab", logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1])),
+    ],
+    "prompt log probabilities that are missing": [
+        admitted(),
+        pb.GenerateResponse(prompt_logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1]), prompt_logprobs_offset=1),
     ],
     "a response without an event": [admitted(), pb.GenerateResponse()],
 }

@@ -30,13 +30,13 @@ def refused(request=GOOD, **params):
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [NAN, -1.0, -1e-9, INF]),
+        ("temperature", [NAN, -1.0, -1e-9, INF, 2.0**31]),
         ("top_k", [0, -1]),
         ("top_p", [0.0, 2.0, -0.1, 1.0001, NAN]),
         ("min_p", [-0.1, 1.1, NAN]),
         ("frequency_penalty", [-2.1, 2.1, NAN, INF]),
         ("presence_penalty", [-2.1, 2.1, NAN, -INF]),
-        ("repetition_penalty", [0.0, -1.0, NAN, INF]),
+        ("repetition_penalty", [0.0, -1.0, NAN, INF, 2.0**31]),
         ("seed", [-1, 2**64]),
         ("n", [0, -1, MAX_CHOICES + 1, 10**9]),
         ("max_tokens", [0, -1]),

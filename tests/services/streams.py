@@ -36,8 +36,10 @@ class Shown:
             case "prefill":
                 self.progress.append(response.prefill)
             case "prompt_logprobs":
-                assert self.prompt_logprobs is None
-                self.prompt_logprobs = response.prompt_logprobs
+                assert not self.deltas, "before any delta"
+                self.prompt_logprobs = self.prompt_logprobs or output_pb2.Logprobs()
+                assert response.prompt_logprobs_offset == len(self.prompt_logprobs.logprobs), "gapless"
+                self.prompt_logprobs.MergeFrom(response.prompt_logprobs)
             case other:
                 raise AssertionError(other)
 

@@ -20,6 +20,8 @@ from structlog.testing import capture_logs
 
 from services.processor import ring as processor_ring
 from services.ring.events import Cause
+from services.ring.logprobs import PackedLogprobs
+from services.runtime.wire import packed_from_proto
 from tests.services.ring.world import (
     ALPHABET,
     EOS,
@@ -30,6 +32,7 @@ from tests.services.ring.world import (
     Detokenizer,
     World,
     logprob_at,
+    prompt_logprob_at,
     token_at,
 )
 
@@ -37,6 +40,8 @@ ENGINES = ("engine-0", "engine-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
 SIZES = st.sampled_from([1, 300, LARGE, LARGE])
 ROUNDS_TO_HEAL = 100
+PROMPT = "abcabcabcabc"
+SCORES = PackedLogprobs.of([prompt_logprob_at(position, 2) for position in range(1, len(PROMPT))])
 
 
 @dataclass
@@ -85,15 +90,27 @@ class ProtocolMachine(RuleBasedStateMachine):
         stops=st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=2),
         include=st.booleans(),
         logprobs=st.booleans(),
+        prompt_logprobs=st.booleans(),
     )
-    def ask(self, n: int, max_tokens: int, seed: int, stops: list[str], include: bool, logprobs: bool) -> None:
-        request = inference_pb2.GenerateRequest(request_id=f"r{len(self.asked)}", text="ab")
+    def ask(
+        self,
+        n: int,
+        max_tokens: int,
+        seed: int,
+        stops: list[str],
+        include: bool,
+        logprobs: bool,
+        prompt_logprobs: bool,
+    ) -> None:
+        request = inference_pb2.GenerateRequest(request_id=f"r{len(self.asked)}", text=PROMPT)
         request.sampling.n, request.sampling.seed = n, seed
         request.stopping.max_tokens = max_tokens
         request.stopping.stop.extend(stops)
         request.stopping.include_stop_str_in_output = include
         if logprobs:
             request.output.logprobs = 1
+        if prompt_logprobs:
+            request.output.prompt_logprobs = 2
         self.asked[request.request_id] = request
         self.world.ask(request)
 
@@ -227,13 +244,21 @@ class ProtocolMachine(RuleBasedStateMachine):
     def read(self) -> dict[tuple[str, int], Outcome]:
         outcomes: dict[tuple[str, int], Outcome] = {}
         usages: dict[str, inference_pb2.Usage] = {}
+        scores: dict[str, PackedLogprobs] = {}
         for response in self.world.received:
             name = response.request_id
             assert name not in usages, "nothing follows the last terminal"
-            if response.HasField("delta"):
+            if response.HasField("prompt_logprobs"):
+                assert not any(of == name for of, _ in outcomes), "they come before any delta"
+                part, known = packed_from_proto(response.prompt_logprobs), scores.setdefault(name, PackedLogprobs(2))
+                assert response.prompt_logprobs_offset == len(known), "gapless"
+                known.extend(part)
+            elif response.HasField("delta"):
                 outcome = outcomes.setdefault((name, response.delta.choice), Outcome())
                 assert outcome.end is None, "nothing follows a terminal"
                 assert response.delta.first_position == len(outcome.ids)
+                if self.asked[name].output.HasField("prompt_logprobs"):
+                    assert scores[name] == SCORES, "complete before any delta"
                 outcome.ids += response.delta.token_ids
                 outcome.text += response.delta.text
                 outcome.ranks += response.delta.logprobs.ranks
@@ -249,7 +274,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         for name, usage in usages.items():
             delivered = [outcome.ids for (of, _), outcome in outcomes.items() if of == name]
             assert usage.completion_tokens == sum(map(len, delivered))
-            assert usage.prompt_tokens == 2
+            assert usage.prompt_tokens == len(PROMPT)
         return outcomes
 
     def check(self, name: str, request: inference_pb2.GenerateRequest, choice: int, outcome: Outcome) -> None:

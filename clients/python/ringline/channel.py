@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Prompt log probabilities of a long prompt come as one message; the default limit of 4 MiB is below that.
+    # Responses come in frames of about 1 MiB, but the ids of a prompt in one, which may be above the default of 4 MiB.
     ("grpc.max_receive_message_length", 64 << 20),
     # Channels to one address would share one connection, and with it the HTTP/2 window that a slow reader fills.
     ("grpc.use_local_subchannel_pool", 1),

@@ -48,7 +48,7 @@ class ResponseReader:
         self._logs: list[_Log] = []
         self._unfinished = 0
         self._usage: Usage | None = None
-        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+        self._prompt_logprobs: list[TokenLogprob] | None = None
 
     @property
     def done(self) -> bool:
@@ -69,8 +69,7 @@ class ResponseReader:
         if kind == "prefill":
             return Prefill(response.prefill.computed_tokens, response.prefill.cached_tokens)
         if kind == "prompt_logprobs":
-            self._prompt_logprobs = self._unpack(response.prompt_logprobs)
-            return PromptLogprobs(self._prompt_logprobs)
+            return self._read_prompt_logprobs(response)
         if kind == "continued":
             return Continued(response.continued.reason, response.continued.identical)
         raise self._breach("a response without a known event")
@@ -82,7 +81,8 @@ class ResponseReader:
             raise self.failure
         assert self.admitted is not None
         assert self._usage is not None
-        return Generation(self._choices(), self._usage, self.admitted, self._prompt_logprobs)
+        prompt_logprobs = None if self._prompt_logprobs is None else tuple(self._prompt_logprobs)
+        return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs)
 
     def ended(self, cause: RingError) -> RingError:
         """The error of a stream that ended before the request did, ``cause`` being what is known of it."""
@@ -96,10 +96,22 @@ class ResponseReader:
         if self.admitted is not None:
             raise self._breach("a second admitted")
         self.admitted = admitted_from(message)
+        if message.output.HasField("prompt_logprobs"):
+            self._prompt_logprobs = []
         n = max(1, message.sampling.n)
         self._logs = [_Log() for _ in range(n)]
         self._unfinished = n
         return self.admitted
+
+    def _read_prompt_logprobs(self, response: pb.GenerateResponse) -> Event:
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = []
+        offset = len(self._prompt_logprobs)
+        if response.prompt_logprobs_offset != offset:
+            raise self._breach(f"prompt log probabilities from {response.prompt_logprobs_offset} instead of {offset}")
+        part = self._unpack(response.prompt_logprobs)
+        self._prompt_logprobs.extend(part)
+        return PromptLogprobs(offset, part)
 
     def _read_delta(self, message: pb.Delta) -> Event:
         log = self._log(message.choice, "delta")

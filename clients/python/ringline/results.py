@@ -71,8 +71,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of the prompt's tokens 1 and following; the first has none."""
+    """Log probabilities of the prompt's tokens 1 and following; the first has none. A long prompt's come in parts."""
 
+    offset: int
+    """How many came in earlier parts."""
     logprobs: tuple[TokenLogprob, ...]
 
 

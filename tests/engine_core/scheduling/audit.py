@@ -70,7 +70,7 @@ class Stream:
         """Choices that were cancelled or may have run out of time, and so may end with that cause, early."""
         self.cached_tokens = None
         self.prefilled = 0
-        self.prompt_logprobs = None
+        self.prompt_logprobs = None if request.params.prompt_logprobs is None else []
 
     @property
     def done(self) -> bool:
@@ -102,16 +102,20 @@ class Stream:
         prompt = self.request.prompt_token_ids
         if output.cached_tokens is not None:
             assert self.cached_tokens is None
+            assert output.queue_seconds is not None
+            assert output.queue_seconds >= 0
             assert 0 <= output.cached_tokens <= len(prompt)
             self.cached_tokens = output.cached_tokens
         if output.prefilled_tokens is not None:
             assert self.prefilled < output.prefilled_tokens <= len(prompt)
             self.prefilled = output.prefilled_tokens
         if output.prompt_logprobs is not None:
-            assert self.prompt_logprobs is None
-            assert self.request.params.prompt_logprobs is not None
-            self.prompt_logprobs = output.prompt_logprobs
-            assert self.prompt_logprobs == [prompt_entry(prompt, at) for at in range(1, len(prompt))]
+            assert output.prompt_logprobs, "no news is none"
+            start = 1 + len(self.prompt_logprobs)
+            self.prompt_logprobs += output.prompt_logprobs
+            assert output.prompt_logprobs == [
+                prompt_entry(prompt, at) for at in range(start, 1 + len(self.prompt_logprobs))
+            ]
         if output.token_ids:
             assert self.cached_tokens is not None
-            assert (self.prompt_logprobs is None) == (self.request.params.prompt_logprobs is None)
+            assert self.prompt_logprobs is None or len(self.prompt_logprobs) == len(prompt) - 1

@@ -191,13 +191,12 @@ def test_of_two_prompts_kept_the_lower_ranked_gives_way():
     engine.finish()
 
 
-def test_prompt_logprobs_are_reported_once_and_before_the_others_start():
+def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
-    engine.step()
-    engine.step()
+    assert [len(engine.step()["r", 0].prompt_logprobs) for _ in range(2)] == [9, 9]
     assert planned(engine) == [("r", 0)]
-    assert engine.step()["r", 0].prompt_logprobs is not None
+    assert len(engine.step()["r", 0].prompt_logprobs) == 1
     assert engine.plan.total_tokens == 2
     engine.step()
     assert engine.batch == [("r", 0, 1), ("r", 1, 4)]
@@ -205,7 +204,7 @@ def test_prompt_logprobs_are_reported_once_and_before_the_others_start():
     engine.finish()
 
 
-def test_prompt_logprobs_survive_the_cancellation_of_who_collected_them():
+def test_prompt_logprobs_go_on_after_the_cancellation_of_who_reported_them():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
     engine.step()
@@ -215,7 +214,7 @@ def test_prompt_logprobs_survive_the_cancellation_of_who_collected_them():
     assert len(engine.streams["r"].prompt_logprobs) == 19
 
 
-def test_prompt_logprobs_are_collected_anew_after_a_preemption():
+def test_prompt_logprobs_are_not_reported_again_after_a_preemption():
     engine = preempted_midway(prompt_logprobs=0)
     engine.finish()
     assert len(engine.streams["r"].prompt_logprobs) == 25
@@ -224,8 +223,26 @@ def test_prompt_logprobs_are_collected_anew_after_a_preemption():
 def test_the_prompt_of_one_token_has_no_logprobs_to_wait_for():
     engine = Harness()
     engine.add("r", 1, n=2, prompt_logprobs=0)
-    assert engine.step()["r", 0].prompt_logprobs == []
+    assert engine.step()["r", 0].prompt_logprobs is None
+    assert engine.batch == [("r", 0, 1), ("r", 1, 1)]
     engine.finish()
+
+
+def test_the_time_in_the_queue_ends_when_a_request_is_scheduled_first():
+    engine = Harness(max_num_seqs=2)
+    engine.add("a", 4, n=2, max_tokens=3)
+    engine.add("b", 4, n=2)
+    told = {}
+    while engine.scheduler.has_work():
+        start = engine.now
+        plan = engine.scheduler.schedule()
+        engine.now += 5.0  # the step takes its time, which is not the queue's
+        for output in engine.scheduler.update(plan, engine.executor.run(plan)):
+            if output.queue_seconds is not None:
+                assert output.request_id not in told
+                told[output.request_id] = (output.queue_seconds, start)
+    assert told["a"] == (0.0, 0.0)
+    assert told["b"][0] == told["b"][1] > 0.0
 
 
 def test_cached_tokens_are_told_once_per_request():

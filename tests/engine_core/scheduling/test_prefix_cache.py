@@ -84,9 +84,17 @@ def test_requests_for_prompt_logprobs_compute_their_whole_prompt_but_serve_other
     cached(engine, "a", PROMPT)
     assert cached(engine, "b", PROMPT, prompt_logprobs=0) == 0
     assert len(engine.streams["b"].prompt_logprobs) == len(PROMPT) - 1
+    assert engine.scheduler.stats().prefix_query_tokens == len(PROMPT), "who does not ask does not miss"
     engine.scheduler.reset_prefix_cache()
     cached(engine, "c", PROMPT, prompt_logprobs=0)
     assert cached(engine, "d", PROMPT) == 20
+
+
+def test_a_cache_that_is_off_is_not_asked():
+    engine = Harness()
+    engine.add("a", 20)
+    engine.finish()
+    assert engine.scheduler.stats().prefix_query_tokens == 0
 
 
 def test_a_preempted_sequence_finds_what_is_left_of_its_own_blocks():

@@ -9,7 +9,9 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from services.detokenizer.frames import outputs_of
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
+from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, RequestNews
+from services.runtime.wire import packed_from_proto
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
 statuses = st.builds(Status, st.sampled_from(Code), st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -50,9 +52,10 @@ def test_deltas_and_ends_arrive_as_they_were(
 
 
 def test_news_of_a_prompt_arrives() -> None:
-    scores = [TokenLogprob(-0.5, 1, (), ()), TokenLogprob(-1.5, 3, (), ())]
-    read = through_the_wire([RequestNews("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores)])
+    scores = PackedLogprobs.of([TokenLogprob(-0.5, 1, (), ()), TokenLogprob(-1.5, 3, (), ())])
+    news = RequestNews("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
+    read = through_the_wire([news])
     (prefill,), (scored,) = read.prefills, read.prompt_logprobs
     assert (prefill.request_id, prefill.epoch) == (scored.request_id, scored.epoch) == ("1-1", 4)
     assert (prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens) == (9, 5, 2)
-    assert list(scored.logprobs.ranks) == [1, 3]
+    assert (scored.offset, packed_from_proto(scored.logprobs)) == (7, scores)

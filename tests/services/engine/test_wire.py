@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 
@@ -9,8 +10,10 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
+from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, QueueFullError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
+from engine_core.validation import validate_request
 from services.engine.wire import RETRY_AFTER_MS, end_of, status_of, submission_of
 from services.ring.events import Cause, ChoiceEnd, Code, Refused
 
@@ -102,6 +105,10 @@ def test_what_is_absent_is_neutral() -> None:
         ({"sampling": sampling_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
         ({"cache_salt": b"x" * 65}, "cache_salt"),
         ({"resume": [sampling_pb2.ResumedChoice()] * 2}, "resume"),
+        ({"resume": [sampling_pb2.ResumedChoice(choice=choice) for choice in range(2000)]}, "resume"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[1])] * 257}, "bad_words"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"timeout_ms": 0}, "timeout_ms"),
     ],
 )
 def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[str, object], named: str) -> None:
@@ -113,6 +120,59 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     finally:
         tracemalloc.stop()
     assert refused.value.status.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"bad_words": [sampling_pb2.TokenIds()]}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 5)] * 205}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[100])]}, "bad_words"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"prompt_token_ids": [7] * 50}, "prompt_token_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 10}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"resume": [sampling_pb2.ResumedChoice(choice=1)]}, "resume"),
+        ({"sampling": sampling_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
+        ({"sampling": sampling_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),
+        ({"sampling": sampling_pb2.SamplingParams(repetition_penalty=2.0**31)}, "sampling.repetition_penalty"),
+        ({"sampling": sampling_pb2.SamplingParams(top_p=0.0)}, "sampling.top_p"),
+        ({"sampling": sampling_pb2.SamplingParams(min_p=1.5)}, "sampling.min_p"),
+        ({"sampling": sampling_pb2.SamplingParams(frequency_penalty=-2.5)}, "sampling.frequency_penalty"),
+        ({"sampling": sampling_pb2.SamplingParams(presence_penalty=2.5)}, "sampling.presence_penalty"),
+        ({"sampling": sampling_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
+        ({"sampling": sampling_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
+        ({"sampling": sampling_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
+    ],
+)
+def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
+    model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+    order = submission_of(submit(**fields), time.monotonic()).order
+    assert isinstance(order, Request)
+    with pytest.raises(InvalidRequestError) as refused:
+        validate_request(order, model)
+    assert status_of(refused.value).message.startswith(f"{named}: ")
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+    at_most = submit(
+        bad_words=[sampling_pb2.TokenIds(ids=[7] * 4)] * 256,
+        stop_token_ids=range(64),
+        cache_salt=b"x" * 64,
+        timeout_ms=1,
+        prompt_token_ids=[7] * 49,
+        min_tokens=9,
+        logprobs=20,
+        prompt_logprobs=20,
+        sampling=sampling_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
+    )
+    order = submission_of(at_most, time.monotonic()).order
+    assert isinstance(order, Request)
+    validate_request(order, model)
 
 
 def test_refusals_of_the_core_have_codes() -> None:

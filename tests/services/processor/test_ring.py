@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
+from ringline.reader import ResponseReader
 from structlog.testing import capture_logs
 
 from services.processor.ring import MAX_CRASH_RESUBMITS, MAX_REDIRECTS
@@ -325,20 +328,98 @@ def test_prompt_scores_and_progress_come_to_whoever_asked(world: World) -> None:
     assert {response.request_id for response in events(world, "prefill")} == {"curious"}
 
 
-def test_prompt_scores_come_once(world: World) -> None:
-    request = ask()
-    request.output.prompt_logprobs = 0
+def test_prompt_scores_come_once_whatever_happens_meanwhile(world: World) -> None:
+    request = ask(max_tokens=3)
+    request.text, request.output.prompt_logprobs = "ab" * 15, 2
     world.ask(request)
-    world.flow(tokens=1)
-    for _ in range(2):
-        (core_id,) = world.engines["engine-0"].core.running
-        world.engines["engine-0"].board.prompt_scored(core_id, [])
-        world.flow(tokens=1)
-        world.detach(processors_stream(world))
+    for lose in (world.kill_detokenizer, world.kill_engine, world.kill_detokenizer):
+        world.flow(tokens=9, max_bytes=300)
+        lose(next(iter(world.detokenizers if lose == world.kill_detokenizer else world.engines)))
         world.heal()
-        world.flow(tokens=1)
     settle(world)
-    assert len(events(world, "prompt_logprobs")) == 1
+    parts = events(world, "prompt_logprobs")
+    assert len(parts) > 2
+    assert [part.prompt_logprobs_offset for part in parts] == [
+        sum(len(part.prompt_logprobs.ranks) for part in parts[:index]) for index in range(len(parts))
+    ]
+    assert [rank for part in parts for rank in part.prompt_logprobs.ranks] == list(range(1, 30))
+    assert ids(world) == expected(3)
+
+
+def test_a_lost_frame_with_prompt_scores_is_asked_for_again(world: World) -> None:
+    request = ask(max_tokens=3)
+    request.text, request.output.prompt_logprobs = "ab" * 15, 2
+    world.ask(request)
+    detokenizer = world.detokenizers["detokenizer-0"]
+    for tokens in (100, 1):
+        world.engines["engine-0"].core.step(tokens)
+        for stream in world.streams():
+            stream.read_commands()
+            stream.write()
+            stream.read()
+    world.engines["engine-0"].core.step(100)
+    for stream in world.streams():
+        stream.write()
+        stream.read()
+    detokenizer.write()
+    (lost,) = detokenizer.texts
+    assert detokenizer_pb2.TextOutputs.FromString(lost).prompt_logprobs
+    detokenizer.texts.clear()
+    settle(world)
+    assert [rank for part in events(world, "prompt_logprobs") for rank in part.prompt_logprobs.ranks] == list(
+        range(1, 30)
+    )
+    assert ids(world) == expected(3)
+
+
+def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> None:
+    length, alternatives = 60_000, 20
+    limits = replace(world.vocabulary.limits, max_model_len=length + 8)
+    world.vocabulary = replace(world.vocabulary, limits=limits)
+    request = ask(max_tokens=3)
+    request.token_ids.ids.extend([5] * length)
+    request.output.prompt_logprobs = alternatives
+    request.output.return_prompt_token_ids = True
+    world.ask(request)
+    largest = {"engine": 0, "detokenizer": 0, "client": 0}
+    detokenizer = world.detokenizers["detokenizer-0"]
+    taken: list[inference_pb2.GenerateResponse] = []
+    while not any(response.HasField("terminal") for response in taken):
+        world.engines["engine-0"].core.step(20_000)
+        for stream in world.streams():
+            stream.read_commands()
+            stream.write()
+            largest["engine"] = max(largest["engine"], *map(len, stream.responses), 0)
+            stream.read()
+        detokenizer.write()
+        largest["detokenizer"] = max(largest["detokenizer"], *map(len, detokenizer.texts), 0)
+        world.processor_reads(detokenizer)
+        frame = inference_pb2.SessionResponse(responses=world.client.take())
+        largest["client"] = max(largest["client"], frame.ByteSize())
+        taken += inference_pb2.SessionResponse.FromString(frame.SerializeToString()).responses
+    assert all(500_000 < size <= 1 << 20 for size in largest.values()), largest
+    reader = ResponseReader()
+    for response in taken:
+        reader.read(response)
+    scores = reader.generation().prompt_logprobs
+    assert scores is not None
+    assert [score.rank for score in scores] == list(range(1, length))
+    assert scores[-1].top == ((length - 1, float(1 - length)),) * alternatives
+
+
+def test_latencies_are_those_of_single_choices(world: World) -> None:
+    world.ask(ask(max_tokens=20, n=2))
+    settle(world)
+    metrics = {
+        metric.name: {s.name.rsplit("_", 1)[-1]: s.value for s in metric.samples}
+        for metric in world.ring._metrics.collect()
+    }
+    deltas = [response.delta for response in events(world, "delta")]
+    assert len(deltas) > 2
+    firsts = sum(len(delta.token_ids) for delta in deltas if delta.first_position == 0)
+    assert metrics["vllm:time_to_first_token_seconds"]["count"] == 2
+    assert metrics["vllm:inter_token_latency_seconds"]["count"] == 40 - firsts
+    assert metrics["vllm:prompt_tokens"]["total"] == 2
 
 
 def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:

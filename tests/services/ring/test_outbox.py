@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from services.detokenizer.frames import outputs_of
 from services.ring.events import Cause, ChoiceEnd, Prefill, TokenLogprob
+from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, RequestNews
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
@@ -118,15 +119,23 @@ OutboxMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestOutbox = OutboxMachine.TestCase
 
 
-@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30), limit=st.integers(0, 3000))
-@settings(deadline=None, max_examples=50)
-def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], limit: int) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30),
+    scored=st.integers(2, 100),
+    opening=st.integers(0, 2000),
+    limit=st.integers(0, 3000),
+)
+@settings(deadline=None, max_examples=100)
+def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int, opening: int, limit: int) -> None:
     outbox = Outbox()
     news = outbox.of("1-1", 0)
     assert news is not None
     news.opening, news.prefill, news.closing = "opening", Prefill(5, 5, 0), "closing"
+    news.opening_bytes = opening
     news.notices.append("notice")
-    news.prompt_logprobs = logprobs_of([1, 2, 3], 0)
+    scores = PackedLogprobs.of(logprobs_of([*range(scored)], 0))
+    news.add_prompt_logprobs(5, scores.part(0, scored // 2))
+    news.add_prompt_logprobs(5 + scored // 2, scores.part(scored // 2, scored))
     for position, size in enumerate(sizes):
         outbox.delta("1-1", 0, position % 3, 0, [], "x" * size)
     outbox.end("1-1", 0, 0, ChoiceEnd(Cause.STOP, 0))
@@ -136,10 +145,18 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], limit: int)
     first, last = taken[0], taken[-1]
     assert (first.opening, first.notices) == ("opening", ["notice"])
     assert first.prefill is not None
-    assert first.prompt_logprobs is not None
     for other in taken[1:]:
-        assert other.opening is other.prefill is other.prompt_logprobs is None
+        assert other.opening is other.prefill is None
         assert not other.notices
+    read = PackedLogprobs(2)
+    for one in taken:
+        # An opening is whole, a delta is whole; but for these, everything fits.
+        assert outputs_of([one]).ByteSize() <= max(limit - one.opening_bytes, 0) + 1800
+        if one.prompt_logprobs is not None:
+            assert one.prompt_offset == 5 + len(read), "gapless"
+            read.extend(one.prompt_logprobs)
+        assert not one.choices or len(read) == scored, "the prompt comes before any delta"
+    assert read == scores
     assert [one.closing for one in taken] == [None] * (len(taken) - 1) + ["closing"]
     assert last.choices, "the closing is the last end's, so there is one beside it"
     assert sum(len(text) for one in taken for part in one.choices.values() for text in part.texts) == sum(sizes)
@@ -172,3 +189,21 @@ def test_dropping_forgets_what_is_not_newer() -> None:
     outbox.drop("1-1", 3)
     assert not outbox.pending
     outbox.drop("1-2", 9)
+
+
+def test_openings_count_for_the_size_of_a_frame() -> None:
+    outbox = Outbox()
+    for number in range(10):
+        news = outbox.of(f"1-{number}", 0)
+        assert news is not None
+        news.opening, news.opening_bytes = "opening", 400
+    assert len(outbox.take(1000)) < 4
+
+
+def test_scores_that_do_not_follow_replace_what_is_there() -> None:
+    """The reader sees that some are missing, and asks for all again."""
+    news = RequestNews("1-1", 1)
+    scores = PackedLogprobs.of(logprobs_of([1, 2, 3], 0))
+    news.add_prompt_logprobs(0, scores.part(0, 1))
+    news.add_prompt_logprobs(2, scores.part(2, 3))
+    assert (news.prompt_offset, news.prompt_logprobs) == (2, scores.part(2, 3))

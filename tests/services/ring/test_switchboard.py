@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.engine.frames import response_of
 from services.ring.cursor import OutboundLink, OutputFrame
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
 from services.ring.identity import PeerId
+from services.ring.logprobs import PackedLogprobs
 from services.ring.switchboard import MAX_OUTPUT_CONTEXT_BYTES, Submission, Switchboard
 
 GRACE = 2.0
@@ -66,6 +67,7 @@ class Known:
     resumed: dict[int, int]
     scored: bool
     delivered: dict[int, int]
+    prompt: list[TokenLogprob] = field(default_factory=list)
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     orphaned_at: float | None = None
 
@@ -77,6 +79,7 @@ class Heard:
     epoch: int
     delivered: dict[int, int]
     ids: dict[int, list[int]]
+    prompt: PackedLogprobs | None = None
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     closed: bool = False
 
@@ -87,7 +90,8 @@ class Stream:
     def __init__(self, link: OutboundLink) -> None:
         self.link = link
         self.heard: dict[str, Heard] = {}
-        self.rejected: list[tuple[str, Code]] = []
+        self.rejected: dict[str, int] = {}
+        """The highest epoch of each request that the core did not take."""
         self.peers: set[PeerId] = set()
 
     def take(self, max_bytes: int, known: dict[str, Known]) -> None:
@@ -98,12 +102,22 @@ class Stream:
         assert response_of(frame).ByteSize() <= max_bytes + 2000, "one request's least news more at most"
         if frame.peers is not None:
             self.peers = set(frame.peers)
-        self.rejected += [(one.request_id, one.status.code) for one in frame.rejections]
+        for one in frame.rejections:
+            assert one.epoch > self.rejected.get(one.request_id, 0), "one rejection per epoch"
+            self.rejected[one.request_id] = one.epoch
         for entry in frame.opened:
             self.heard[entry.request_id] = Heard(
                 entry.epoch, dict(entry.delivered), {choice: [] for choice in entry.choices}
             )
             assert entry.output_context == known[entry.request_id].context
+        for request_id, epoch, offset, scores in frame.prompt_logprobs:
+            heard = self.heard[request_id]
+            assert heard.epoch == epoch
+            assert offset == (0 if heard.prompt is None else len(heard.prompt)), "gapless"
+            if heard.prompt is None:
+                heard.prompt = scores
+            else:
+                heard.prompt.extend(scores)
         self._tokens(frame, known)
         for request_id, epoch, choice, end in frame.ends:
             heard = self.heard[request_id]
@@ -114,6 +128,7 @@ class Stream:
         for request_id, epoch in frame.closed:
             heard = self.heard[request_id]
             assert heard.epoch <= epoch
+            assert epoch != self.rejected.get(request_id), "a rejection is the end of its epoch"
             assert len(heard.ends) < len(heard.ids), "only what has unfinished choices is closed"
             heard.closed = True
 
@@ -213,7 +228,8 @@ class SwitchboardMachine(RuleBasedStateMachine):
             return
         peer = stream.link.peer
         request_id = f"{peer.incarnation}-{NAMES.index(name)}{counter}"
-        submission = Submission(request_id, epoch, deliver_to, context, logs, scored, 5, set(logs))
+        prompt_logprobs = 1 if scored else None
+        submission = Submission(request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, set(logs))
         old = self.known.get(request_id)
         receiver = deliver_to or name
         code = None
@@ -323,6 +339,15 @@ class SwitchboardMachine(RuleBasedStateMachine):
                 known.ends[choice] = end
                 self.core.cancel(known.core_id, choice)
 
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), count=st.integers(1, 8))
+    def score_the_prompt(self, data: st.DataObject, count: int) -> None:
+        known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        if known.scored:
+            start = len(known.prompt)
+            known.prompt += [logprob(start + i, i) for i in range(count)]
+            self.board.prompt_scored(known.core_id, known.prompt[start:])
+
     @rule()
     def late_news_of_what_is_forgotten_is_dropped(self) -> None:
         for core_id in self.core.names - {known.core_id for known in self.known.values()}:
@@ -335,13 +360,12 @@ class SwitchboardMachine(RuleBasedStateMachine):
     def the_core_refuses(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.known)))
         known = self.known[request_id]
+        over = len(known.ends) == len(known.logs)
         self.core.running.pop(known.core_id, None)
-        found = self.board.refuse(known.core_id)
-        assert found is not None
-        stream = self.streams.get(known.submitter.name)
-        attached = stream is not None and stream.link.peer == known.submitter
-        assert found[0] is (stream.link if stream is not None and attached else None)
-        self.forget(request_id)
+        entry = self.board.refuse(known.core_id, Status(Code.INVALID_ARGUMENT, "no"))
+        assert (entry is None) == over, "what was cancelled before had its end"
+        if not over:
+            self.forget(request_id)
 
     @precondition(lambda self: self.streams)
     @rule(name=names, max_bytes=LIMITS)
@@ -370,6 +394,7 @@ class SwitchboardMachine(RuleBasedStateMachine):
                 heard = stream.heard[request_id]
                 assert (heard.epoch, heard.delivered) == (known.epoch, known.delivered)
                 assert not heard.closed
+                assert (heard.prompt or PackedLogprobs(0)) == PackedLogprobs.of(known.prompt)
                 for choice, log in known.logs.items():
                     # A stop may have cut what had been carried; then its end says where.
                     assert heard.ids[choice][: len(log)] == log
@@ -380,7 +405,8 @@ class SwitchboardMachine(RuleBasedStateMachine):
             for request_id, heard in stream.heard.items():
                 known = self.known.get(request_id)
                 if known is None or known.deliver_to != name:
-                    assert heard.closed or len(heard.ends) == len(heard.ids), "whoever was cut off was told"
+                    told = heard.closed or stream.rejected.get(request_id) == heard.epoch
+                    assert told or len(heard.ends) == len(heard.ids), "whoever was cut off was told"
 
 
 SwitchboardMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -394,6 +420,7 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "choices": {0: ()},
         "keeps_logprobs": False,
         "prompt_tokens": 5,
+        "prompt_logprobs": None,
         "order": {0},
     }
     return Submission(request_id, epoch, **(values | fields))  # type: ignore[arg-type]
@@ -471,18 +498,112 @@ def test_prompt_progress_and_scores_are_replayed(board: Switchboard) -> None:
     board.prefilled(core_id, None, None)
     board.prompt_scored(core_id, [logprob(1, 1)])
     second = link.take()
+    board.prompt_scored(core_id, [logprob(2, 2)])
+    more = link.take()
     assert first is not None
     assert second is not None
     assert first.prefills == [("1-1", 1, Prefill(5, 2, 1))]
     assert second.prefills == [("1-1", 1, Prefill(5, 5, 1))]
-    assert second.prompt_logprobs == [("1-1", 1, [logprob(1, 1)])]
+    assert second.prompt_logprobs == [("1-1", 1, 0, PackedLogprobs.of([logprob(1, 1)]))]
+    assert more is not None
+    assert more.prompt_logprobs == [("1-1", 1, 1, PackedLogprobs.of([logprob(2, 2)]))]
     board.redirect(peer, "1-1", 2, "", {})
     third = link.take()
     assert third is not None
     assert third.prefills == [("1-1", 2, Prefill(5, 5, 1))]
-    assert third.prompt_logprobs == [("1-1", 2, [logprob(1, 1)])]
+    assert third.prompt_logprobs == [("1-1", 2, 0, PackedLogprobs.of([logprob(1, 1), logprob(2, 2)]))]
     board.cancel(peer, "1-1", 2)
     last = link.take()
     assert last is not None
     assert not last.prefills
     assert not last.prompt_logprobs
+
+
+def test_a_refusal_names_the_command_and_is_the_only_end(board: Switchboard) -> None:
+    peer, core = PeerId("p", 1), board._core
+    assert isinstance(core, Core)
+    link, _ = board.attach(peer, 0.0)
+    board.submit(peer, submission(), in_reply_to=7)
+    opened = link.take()
+    assert opened is not None
+    assert [entry.request_id for entry in opened.opened] == ["1-1"]
+    (core_id,) = core.running
+    board.refuse(core_id, Status(Code.RESOURCE_EXHAUSTED, "full"))
+    frame = link.take()
+    assert frame is not None
+    assert [(one.request_id, one.epoch, one.in_reply_to) for one in frame.rejections] == [("1-1", 1, 7)]
+    assert not frame.closed
+    assert board.num_ledgers == 0
+
+
+def test_a_refusal_closes_the_epoch_that_it_superseded(board: Switchboard) -> None:
+    peer, core = PeerId("p", 1), board._core
+    assert isinstance(core, Core)
+    link, _ = board.attach(peer, 0.0)
+    board.submit(peer, submission())
+    link.take()
+    board.submit(peer, submission(epoch=2), in_reply_to=2)
+    (core_id,) = core.running
+    board.refuse(core_id, Status(Code.INVALID_ARGUMENT, "no"))
+    frame = link.take()
+    assert frame is not None
+    assert not frame.opened
+    assert frame.closed == [("1-1", 1)]
+    assert [one.epoch for one in frame.rejections] == [2]
+
+
+def test_a_refusal_of_what_came_on_an_earlier_stream_names_no_command(board: Switchboard) -> None:
+    peer, core = PeerId("p", 1), board._core
+    assert isinstance(core, Core)
+    link, _ = board.attach(peer, 0.0)
+    board.submit(peer, submission(), in_reply_to=3)
+    board.detach(link, 1.0)
+    link, _ = board.attach(peer, 1.5)
+    (core_id,) = core.running
+    board.refuse(core_id, Status(Code.INVALID_ARGUMENT, "no"))
+    frame = link.take()
+    assert frame is not None
+    assert [one.in_reply_to for one in frame.rejections] == [0]
+
+
+def test_what_was_cancelled_before_it_is_refused_has_one_end(board: Switchboard) -> None:
+    peer, core = PeerId("p", 1), board._core
+    assert isinstance(core, Core)
+    link, _ = board.attach(peer, 0.0)
+    board.submit(peer, submission())
+    (core_id,) = core.running
+    board.cancel(peer, "1-1", 1)
+    assert board.refuse(core_id, Status(Code.INVALID_ARGUMENT, "no")) is None
+    frame = link.take()
+    assert frame is not None
+    assert [end.cause for *_, end in frame.ends] == [Cause.CANCELLED]
+    assert not frame.rejections
+
+
+def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_prompt_logprob_bytes=2000)
+    board.attach(peer, 0.0)
+    ask = {"prompt_tokens": 10, "prompt_logprobs": 10}  # 880 bytes
+    board.submit(peer, submission("1-1", **ask))
+    board.submit(peer, submission("1-2", **ask))
+    code, message = code_of(lambda: board.submit(peer, submission("1-3", **ask)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert message.startswith("prompt_logprobs: ")
+    board.submit(peer, submission("1-3"))
+    board.submit(peer, submission("1-2", epoch=2, **ask))  # takes the place of its own
+    board.done(peer, "1-1", 1)
+    board.submit(peer, submission("1-4", **ask))
+    for name, epoch in (("1-2", 2), ("1-3", 1), ("1-4", 1)):
+        board.done(peer, name, epoch)
+    board.submit(peer, submission("1-5", prompt_tokens=1000, prompt_logprobs=20))  # alone it may be any size
+
+
+def test_a_redirect_cannot_name_choices_that_there_are_not(board: Switchboard) -> None:
+    peer = PeerId("p", 1)
+    board.attach(peer, 0.0)
+    board.submit(peer, submission())
+    code, message = code_of(lambda: board.redirect(peer, "1-1", 2, "", {0: 0, 5: 1}))
+    assert code is Code.INVALID_ARGUMENT
+    assert message.startswith("delivered: ")
+    board.redirect(peer, "1-1", 2, "", {0: 0})

@@ -70,6 +70,11 @@ def logprob_at(position: int, token_id: int) -> TokenLogprob:
     return TokenLogprob(-float(position), token_id + 1, (token_id,), (-float(position),))
 
 
+def prompt_logprob_at(position: int, alternatives: int) -> TokenLogprob:
+    """A log probability of a prompt's token that tells where it belongs."""
+    return TokenLogprob(-float(position), position, (position,) * alternatives, (-float(position),) * alternatives)
+
+
 class FakeCore:
     """Computes ``token_at``; told what to do by the switchboard, as the step loop is."""
 
@@ -77,6 +82,7 @@ class FakeCore:
         self.board: Switchboard
         self.running: dict[str, dict[int, int]] = {}
         self.requests: dict[str, Request] = {}
+        self.scored: dict[str, int] = {}
 
     def add(self, core_id: str, order: object) -> None:
         assert isinstance(order, Request)
@@ -93,11 +99,26 @@ class FakeCore:
 
     def step(self, tokens: int) -> None:
         for core_id, choices in list(self.running.items()):
+            if not self._score(core_id, tokens):
+                continue
             self.board.prefilled(core_id, None, 0)
             for choice in list(choices):
                 self._advance(core_id, choice, tokens)
             if not choices:
                 del self.running[core_id]
+
+    def _score(self, core_id: str, tokens: int) -> bool:
+        """Whether the prompt has been scored, as far as that is asked for."""
+        alternatives = self.requests[core_id].params.prompt_logprobs
+        start = self.scored.get(core_id, 0)
+        stop = min(start + tokens, len(self.requests[core_id].prompt_token_ids) - 1)
+        if alternatives is None or start == stop:
+            return True
+        self.scored[core_id] = stop
+        self.board.prompt_scored(
+            core_id, [prompt_logprob_at(position, alternatives) for position in range(start + 1, stop + 1)]
+        )
+        return False
 
     def _advance(self, core_id: str, choice: int, tokens: int) -> None:
         request, choices = self.requests[core_id], self.running[core_id]

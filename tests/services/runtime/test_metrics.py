@@ -48,6 +48,7 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     metrics = ProcessorMetrics()
     metrics.model_name = "tiny"
     metrics.update(live_requests=3, engines=2, detokenizers=1)
+    metrics.prefilled(11)
     metrics.first_token(0.03, tokens=2)
     metrics.tokens(4, gap=0.02)
     metrics.choice_ended("stop")

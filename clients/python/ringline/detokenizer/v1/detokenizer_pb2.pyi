@@ -101,7 +101,7 @@ class TextOutputs(google.protobuf.message.Message):
 
     @property
     def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.engine.v1.engine_pb2.PromptLogprobs]:
-        """Log probabilities of prompts."""
+        """Log probabilities of prompts, in parts; all of a prompt's before the first token that is computed."""
 
     @property
     def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -135,7 +135,9 @@ class Submit(google.protobuf.message.Message):
     probability alone. Default: no log probabilities.
     """
     prompt_logprobs: builtins.int
-    """The same for prompt tokens from the second on. Default: none."""
+    """The same for prompt tokens from the second on. Default: none. An engine holds so many of them at a time; a Submit
+    that would exceed that is refused with RESOURCE_EXHAUSTED.
+    """
     priority: builtins.int
     """Lower runs first; any value. Default 0."""
     tenant: builtins.str
@@ -154,15 +156,19 @@ class Submit(google.protobuf.message.Message):
 
     @property
     def bad_words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.TokenIds]:
-        """Token sequences that must not be completed; at most 256 of at most 64 ids."""
+        """Token sequences that must not be completed; at most 256, none empty, of at most 1024 ids together. Where bans
+        (these, and min_tokens for eos and stop tokens) leave nothing, the token is drawn as if there were none.
+        """
 
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """These ids end a choice; delivered and counted. At most 64."""
+        """These ids end a choice; delivered and counted. At most 64, each below the vocabulary's size."""
 
     @property
     def resume(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
-        """Unfinished choices and what they already have, each choice once. Default: all choices start from the prompt."""
+        """Unfinished choices and what they already have, each choice once, below n. Default: all choices start from the
+        prompt.
+        """
 
     def __init__(
         self,
@@ -267,7 +273,9 @@ class Redirect(google.protobuf.message.Message):
     """Name of the attached peer that receives from now on; empty: the submitter. An unknown one is UNAVAILABLE."""
     @property
     def delivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Delivered]:
-        """Per unfinished choice, how many ids the submitter has; goes to the new receiver with the log."""
+        """Per unfinished choice, how many ids the submitter has; goes to the new receiver with the log. No other choices than
+        the request's.
+        """
 
     def __init__(
         self,
@@ -406,7 +414,7 @@ class StepOutputs(google.protobuf.message.Message):
 
     @property
     def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PromptLogprobs]:
-        """Log probabilities of prompts, each once per stream."""
+        """Log probabilities of prompts, in parts; all of a prompt's before the first token that is computed."""
 
     @property
     def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -542,17 +550,20 @@ global___Prefill = Prefill
 
 @typing.final
 class PromptLogprobs(google.protobuf.message.Message):
-    """Log probabilities of a prompt."""
+    """Log probabilities of a prompt, or the next part of them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id."""
     epoch: builtins.int
     """Its epoch."""
+    offset: builtins.int
+    """How many entries came before these, under this epoch."""
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
         """One entry per prompt token from the second on; the first has none."""
@@ -563,9 +574,10 @@ class PromptLogprobs(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         epoch: builtins.int = ...,
         logprobs: ringline.types.v1.output_pb2.Logprobs | None = ...,
+        offset: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["logprobs", b"logprobs"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "logprobs", b"logprobs", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "logprobs", b"logprobs", "offset", b"offset", "request_id", b"request_id"]) -> None: ...
 
 global___PromptLogprobs = PromptLogprobs
 

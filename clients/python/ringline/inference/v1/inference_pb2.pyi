@@ -343,10 +343,13 @@ class GenerateResponse(google.protobuf.message.Message):
     DELTA_FIELD_NUMBER: builtins.int
     TERMINAL_FIELD_NUMBER: builtins.int
     CONTINUED_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_OFFSET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's name for the request; empty when a refused frame had none."""
     in_reply_to: builtins.int
     """Set on the Terminal of a refused frame: which request frame of the session it was, counted from 1."""
+    prompt_logprobs_offset: builtins.int
+    """Set on prompt_logprobs: how many entries came before these. All of them are one less than the prompt has tokens."""
     @property
     def admitted(self) -> global___Admitted:
         """First: the request is taken, with every default resolved."""
@@ -357,7 +360,9 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def prompt_logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """Log probabilities of the prompt's tokens from the second on; the first has none."""
+        """Log probabilities of the prompt's tokens from the second on; the first has none. A long prompt's come in several
+        responses, in order, all before the first delta.
+        """
 
     @property
     def delta(self) -> global___Delta:
@@ -382,9 +387,10 @@ class GenerateResponse(google.protobuf.message.Message):
         delta: global___Delta | None = ...,
         terminal: global___Terminal | None = ...,
         continued: global___Continued | None = ...,
+        prompt_logprobs_offset: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["admitted", b"admitted", "continued", b"continued", "delta", b"delta", "event", b"event", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "terminal", b"terminal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "continued", b"continued", "delta", b"delta", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "terminal", b"terminal"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "continued", b"continued", "delta", b"delta", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_offset", b"prompt_logprobs_offset", "request_id", b"request_id", "terminal", b"terminal"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["admitted", "prefill", "prompt_logprobs", "delta", "terminal", "continued"] | None: ...
 
 global___GenerateResponse = GenerateResponse

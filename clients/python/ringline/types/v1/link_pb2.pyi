@@ -146,7 +146,7 @@ class Rejection(google.protobuf.message.Message):
     epoch: builtins.int
     """Epoch of the refused command; 0 when it had none."""
     in_reply_to: builtins.int
-    """Which command of this stream it was, counted from 1; 0 for a Submit that was refused after it had been queued."""
+    """Which command of this stream it was, counted from 1; 0 for a Submit that came on an earlier stream of this peer."""
     @property
     def status(self) -> google.rpc.status_pb2.Status:
         """Why. INVALID_ARGUMENT names the field and what it accepts; RESOURCE_EXHAUSTED carries RetryInfo."""

@@ -77,7 +77,9 @@ class SamplingParams(google.protobuf.message.Message):
 
     @property
     def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """If not empty, only these token ids can be sampled, each below the vocabulary's size. Default: all."""
+        """If not empty, only these token ids can be sampled, each below the vocabulary's size; at most as many as that. Where
+        bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token. Default: all.
+        """
 
     def __init__(
         self,
