@@ -34,10 +34,16 @@ _FLAGS = (
     "-Wextra",
     "-Wno-maybe-uninitialized",  # the compiler's own headers leave undefined what a mask hides
 )
+_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl")
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _X86_FLAGS = {
-    "avx512_bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16"),
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "attention_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
+    "attention_avx2": _AVX2_FLAGS,
+    "int8_linear_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
+    "int8_linear_avx2": _AVX2_FLAGS,
 }
+_PORTABLE = ("attention_portable", "int8_linear_portable")
+_EXPORTS = ("library", "int8_library")
 
 
 class BuildError(Exception):
@@ -67,16 +73,16 @@ def build(directory: Path) -> Path:
             return output, _error_of(command)
 
         wanted = _X86_FLAGS if platform.machine() == "x86_64" else {}
-        optional = {name: pool.submit(compile_one, f"attention_{name}", *flags) for name, flags in wanted.items()}
-        needed = [pool.submit(compile_one, "attention_portable")]
+        optional = {name: pool.submit(compile_one, name, *flags) for name, flags in wanted.items()}
+        needed = [pool.submit(compile_one, name) for name in _PORTABLE]
         known = {name: result.result() for name, result in optional.items()}
         for name, (_, error) in known.items():
             if error:
-                print(f"kernels for {name} are left out: {error}", file=sys.stderr)
+                print(f"{name} is left out: {error}", file=sys.stderr)
         built = {name: output for name, (output, error) in known.items() if not error}
         defines = [f"-DRINGLINE_{name.upper()}" for name in built]
         digest = f'-DRINGLINE_SOURCE_DIGEST="{source_digest()}"'
-        needed.append(pool.submit(compile_one, "library", digest, *defines))
+        needed += [pool.submit(compile_one, name, digest, *defines) for name in _EXPORTS]
         objects = list(built.values())
         for output, error in (result.result() for result in needed):
             if error:

@@ -6,13 +6,16 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch  # its OpenMP runtime must be there before the library is loaded
 
 from engine_core.kernels.build import LIBRARY, source_digest
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
-"""Best first."""
+"""Those that attention is compiled for, best first."""
+INT8_INSTRUCTION_SETS = ("avx512_vnni", "avx2", "portable")
+"""Those that 8-bit linear layers are compiled for, best first."""
 
 NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -48,6 +51,37 @@ class AttentionArguments(ctypes.Structure):
     )
 
 
+class Int8Weight(ctypes.Structure):
+    """``RinglineInt8Weight`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("column_sums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+    )
+
+
+class Int8Call(ctypes.Structure):
+    """``RinglineInt8Call`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("input_stride", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("input_type", ctypes.c_int32),
+        ("output_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+Int8LinearKernel = Callable[[Int8Weight, Int8Call], int]
+"""0, or 1 when there was no memory. Releases the interpreter's lock."""
+_Int8LinearFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))
+
 _AttentionKernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(AttentionArguments))
 
 
@@ -67,6 +101,27 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
 
     Raises ``KernelsUnavailableError``.
     """
+    library, digest = _open_library(directory)
+    candidates = INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
+    chosen, address = _find(library.ringline_attention_kernel, candidates)
+    return CpuKernels(chosen, digest[:8], _AttentionKernel(address))
+
+
+def load_int8_kernel(
+    instruction_set: str | None = None, directory: Path = Path(__file__).parent
+) -> tuple[str, Int8LinearKernel]:
+    """The 8-bit linear layers for ``instruction_set``, or the best ones, and for which set they are.
+
+    Raises ``KernelsUnavailableError``.
+    """
+    library, _ = _open_library(directory)
+    candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
+    chosen, address = _find(library.ringline_int8_linear_kernel, candidates)
+    return chosen, _Int8LinearFunction(address)
+
+
+def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
+    """The library and the digest of the sources it was built from."""
     path = directory / LIBRARY
     if not path.exists():
         raise KernelsUnavailableError("no library of native kernels was built when the engine was installed")
@@ -80,9 +135,14 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         raise KernelsUnavailableError(
             "the library of native kernels is older than its sources: run python -m engine_core.kernels.build"
         )
-    library.ringline_attention_kernel.restype = ctypes.c_void_p
-    for candidate in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
-        address = library.ringline_attention_kernel(candidate.encode())
+    return library, digest
+
+
+def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:
+    """The first of ``instruction_sets`` for which the library has code that runs here, and the code's address."""
+    exported.restype = ctypes.c_void_p
+    for candidate in instruction_sets:
+        address = exported(candidate.encode())
         if address is not None:
-            return CpuKernels(candidate, digest[:8], _AttentionKernel(address))
-    raise KernelsUnavailableError(f"there are no native kernels for {instruction_set} on this processor")
+            return candidate, address
+    raise KernelsUnavailableError(f"there are no native kernels for {instruction_sets[0]} on this processor")

@@ -57,6 +57,9 @@ inline Vec load_bfloat16(const uint16_t* at) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+
+#ifdef __AVX512BF16__
+
 inline void store_bfloat16(uint16_t* at, Vec v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
 }
@@ -65,5 +68,18 @@ inline void store_bfloat16(uint16_t* at, Vec v) {
 inline Vec add_pair_products(Vec acc, Words a, Words b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
+
+#else  // what is written in vectors of bytes runs on processors that cannot multiply bfloat16
+
+inline void store_bfloat16(uint16_t* at, Vec v) {
+    const Words bits = _mm512_castps_si512(v);
+    const Words odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const Words rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const Words quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+    const Words right = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(_mm512_srli_epi32(right, 16)));
+}
+
+#endif
 
 }  // namespace

@@ -1,0 +1,49 @@
+// 8 columns at a time: AVX2.
+#pragma once
+
+#include "simd_avx2.h"
+
+namespace {
+
+// The largest block of rows: with four vectors of columns, 8 of 16 registers hold sums.
+constexpr int kInt8Rows = 2;
+constexpr int kOffset = 0;
+
+using Sums = __m256i;
+using Quads = __m256i;  // four weights of each column
+
+inline Sums splat_integer(int32_t x) { return _mm256_set1_epi32(x); }
+inline Sums load_sums(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+inline void store_sums(int32_t* at, Sums sums) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums); }
+inline Sums multiply_integers(Sums a, Sums b) { return _mm256_mullo_epi32(a, b); }
+inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+
+// The bits of |v|: ordered like the numbers, infinity above them and NaN above all.
+inline Sums magnitudes(Vec v) { return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff)); }
+inline Sums larger(Sums a, Sums b) { return _mm256_max_epi32(a, b); }
+inline int32_t largest(Sums v) {
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0b01001110));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0b10110001)));
+}
+
+// The nearest integers, ties to even, as bytes.
+inline void round_to_bytes(int32_t* words, Vec v) {
+    const __m256i integers = _mm256_cvtps_epi32(v);
+    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(words), _mm_packs_epi16(halves, halves));
+}
+
+inline Quads load_quads(const int8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+
+// sums + the products of four activations with four weights of each column.
+//
+// The instruction multiplies unsigned by signed bytes and saturates sums of two products at 2¹⁵ − 1: |w| · (± a) with
+// both up to 127 cannot reach that.
+inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
+    const __m256i signed_by_weights = _mm256_sign_epi8(_mm256_set1_epi32(activations), weights);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed_by_weights);
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+}  // namespace

@@ -1,0 +1,33 @@
+// The C interface of linear layers with 8-bit weights. Mirrored by engine_core/kernels/library.py.
+#pragma once
+
+#include "attention.h"  // RinglineNumberType
+
+extern "C" {
+
+// M rows, K inputs, N outputs. Weights and what belongs to columns are padded with zeros to whole panels of 32 columns,
+// and K to whole words of 4.
+struct RinglineInt8Weight {
+    const int8_t* weight;        // [N / 32, K / 4, 32, 4], −127 … 127
+    const float* scales;         // [N]
+    const int32_t* column_sums;  // [N], of the weights
+    const float* bias;           // [N], or null
+    int64_t in_features, out_features;
+};
+
+struct RinglineInt8Call {
+    const void* input;     // [M, K]
+    int64_t input_stride;  // elements from one row to the next
+    void* output;          // [M, N], dense
+    int64_t rows;
+    int32_t input_type;   // RinglineNumberType
+    int32_t output_type;  // the same, or float32
+    int32_t num_threads;
+};
+
+}  // extern "C"
+
+// Compiled for different instruction sets. Each returns 0, or 1 when there was no memory.
+int int8_linear_avx512_vnni(const RinglineInt8Weight& weight, const RinglineInt8Call& call);
+int int8_linear_avx2(const RinglineInt8Weight& weight, const RinglineInt8Call& call);
+int int8_linear_portable(const RinglineInt8Weight& weight, const RinglineInt8Call& call);

@@ -1,0 +1,149 @@
+// y = x · Wᵀ + b with 8-bit weights, one scale per column, and activations that are rounded to 8 bits, one scale per row.
+//
+// Sums of products of integers are exact, and all else is done to each number alone: so a row's result has the same
+// bits whatever the other rows, the threads and the instruction set.
+#pragma once
+
+#include "int8_linear.h"
+#include "int8_rows.h"
+
+namespace {
+
+constexpr int kPanel = 32;  // columns
+constexpr int kVectors = kPanel / kLanes;
+constexpr long kWorthThreads = 1 << 19;      // products
+constexpr long kRowsWorthThreads = 1 << 16;  // numbers to round
+constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
+constexpr long kPieceBlocks = 8;             // of rows: they stay in the L2 cache
+constexpr int kPiecesPerThread = 4;
+
+// sums [R, 32] of `words` words of each of R rows, with a panel of weights.
+template <int R>
+void multiply_block(const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums, int32_t* sums) {
+    Sums block[R][kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        const Sums start = multiply_integers(load_sums(column_sums + v * kLanes), splat_integer(-kOffset));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) block[r][v] = start;
+    }
+    for (long word = 0; word < words; ++word) {
+        Quads quads[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) quads[v] = load_quads(weight + (word * kPanel + v * kLanes) * 4);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v)
+                block[r][v] = add_products(block[r][v], activations[word * R + r], quads[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) store_sums(sums + r * kPanel + v * kLanes, block[r][v]);
+}
+
+// The same for 1 ≤ rows ≤ R.
+template <int R>
+void multiply_rows(long rows, const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums,
+                   int32_t* sums) {
+    if constexpr (R > 1)
+        if (rows < R) return multiply_rows<R - 1>(rows, activations, weight, words, column_sums, sums);
+    multiply_block<R>(activations, weight, words, column_sums, sums);
+}
+
+// One step of one layer.
+template <class Input, class Output>
+class Int8Linear {
+public:
+    Int8Linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call)
+        : weight_(weight),
+          call_(call),
+          words_((weight.in_features + 3) / 4),
+          panels_((weight.out_features + kPanel - 1) / kPanel),
+          rows_(call.rows, weight.in_features) {
+        threads_ = call.rows * weight.in_features * weight.out_features < kWorthThreads ? 1 : call.num_threads;
+        const long row_pieces = (rows_.blocks() + kPieceBlocks - 1) / kPieceBlocks;
+        const long shared = panels_ * row_pieces / (threads_ * kPiecesPerThread);
+        const long fitting = kPieceBytes / (words_ * 4 * kPanel);
+        piece_panels_ = shared < fitting ? shared : fitting;
+        if (piece_panels_ < 1) piece_panels_ = 1;
+        panel_pieces_ = (panels_ + piece_panels_ - 1) / piece_panels_;
+        pieces_ = row_pieces * panel_pieces_;
+    }
+
+    int run() {
+        if (rows_.failed()) return 1;
+        const bool share_rounding = rows_.blocks() > 1 && call_.rows * weight_.in_features >= kRowsWorthThreads;
+        if (!share_rounding)
+            for (long block = 0; block < rows_.blocks(); ++block) quantize(block);
+#pragma omp parallel num_threads(threads_) if (threads_ > 1)
+        {
+            if (share_rounding) {
+#pragma omp for
+                for (long block = 0; block < rows_.blocks(); ++block) quantize(block);
+            }
+#pragma omp for schedule(dynamic) nowait
+            for (long piece = 0; piece < pieces_; ++piece) compute(piece);
+        }
+        return 0;
+    }
+
+private:
+    void quantize(long block) { 
+        rows_.quantize<Input>(block, static_cast<const typename Input::Element*>(call_.input), call_.input_stride);
+    }
+
+    void compute(long piece) {
+        const long first_block = piece / panel_pieces_ * kPieceBlocks, first_panel = piece % panel_pieces_ * piece_panels_;
+        for (long panel = first_panel; panel < first_panel + piece_panels_ && panel < panels_; ++panel)
+            for (long block = first_block; block < first_block + kPieceBlocks && block < rows_.blocks(); ++block)
+                compute_block(block, panel);
+    }
+
+    void compute_block(long block, long panel) {
+        alignas(64) int32_t sums[kInt8Rows * kPanel];
+        const long first = rows_.first(block), count = rows_.first(block + 1) - first;
+        const int8_t* const weight = weight_.weight + panel * kPanel * words_ * 4;
+        multiply_rows<kInt8Rows>(count, rows_.words(block), weight, words_, weight_.column_sums + panel * kPanel, sums);
+        for (long r = 0; r < count; ++r) finish(sums + r * kPanel, panel * kPanel, first + r);
+    }
+
+    // Scale the sums of one row, from `column` on, and add the bias.
+    void finish(const int32_t* sums, long column, long row) {
+        const long left = weight_.out_features - column;
+        auto* const to = static_cast<typename Output::Element*>(call_.output) + row * weight_.out_features + column;
+        typename Output::Element whole[kPanel];
+        auto* const at = left < kPanel ? whole : to;
+        for (int lane = 0; lane < kPanel; lane += kLanes) {
+            const Vec sum = to_floats(load_sums(sums + lane));
+            Vec y = multiply(multiply(sum, load(weight_.scales + column + lane)), splat(rows_.scale(row)));
+            if (weight_.bias) y = add(y, load(weight_.bias + column + lane));
+            Output::narrow(at + lane, y);
+        }
+        if (left < kPanel) std::memcpy(to, whole, left * sizeof *to);
+    }
+
+    const RinglineInt8Weight& weight_;
+    const RinglineInt8Call& call_;
+    const long words_, panels_;
+    QuantizedRows rows_;
+    int threads_;
+    long piece_panels_, panel_pieces_, pieces_;
+};
+
+template <class Input>
+int int8_linear_from(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
+    if (call.output_type == kRinglineFloat32) return Int8Linear<Input, Float32Numbers>(weight, call).run();
+    return Int8Linear<Input, Input>(weight, call).run();
+}
+
+inline int int8_linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
+    switch (call.input_type) {
+        case kRinglineFloat32: return int8_linear_from<Float32Numbers>(weight, call);
+        case kRinglineFloat16: return int8_linear_from<Float16Numbers>(weight, call);
+        default: return int8_linear_from<BFloat16Numbers>(weight, call);
+    }
+}
+
+}  // namespace

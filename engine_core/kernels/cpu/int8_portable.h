@@ -1,0 +1,55 @@
+// 4 columns at a time, in the compiler's own notation: every processor.
+#pragma once
+
+#include "simd_portable.h"
+
+namespace {
+
+constexpr int kInt8Rows = 2;
+constexpr int kOffset = 0;
+
+using Sums = Integers;
+typedef int8_t Quads __attribute__((vector_size(16)));  // four weights of each column
+
+inline Sums splat_integer(int32_t x) { return Sums{x, x, x, x}; }
+inline Sums load_sums(const int32_t* at) {
+    Sums sums;
+    std::memcpy(&sums, at, sizeof sums);
+    return sums;
+}
+inline void store_sums(int32_t* at, Sums sums) { std::memcpy(at, &sums, sizeof sums); }
+inline Sums multiply_integers(Sums a, Sums b) { return a * b; }
+inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
+
+// The bits of |v|: ordered like the numbers, infinity above them and NaN above all.
+inline Sums magnitudes(Vec v) { return bits_as<Sums>(v) & 0x7fffffff; }
+inline Sums larger(Sums a, Sums b) { return a > b ? a : b; }
+inline int32_t largest(Sums v) {
+    const int32_t low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
+    return low > high ? low : high;
+}
+
+// The nearest integers, ties to even, as bytes.
+inline void round_to_bytes(int32_t* words, Vec v) {
+    const Sums integers = __builtin_convertvector(round_to_integer(v), Sums);
+    int8_t bytes[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) bytes[lane] = static_cast<int8_t>(integers[lane]);
+    std::memcpy(words, bytes, sizeof bytes);
+}
+
+inline Quads load_quads(const int8_t* at) {
+    Quads quads;
+    std::memcpy(&quads, at, sizeof quads);
+    return quads;
+}
+
+// sums + the products of four activations with four weights of each column.
+inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
+    int8_t four[4];
+    std::memcpy(four, &activations, sizeof four);
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int i = 0; i < 4; ++i) sums[lane] += four[i] * weights[lane * 4 + i];
+    return sums;
+}
+
+}  // namespace
