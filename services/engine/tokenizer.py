@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
     """The allow-listed files of the tokenizer, by name, with a ``tokenizer.json`` among them.
 
-    Where there is none, the tokenizer is converted through transformers. Raises ``CheckpointError``.
+    Where there is none, the tokenizer is converted, in another process. Raises ``CheckpointError``.
     """
     directory = find_directory(config.tokenizer or config.model, config.revision, config.download_dir, weights=False)
     if not (directory / "tokenizer.json").is_file():
@@ -46,16 +48,14 @@ def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]
 
 
 def _convert(directory: Path) -> dict[str, bytes]:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever a broken file makes its parsers raise
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {error}"
-        ) from error
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer.save_pretrained(scratch)
+        command = [sys.executable, "-P", "-m", "services.engine.convert_tokenizer", str(directory), scratch]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode != 0:
+            problem = finished.stdout.strip() or finished.stderr.strip()
+            raise CheckpointError(
+                f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}"
+            )
         files = read_tokenizer_files(scratch)
     if "tokenizer.json" not in files:
         raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import sentencepiece
-from transformers import AutoTokenizer
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
@@ -17,26 +17,45 @@ from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"] * 20
+TEXTS = [SENTENCES[0], "Zebras… 日本語"]
+
+TRAINING = """
+import json, sys
+import sentencepiece
+from pathlib import Path
+from transformers import AutoTokenizer
+
+directory, sentences, texts = Path(sys.argv[1]), *json.loads(sys.argv[2])
+corpus = directory / "corpus.txt"
+corpus.write_text("\\n".join(sentences))
+sentencepiece.SentencePieceTrainer.train(
+    input=str(corpus),
+    model_prefix=str(directory / "tokenizer"),
+    vocab_size=330,
+    model_type="bpe",
+    byte_fallback=True,
+    hard_vocab_limit=False,
+    minloglevel=2,
+)
+config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+(directory / "tokenizer_config.json").write_text(json.dumps(config))
+reference = AutoTokenizer.from_pretrained(directory)
+ids = [reference(text).input_ids for text in texts]
+print(json.dumps([[one, reference.decode(one, skip_special_tokens=True)] for one in ids]))
+"""
+"""Trains a SentencePiece model, and prints what transformers makes of the texts."""
 
 
 @pytest.fixture(scope="module")
-def sentencepiece_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the days before tokenizer.json: a SentencePiece model and a class name."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
+    """A checkpoint of the days before tokenizer.json, a SentencePiece model and a class name; and, by transformers,
+    ids and decoded text of each of ``TEXTS``. Made in another process, which sentencepiece's OpenMP runtime ends with.
+    """
     directory = tmp_path_factory.mktemp("sentencepiece")
-    corpus = directory / "corpus.txt"
-    corpus.write_text("\n".join(SENTENCES))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(directory / "tokenizer"),
-        vocab_size=330,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
+    command = [sys.executable, "-c", TRAINING, str(directory), json.dumps([SENTENCES, TEXTS])]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return directory, json.loads(finished.stdout.splitlines()[-1])
 
 
 def test_what_is_there_is_sent_as_it_is() -> None:
@@ -46,17 +65,17 @@ def test_what_is_there_is_sent_as_it_is() -> None:
     assert not any(name.endswith(".safetensors") for name in files)
 
 
-def test_an_older_kind_is_converted(sentencepiece_checkpoint: Path) -> None:
-    files = read_tokenizer(ModelConfig(model=str(sentencepiece_checkpoint)))
-    ours = Tokenizer.from_files(files)
-    reference = AutoTokenizer.from_pretrained(sentencepiece_checkpoint)
-    for text in (SENTENCES[0], "Zebras… 日本語"):
-        assert ours.encode(text) == reference(text).input_ids
-        assert ours.decode(ours.encode(text)) == reference.decode(reference(text).input_ids, skip_special_tokens=True)
+def test_an_older_kind_is_converted(trained: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    checkpoint, expected = trained
+    ours = Tokenizer.from_files(read_tokenizer(ModelConfig(model=str(checkpoint))))
+    for text, (ids, decoded) in zip(TEXTS, expected, strict=True):
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == decoded
+    assert "sentencepiece" not in sys.modules, "an engine that converts keeps nothing of what that takes"
 
 
-def test_another_tokenizer_can_be_named(sentencepiece_checkpoint: Path) -> None:
-    named = read_tokenizer(ModelConfig(model=str(sentencepiece_checkpoint), tokenizer=str(MODEL)))
+def test_another_tokenizer_can_be_named(trained: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    named = read_tokenizer(ModelConfig(model=str(trained[0]), tokenizer=str(MODEL)))
     assert fingerprint_of(named) == fingerprint_of(read_tokenizer(ModelConfig(model=str(MODEL))))
 
 
