@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
@@ -155,6 +156,36 @@ async def test_bad_commands_are_answered_one_by_one(backend: Backend) -> None:
     assert "command" in messages[""]
     assert "prompt_token_ids" in messages[backend.request_id(2)]
     assert "epoch" in messages[backend.request_id(3)]
+
+
+async def test_a_refusal_by_the_scheduler_names_its_command_and_is_the_only_end(backend: Backend) -> None:
+    bad = backend.submit(2)
+    bad.submit.bad_words.add()
+    await backend.send(backend.submit(1, max_tokens=200))
+    await backend.until(lambda: backend.ids)  # a step is under way: the next one is refused behind it
+    await backend.send(bad)
+    await backend.until(lambda: (backend.request_id(1), 0) in backend.ends)
+    (rejection,) = backend.rejections
+    assert (rejection.request_id, rejection.epoch, rejection.in_reply_to) == (backend.request_id(2), 1, 2)
+    assert rejection.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert rejection.status.message.startswith("bad_words: ")
+    assert not backend.closed
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda engine: engine.Drain(engine_pb2.DrainRequest(grace=Duration(seconds=-1))), "grace"),
+        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=0)), "steps"),
+        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1001)), "steps"),
+        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1, timeout=Duration())), "timeout"),
+    ],
+)
+async def test_calls_out_of_range_are_refused_by_the_name_of_their_field(engine, call, named: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(engine)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith(f"{named}: ")
 
 
 async def test_stop_cuts_a_choice_and_done_forgets_it(backend: Backend, engine) -> None:
