@@ -52,7 +52,7 @@ def _convert(directory: Path) -> dict[str, bytes]:
         command = [sys.executable, "-P", "-m", "services.engine.convert_tokenizer", str(directory), scratch]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode != 0:
-            problem = finished.stdout.strip() or finished.stderr.strip()
+            problem = " ".join((finished.stdout or finished.stderr).split())
             raise CheckpointError(
                 f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}"
             )
