@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -10,6 +11,7 @@ import click
 import ringline
 
 from services.runtime.settings import PROCESSOR_PORT
+from services.runtime.variables import ADDRESS_VARIABLE, unknown_variables
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
@@ -34,11 +36,18 @@ def bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not a token id and a value such as 42:-1.5") from None
 
 
+def _warn_of_unknown_variables(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    for name, nearest in unknown_variables(os.environ):
+        click.echo(f"warning: {name} means nothing" + (f"; is it {nearest}?" if nearest else ""), err=True)
+    return address
+
+
 address_option = click.option(
     "--address",
     metavar="HOST:PORT",
     default=f"127.0.0.1:{PROCESSOR_PORT}",
-    envvar="RINGLINE_ADDRESS",
+    envvar=ADDRESS_VARIABLE,
+    callback=_warn_of_unknown_variables,
     show_default=True,
     show_envvar=True,
     help="Where the processor listens; unix:PATH too.",

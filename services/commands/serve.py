@@ -19,7 +19,7 @@ from services.runtime.listening import check_listenable
 from services.runtime.options import Setting, settings_of
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.runtime.stack import StackOptions, default_metrics_port, free_port
-from services.runtime.telemetry import configure_logs, logs_json
+from services.runtime.telemetry import configure_logs, logs_json, warn_of_unknown_variables
 
 log = structlog.get_logger()
 
@@ -52,6 +52,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
         values["model"] = bundled_model()
     settings = build_settings(ProcessorSettings(), values)
     configure_logs(settings.telemetry, "serve")
+    warn_of_unknown_variables()
     engine_config(values)  # what can be refused here needs no process
     check_listenable(settings.server)
     as_json = logs_json(settings.telemetry, sys.stderr)

@@ -18,7 +18,7 @@ from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
 from services.runtime.server import Server
 from services.runtime.settings import DetokenizerSettings
-from services.runtime.telemetry import configure_logs, start_metrics
+from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +30,7 @@ def run(settings: DetokenizerSettings) -> int:
     die_with_parent()
     forbid_modules()
     configure_logs(settings.telemetry, "detokenizer")
+    warn_of_unknown_variables()
 
     async def main() -> int:
         return await _Detokenizer(settings).run()

@@ -26,7 +26,7 @@ from services.runtime.incarnation import new_incarnation
 from services.runtime.process import die_with_parent, run_service
 from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
-from services.runtime.telemetry import configure_logs, start_metrics
+from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,7 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
     configure_logs(settings.telemetry, "engine")
+    warn_of_unknown_variables()
 
     async def main() -> int:
         return await _Engine(settings, config).run()

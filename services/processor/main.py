@@ -22,7 +22,7 @@ from services.runtime.metrics import ProcessorMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
 from services.runtime.server import Server
 from services.runtime.settings import ProcessorSettings
-from services.runtime.telemetry import configure_logs, start_metrics
+from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +36,7 @@ def run(settings: ProcessorSettings) -> int:
     die_with_parent()
     forbid_modules()
     configure_logs(settings.telemetry, "processor")
+    warn_of_unknown_variables()
 
     async def main() -> int:
         return await _Processor(settings).run()

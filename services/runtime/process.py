@@ -19,9 +19,7 @@ import structlog
 
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.telemetry import report_fatal
-
-PARENT_VARIABLE = "RINGLINE_PARENT_PID"
-"""Set by a supervisor to its own pid in the environment of its children."""
+from services.runtime.variables import PARENT_VARIABLE
 
 HEAVY_MODULES = ("torch", "transformers", "engine_core")
 """What a process of the CPU tiers must never load."""

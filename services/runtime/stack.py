@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.runtime.options import Setting, arguments, settings_of
+from services.runtime.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.runtime.run_dir import ProcessState, RunDirectory, StackState
 from services.runtime.settings import (
     METRICS_PORT_OFFSET,
@@ -74,7 +74,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
         "detokenizer": settings_of(DetokenizerSettings()),
         "processor": settings_of(ProcessorSettings()),
     }
-    environment = _environment(settings.values())
+    environment = _environment()
     specs = []
     for name in ("engine", "detokenizer", "processor"):
         port = options.metrics_ports.get(name)
@@ -121,7 +121,6 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(settings: Iterable[Iterable[Setting]]) -> dict[str, str]:
-    """The environment of this process without the variables of options: what was given is on the command lines."""
-    variables = {setting.variable for of_one in settings for setting in of_one}
-    return {key: value for key, value in os.environ.items() if key not in variables}
+def _environment() -> dict[str, str]:
+    """The environment of this process without what is ours: what was given is on the children's command lines."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}

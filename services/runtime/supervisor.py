@@ -21,7 +21,7 @@ import structlog
 
 from services.runtime.backoff import Backoff, RestartLimit
 from services.runtime.errors import ExitCode, FatalError
-from services.runtime.process import PARENT_VARIABLE
+from services.runtime.variables import PARENT_VARIABLE
 
 log = structlog.get_logger()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from structlog.typing import EventDict, Processor
 
 from services.runtime.errors import FatalError
+from services.runtime.variables import unknown_variables
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -74,6 +76,12 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+
+
+def warn_of_unknown_variables() -> None:
+    """Log each variable of the environment that looks like ours and that nobody reads."""
+    for name, nearest in unknown_variables(os.environ):
+        structlog.get_logger().warning("unknown variable", variable=name, nearest=nearest)
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:

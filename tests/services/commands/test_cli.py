@@ -1,5 +1,6 @@
 """The command line: what is refused in which words, and that no command loads what it does not need."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from services.runtime.options import settings_of
 from services.runtime.settings import DetokenizerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "checkpoints" / "tiny"
 
 
 def ringline(*arguments, **variables):
@@ -108,6 +110,24 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
     script = f"{{ {{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} | true; }} 3>&1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+@pytest.mark.parametrize("service", ["engine", "processor", "detokenizer"])
+def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service):
+    model = (str(MODEL),) if service == "engine" else ()
+    variables = {"RINGLINE_PATIENC": "3", "RINGLINE_PATIENCE": "3", "RINGLINE_ENABLE_PREFIX_CACHING": "no"}
+    done = ringline(service, *model, "--uds", "/no/such/directory/socket", "--log-format", "json", **variables)
+    assert done.returncode == 3
+    (warning,) = [record for record in map(json.loads, done.stderr.splitlines()) if record["level"] == "warning"]
+    assert warning["variable"] == "RINGLINE_PATIENC"
+    assert warning["nearest"] == "RINGLINE_PATIENCE"
+
+
+def test_a_client_command_warns_of_a_misspelt_variable():
+    done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
+    warning, error = done.stderr.splitlines()
+    assert warning == "warning: RINGLINE_ADRESS means nothing; is it RINGLINE_ADDRESS?"
+    assert error.startswith("Error: 127.0.0.1:9 is not available")
 
 
 def test_every_command_is_there():

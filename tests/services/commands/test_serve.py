@@ -139,11 +139,14 @@ class Stack:
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
     flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB")
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
-    stack = Stack({**environment, "RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json"}, tmp_path, *flags)
+    variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
+    stack = Stack({**environment, **variables}, tmp_path, *flags)
     try:
         stack.ready()
         events = [json.loads(line)["event"] for line in stack.log.read_text().splitlines()]
         assert (events.count("serving"), events.count("ready"), events.count("not linked")) == (3, 1, 0)
+        (unknown,) = stack.events("unknown variable")  # once, not by each service again
+        assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
         assert "serving" not in events[events.index("ready") :]
         assert [stage["name"] for stage in stack.events("stage")][:3] == ["configuration", "device", "load weights"]
         code, services = stack.status()
