@@ -78,9 +78,29 @@ class Int8Call(ctypes.Structure):
     )
 
 
-Int8LinearKernel = Callable[[Int8Weight, Int8Call], int]
-"""0, or 1 when there was no memory. Releases the interpreter's lock."""
-_Int8LinearFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))
+class Int8Packing(ctypes.Structure):
+    """``RinglineInt8Packing`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("column_sums", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("input_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class _Int8Functions(ctypes.Structure):
+    """``Int8Kernels`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))),
+        ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Int8Packing))),
+    )
+
 
 _AttentionKernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(AttentionArguments))
 
@@ -96,6 +116,16 @@ class CpuKernels:
     """0, or 1 when there was no memory. Releases the interpreter's lock."""
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Kernels:
+    """The kernels of 8-bit linear layers for one instruction set. They release the interpreter's lock."""
+
+    instruction_set: str
+    linear: Callable[[Int8Weight, Int8Call], int]
+    """0, or 1 when there was no memory."""
+    pack: Callable[[Int8Packing], None]
+
+
 def load_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> CpuKernels:
     """The kernels for ``instruction_set``, or the best ones; from the library in ``directory``.
 
@@ -107,17 +137,16 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
     return CpuKernels(chosen, digest[:8], _AttentionKernel(address))
 
 
-def load_int8_kernel(
-    instruction_set: str | None = None, directory: Path = Path(__file__).parent
-) -> tuple[str, Int8LinearKernel]:
-    """The 8-bit linear layers for ``instruction_set``, or the best ones, and for which set they are.
+def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> Int8Kernels:
+    """The kernels of 8-bit linear layers for ``instruction_set``, or the best ones.
 
     Raises ``KernelsUnavailableError``.
     """
     library, _ = _open_library(directory)
     candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
-    chosen, address = _find(library.ringline_int8_linear_kernel, candidates)
-    return chosen, _Int8LinearFunction(address)
+    chosen, address = _find(library.ringline_int8_kernels, candidates)
+    functions = _Int8Functions.from_address(address)
+    return Int8Kernels(chosen, functions.linear, functions.pack)
 
 
 def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
@@ -139,7 +168,7 @@ def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
 
 
 def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:
-    """The first of ``instruction_sets`` for which the library has code that runs here, and the code's address."""
+    """The first of ``instruction_sets`` for which the library has something that runs here, and its address."""
     exported.restype = ctypes.c_void_p
     for candidate in instruction_sets:
         address = exported(candidate.encode())

@@ -26,8 +26,7 @@ inline int32_t largest(Sums v) { return _mm512_reduce_max_epi32(v); }
 
 // The nearest integers, ties to even, as bytes.
 inline void round_to_bytes(int32_t* words, Vec v) {
-    const Sums integers = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(kOffset));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm512_cvtepi32_epi8(integers));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
 
 inline Quads load_quads(const int8_t* at) { return _mm512_loadu_si512(at); }

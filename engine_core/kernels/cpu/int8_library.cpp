@@ -3,23 +3,21 @@
 
 #include "int8_linear.h"
 
-using Int8LinearKernel = int (*)(const RinglineInt8Weight&, const RinglineInt8Call&);
-
-// The kernel for an instruction set; null if it was not compiled in, or this processor cannot run it.
-extern "C" __attribute__((visibility("default"))) Int8LinearKernel ringline_int8_linear_kernel(const char* instruction_set) {
+// The kernels for an instruction set; null if it was not compiled in, or this processor cannot run it.
+extern "C" __attribute__((visibility("default"))) const Int8Kernels* ringline_int8_kernels(const char* instruction_set) {
 #ifdef RINGLINE_INT8_LINEAR_AVX512_VNNI
     if (!std::strcmp(instruction_set, "avx512_vnni")) {
         const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-        return runs ? int8_linear_avx512_vnni : nullptr;
+        return runs ? &int8_kernels_avx512_vnni : nullptr;
     }
 #endif
 #ifdef RINGLINE_INT8_LINEAR_AVX2
     if (!std::strcmp(instruction_set, "avx2")) {
         const bool runs =
             __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-        return runs ? int8_linear_avx2 : nullptr;
+        return runs ? &int8_kernels_avx2 : nullptr;
     }
 #endif
-    return std::strcmp(instruction_set, "portable") ? nullptr : int8_linear_portable;
+    return std::strcmp(instruction_set, "portable") ? nullptr : &int8_kernels_portable;
 }

@@ -15,6 +15,17 @@ struct RinglineInt8Weight {
     int64_t in_features, out_features;
 };
 
+// Makes one out of [N, K] numbers; all that is written to must hold zeros.
+struct RinglineInt8Packing {
+    const void* input;
+    int8_t* weight;
+    float* scales;
+    int32_t* column_sums;
+    int64_t in_features, out_features;
+    int32_t input_type;  // RinglineNumberType
+    int32_t num_threads;
+};
+
 struct RinglineInt8Call {
     const void* input;     // [M, K]
     int64_t input_stride;  // elements from one row to the next
@@ -27,7 +38,10 @@ struct RinglineInt8Call {
 
 }  // extern "C"
 
-// Compiled for different instruction sets. Each returns 0, or 1 when there was no memory.
-int int8_linear_avx512_vnni(const RinglineInt8Weight& weight, const RinglineInt8Call& call);
-int int8_linear_avx2(const RinglineInt8Weight& weight, const RinglineInt8Call& call);
-int int8_linear_portable(const RinglineInt8Weight& weight, const RinglineInt8Call& call);
+// Compiled for different instruction sets.
+struct Int8Kernels {
+    int (*linear)(const RinglineInt8Weight&, const RinglineInt8Call&);  // 0, or 1 when there was no memory
+    void (*pack)(const RinglineInt8Packing&);
+};
+
+extern const Int8Kernels int8_kernels_avx512_vnni, int8_kernels_avx2, int8_kernels_portable;

@@ -2,5 +2,6 @@
 #include "int8_avx2.h"
 // The vectors come first: all that follows is written in them.
 #include "int8_multiply.h"
+#include "int8_pack.h"
 
-int int8_linear_avx2(const RinglineInt8Weight& weight, const RinglineInt8Call& call) { return int8_linear(weight, call); }
+extern const Int8Kernels int8_kernels_avx2 = {int8_linear, int8_pack};

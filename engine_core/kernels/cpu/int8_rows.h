@@ -1,4 +1,4 @@
-// Rows of activations, rounded to bytes with one scale per row, as the products want them.
+// Rows of numbers, rounded to bytes with one scale per row, as the products want them.
 #pragma once
 
 #include <cstring>
@@ -26,7 +26,32 @@ struct BFloat16Numbers {
     static void narrow(Element* at, Vec v) { store_bfloat16(at, v); }
 };
 
-// In blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4 activations of
+// Rounds `count` numbers to bytes of up to 127 and puts words of 4, exclusive-ored with `flip`, at every `step`-th place of
+// `to`; fills the last word with zeros. Returns the scale: NaN where there is an infinity or a NaN.
+template <class Numbers>
+float round_row(const typename Numbers::Element* from, long count, int32_t* to, long step, int32_t flip) {
+    const long whole = count / kLanes * kLanes;
+    typename Numbers::Element tail[kLanes] = {};
+    std::memcpy(tail, from + whole, (count - whole) * sizeof *tail);
+    Sums most = magnitudes(Numbers::widen(tail));
+    for (long i = 0; i < whole; i += kLanes) most = larger(most, magnitudes(Numbers::widen(from + i)));
+    const int32_t bits = largest(most);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof magnitude);
+    const bool usable = bits < kInfinity && magnitude >= kSmallest;
+    const Vec factor = splat(usable ? 127.0f / magnitude : 0.0f);
+    const auto round = [&](const typename Numbers::Element* numbers, long first) {
+        // Infinity times zero is NaN, which rounds to any byte: with a scale of NaN it does not matter.
+        int32_t words[kLanes / 4];
+        round_to_bytes(words, multiply(Numbers::widen(numbers), factor));
+        for (long w = 0; w < kLanes / 4 && first + w < (count + 3) / 4; ++w) to[(first + w) * step] = words[w] ^ flip;
+    };
+    for (long i = 0; i < whole; i += kLanes) round(from + i, i / 4);
+    if (whole < count) round(tail, whole / 4);
+    return usable ? magnitude / 127.0f : bits < kInfinity ? 0.0f : __builtin_nanf("");
+}
+
+// Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4 activations of
 // each row follows the other: [K / 4, rows of the block, 4].
 class QuantizedRows {
 public:
@@ -52,34 +77,11 @@ public:
         int32_t* const to = reinterpret_cast<int32_t*>(buffer_.at(0)) + first(block) * words_;
         for (long r = 0; r < rows; ++r) {
             const long row = first(block) + r;
-            scales_[row] = quantize_row<Numbers>(input + row * stride, to + r, rows);
+            scales_[row] = round_row<Numbers>(input + row * stride, in_features_, to + r, rows, kOffset * 0x01010101);
         }
     }
 
 private:
-    // Puts words at every `step`-th place of `to`; returns the scale. A row with an infinity or NaN has the scale NaN.
-    template <class Numbers>
-    float quantize_row(const typename Numbers::Element* from, int32_t* to, long step) const {
-        const long whole = in_features_ / kLanes * kLanes, words_of_vector = kLanes / 4;
-        typename Numbers::Element tail[kLanes] = {};
-        std::memcpy(tail, from + whole, (in_features_ - whole) * sizeof *tail);
-        Sums most = magnitudes(Numbers::widen(tail));
-        for (long i = 0; i < whole; i += kLanes) most = larger(most, magnitudes(Numbers::widen(from + i)));
-        const int32_t bits = largest(most);
-        float magnitude;
-        std::memcpy(&magnitude, &bits, sizeof magnitude);
-        const bool usable = bits < kInfinity && magnitude >= kSmallest;
-        const Vec factor = splat(usable ? 127.0f / magnitude : 0.0f);
-        int32_t words[kLanes / 4];
-        for (long i = 0; i < whole; i += kLanes) {
-            round_to_bytes(words, multiply(Numbers::widen(from + i), factor));
-            for (long w = 0; w < words_of_vector; ++w) to[(i / 4 + w) * step] = words[w];
-        }
-        round_to_bytes(words, multiply(Numbers::widen(tail), factor));
-        for (long w = 0; whole / 4 + w < words_; ++w) to[(whole / 4 + w) * step] = words[w];
-        return usable ? magnitude / 127.0f : bits < kInfinity ? 0.0f : __builtin_nanf("");
-    }
-
     const long num_rows_, in_features_, words_, blocks_;
     Buffer buffer_;
     float* const scales_;

@@ -1,0 +1,50 @@
+// Rounds weights to 8 bits and packs them, while a layer is made.
+#pragma once
+
+#include "int8_multiply.h"
+
+namespace {
+
+template <class Numbers>
+class Int8Packing {
+public:
+    explicit Int8Packing(const RinglineInt8Packing& args) : args_(args), words_((args.in_features + 3) / 4) {}
+
+    void run() {
+        const long panels = (args_.out_features + kPanel - 1) / kPanel;
+#pragma omp parallel for num_threads(args_.num_threads) schedule(dynamic, 8)
+        for (long panel = 0; panel < panels; ++panel) pack(panel);
+    }
+
+private:
+    // The panel's memory holds zeros: columns that there are not keep them.
+    void pack(long panel) {
+        int8_t* const to = args_.weight + panel * kPanel * words_ * 4;
+        const auto* const from = static_cast<const typename Numbers::Element*>(args_.input);
+        for (long column = 0; column < kPanel && panel * kPanel + column < args_.out_features; ++column) {
+            const long channel = panel * kPanel + column;
+            int32_t* const words = reinterpret_cast<int32_t*>(to) + column;
+            args_.scales[channel] =
+                round_row<Numbers>(from + channel * args_.in_features, args_.in_features, words, kPanel, 0);
+        }
+        for (int v = 0; v < kVectors; ++v) {
+            Sums sums = splat_integer(0);
+            for (long word = 0; word < words_; ++word)
+                sums = add_products(sums, 0x01010101, load_quads(to + (word * kPanel + v * kLanes) * 4));
+            store_sums(args_.column_sums + panel * kPanel + v * kLanes, sums);
+        }
+    }
+
+    const RinglineInt8Packing& args_;
+    const long words_;
+};
+
+inline void int8_pack(const RinglineInt8Packing& args) {
+    switch (args.input_type) {
+        case kRinglineFloat32: return Int8Packing<Float32Numbers>(args).run();
+        case kRinglineFloat16: return Int8Packing<Float16Numbers>(args).run();
+        default: return Int8Packing<BFloat16Numbers>(args).run();
+    }
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+"""A linear layer with 8-bit weights that rounds its inputs to 8 bits (W8A8): half the memory, twice the products.
+
+Weights are rounded when the layer is made, symmetrically, with one scale per output channel; inputs in each call, with
+one scale per row. (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339, call that vector-wise quantization.)
+Products of integers are summed without rounding, and all else is done number by number in one order. So a row's result
+has the same bits whatever the other rows, the threads and the processor: nothing is padded, and one row is not special.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.kernels.library import NUMBER_TYPES, Int8Call, Int8Kernels, Int8Packing, Int8Weight
+
+PANEL = 32
+"""Columns that the kernel computes together."""
+_WORD = 4
+MOST_INPUTS = 2**17
+"""So many products of 127 · 127 can be summed in 32 bits."""
+
+
+def int8_bytes(rows: int, columns: int, bias: bool) -> int:
+    """Memory of the weight [rows, columns] as ``Int8Linear`` keeps it, and of its bias."""
+    padded = -(-rows // PANEL) * PANEL
+    return padded * (-(-columns // _WORD) * _WORD + (12 if bias else 8))
+
+
+class Int8Linear:
+    """y = x · Wᵀ + b with W and x rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Int8Kernels) -> None:
+        """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. The caller lets go of it.
+
+        A channel with an infinity or a NaN in it becomes NaN.
+        """
+        self.out_features, self.in_features = weight.shape
+        if self.in_features > MOST_INPUTS:
+            raise ValueError(f"a layer of {self.in_features} inputs cannot be summed in 32 bits")
+        self.dtype = weight.dtype
+        self._kernels = kernels
+        panels, words = -(-self.out_features // PANEL), -(-self.in_features // _WORD)
+        self._weight = torch.zeros(panels, words, PANEL, _WORD, dtype=torch.int8)
+        self._scales = torch.zeros(panels * PANEL)
+        self._column_sums = torch.zeros(panels * PANEL, dtype=torch.int32)
+        self._pack(weight.contiguous())
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros_like(self._scales)
+            self._bias[: self.out_features] = bias
+        self._arguments = Int8Weight(
+            self._weight.data_ptr(),
+            self._scales.data_ptr(),
+            self._column_sums.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            self.in_features,
+            self.out_features,
+        )
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        self._kernels.pack(
+            Int8Packing(
+                weight.data_ptr(),
+                self._weight.data_ptr(),
+                self._scales.data_ptr(),
+                self._column_sums.data_ptr(),
+                self.in_features,
+                self.out_features,
+                NUMBER_TYPES[weight.dtype],
+                torch.get_num_threads(),
+            )
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight, its scales and the bias."""
+        parts = (self._weight, self._scales, self._column_sums, self._bias)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def __call__(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], in the type of ``x`` or in float32 if ``dtype`` is that."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = x.new_empty(x.shape[0], self.out_features, dtype=dtype)
+        call = Int8Call(
+            x.data_ptr(),
+            x.stride(0),
+            y.data_ptr(),
+            x.shape[0],
+            NUMBER_TYPES[x.dtype],
+            NUMBER_TYPES[y.dtype],
+            torch.get_num_threads(),
+        )
+        if self._kernels.linear(self._arguments, call) != 0:
+            raise MemoryError("no memory for the rounded inputs of a linear layer")
+        return y
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [T, K] of the weight as it was rounded, for ``indices`` [T] int64."""
+        found = self._weight[indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
+        return (found.float() * self._scales[indices, None]).to(self.dtype)
