@@ -30,7 +30,7 @@ class StageLog:
         now = time.monotonic()
         if now - self._told >= _ADVANCE_INTERVAL or done == total:
             self._told = now
-            log.info("stage advanced", name=stage.name, done=done, total=total)
+            log.info("stage advanced", name=stage.name, done_bytes=done, total_bytes=total)
 
     def stage_finished(self, stage: Stage) -> None:
         """A stage is over."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from services.runtime.telemetry import console_renderer
+from services.runtime.telemetry import console_renderer, human_bytes
 
 _ALARMING = ("warning", "error", "critical")
 
@@ -62,7 +62,7 @@ class ChildLogs:
         match record:
             case {"event": "stage started", "name": str(name)}:
                 self._status(f"  {child}: {name} …")
-            case {"event": "stage advanced", "name": str(name), "done": int(done), "total": int(total)}:
+            case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
                 self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
             case {"event": "stage", "name": "serving"}:
                 pass  # the service says so itself, when its door is open
@@ -110,15 +110,6 @@ def explain(lines: Sequence[str]) -> str:
         if record is not None and record.get("level") == "critical":
             return _told(record)
     return lines[-1].strip() if lines and records[-1] is None else ""
-
-
-def human_bytes(count: int) -> str:
-    """Such as ``7.3 MiB``."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:

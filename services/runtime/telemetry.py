@@ -90,10 +90,34 @@ def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def console_renderer(colors: bool) -> Processor:
-    """Renders one event, with its time under ``time``, as a line for people."""
-    return structlog.dev.ConsoleRenderer(
+    """Renders one event, with its time under ``time``, for people: sizes have units, and what is empty is left out."""
+    render = structlog.dev.ConsoleRenderer(
         colors=colors, timestamp_key="time", pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
     )
+
+    def for_people(logger: Any, method: str, event: EventDict) -> str:
+        shown = {key: _for_people(key, value) for key, value in event.items() if value is not None and value != ""}
+        return str(render(logger, method, shown))
+
+    return for_people
+
+
+def _for_people(key: str, value: Any) -> Any:
+    """Sizes (``bytes``, ``…_bytes``) with their unit; what a terminal would obey, written out."""
+    if key.rpartition("_")[2] == "bytes" and isinstance(value, int):
+        return human_bytes(value)
+    if isinstance(value, str) and key != "exception" and not value.isprintable():
+        return repr(value)[1:-1]
+    return value
+
+
+def human_bytes(count: int) -> str:
+    """Such as ``7.3 MiB``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def report_fatal(message: str) -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from services.runtime.child_logs import ChildLogs, explain, human_bytes
+from services.runtime.child_logs import ChildLogs, explain
 
 
 class Terminal(io.StringIO):
@@ -70,7 +70,7 @@ def test_a_fatal_error_is_left_to_who_tells_what_follows_from_it():
 def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
     out = Terminal()
     logs = ChildLogs(as_json=False, out=out, stream=io.StringIO())
-    logs.line("engine", record("stage advanced", name="load weights", done=30, total=60))
+    logs.line("engine", record("stage advanced", name="load weights", done_bytes=30, total_bytes=60))
     assert out.getvalue() == "\r\x1b[K  engine: load weights 50 %"
     logs.line("engine", STAGE)
     assert out.getvalue().split("\r\x1b[K")[-1].startswith("  engine: load weights            0.41 s")
@@ -95,10 +95,3 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
 )
 def test_a_death_is_explained_in_one_line_by_the_last_critical_event_else_by_the_last_words(lines, why):
     assert explain(lines) == why
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (7_654_321, "7.3 MiB"), (2**41, "2.0 TiB")]
-)
-def test_bytes_for_people(count, text):
-    assert human_bytes(count) == text

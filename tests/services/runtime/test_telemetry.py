@@ -12,7 +12,7 @@ import structlog
 from services.runtime.errors import FatalError
 from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.settings import DetokenizerSettings, ServerSettings, TelemetrySettings
-from services.runtime.telemetry import configure_logs, report_fatal, start_metrics
+from services.runtime.telemetry import configure_logs, human_bytes, report_fatal, start_metrics
 
 log = structlog.get_logger()
 
@@ -121,3 +121,32 @@ def test_no_endpoint_where_none_is_wanted_and_a_taken_port_is_said_in_words():
         settings = DetokenizerSettings(telemetry=TelemetrySettings(metrics_port=port))
         with pytest.raises(FatalError, match=f"metrics port {port} is in use: choose another with --metrics-port"):
             start_metrics(settings, registry)
+
+
+STAGE = {"name": "load weights", "seconds": 0.412, "bytes": 7_654_321, "detail": "", "peer": None}
+
+
+def test_people_read_sizes_with_units_and_machines_read_numbers():
+    console = configured("console")
+    log.info("stage", **STAGE)
+    log.info("stage advanced", done_bytes=2048, total_bytes=2**31)
+    first, second = console.getvalue().splitlines()
+    assert first.endswith("stage bytes='7.3 MiB' name='load weights' seconds=0.412 service=engine")
+    assert "done_bytes='2.0 KiB'" in second
+    assert "total_bytes='2.0 GiB'" in second
+    as_json = configured("json")
+    log.info("stage", **STAGE)
+    assert records(as_json)[0].items() >= STAGE.items()
+
+
+def test_what_a_client_named_a_request_does_not_move_the_cursor():
+    console = configured("console")
+    log.info("admitted", client_request_id="\x1b[2Jgone\u202e")
+    assert r"client_request_id=\x1b[2Jgone\u202e" in console.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (7_654_321, "7.3 MiB"), (2**41, "2.0 TiB")]
+)
+def test_bytes_for_people(count, text):
+    assert human_bytes(count) == text
