@@ -115,7 +115,7 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ringline.InvalidRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(_as_flag(error)) from None
 
 
 @contextmanager
@@ -125,6 +125,13 @@ def server_errors(address: str) -> Iterator[None]:
         yield
     except ringline.RingError as error:
         raise click.ClickException(describe(error, address)) from None
+
+
+def _as_flag(error: ringline.InvalidRequest) -> str:
+    """Its text, with the flag's name in place of the field's."""
+    name = (error.field or "").partition("[")[0]
+    text = str(error)
+    return f"--{name.replace('_', '-')}{text.removeprefix(name)}" if name in _OPTION_NAMES else text
 
 
 def describe(error: ringline.RingError, address: str) -> str:

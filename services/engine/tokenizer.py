@@ -17,6 +17,14 @@ from services.text.files import read_tokenizer_files
 from services.text.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 20
+_OLDER_KINDS = (
+    ("tokenizer.model",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+)
+"""Files of the days before ``tokenizer.json`` from which transformers makes one: any of these sets will do."""
 
 
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
@@ -48,6 +56,13 @@ def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]
 
 
 def _convert(directory: Path) -> dict[str, bytes]:
+    if not any(all((directory / name).is_file() for name in kind) for kind in _OLDER_KINDS):
+        # transformers would make an empty tokenizer of what config.json says.
+        older = ", ".join(" with ".join(kind) for kind in _OLDER_KINDS)
+        raise CheckpointError(
+            f"{directory} has no tokenizer: expected tokenizer.json, or one of {older}; "
+            "--tokenizer names another directory or model"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-P", "-m", "services.engine.convert_tokenizer", str(directory), scratch]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -
         raise refuse("sampling.logit_bias", f"{len(sampling.logit_bias)} entries: expected at most {MAX_LOGIT_BIAS}")
     for token, bias in sampling.logit_bias.items():
         if not -100 <= bias <= 100:
-            raise refuse(f"sampling.logit_bias[{token}]", f"{bias:g} is out of range: expected -100 to 100")
+            raise refuse(f"sampling.logit_bias[{token}]", f"{_number(bias)} is out of range: expected -100 to 100")
     check_token_ids("sampling.logit_bias", list(sampling.logit_bias), limits)
     check_token_ids("sampling.allowed_token_ids", list(sampling.allowed_token_ids), limits)
     if len(sampling.allowed_token_ids) > limits.vocab_size:
@@ -254,4 +255,18 @@ def _check_float(
     too_high = value > high or (high_open and value == high)
     if math.isnan(value) or too_low or too_high:
         opening, closing = "(" if low_open else "[", ")" if high_open else "]"
-        raise refuse(field, f"{value:g} is out of range: expected {opening}{low:g}, {high:g}{closing}")
+        accepted = f"{opening}{_number(low)}, {_number(high)}{closing}"
+        raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
+
+
+def _number(value: float) -> str:
+    """A float of 32 bits in the fewest digits that tell it from every other, as whoever asked may have written it."""
+    if math.isfinite(value) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    texts = (f"{value:.{digits}g}" for digits in range(1, 9))
+    return next((text for text in texts if _float32(float(text)) == value), f"{value:.9g}")
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

@@ -4,12 +4,13 @@ import asyncio
 import copy
 import json
 import pickle
+import re
 from typing import get_type_hints
 
 import pytest
 import ringline
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.options import build_request
+from ringline.request import build_request
 from ringline.types.v1.sampling_pb2 import SamplingParams
 
 
@@ -86,20 +87,65 @@ def test_an_unknown_option_is_a_type_error(name):
         build({name: ["x"]})
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("max_tokens", 1.5), ("stop", [1]), ("model", 3)])
-def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, value):
-    with pytest.raises(TypeError, match=name):
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("temperature", "hot", "temperature: expected float, got str"),
+        ("max_tokens", 1.5, "max_tokens: expected int, got float"),
+        ("ignore_eos", "yes", "ignore_eos: expected bool, got str"),
+        ("model", 3, "model: expected str, got int"),
+        ("stop", ["a", 1], "stop[1]: expected str, got int"),
+        ("stop", 3, "stop: expected a list of str, got int"),
+        ("stop_token_ids", "1,2", "stop_token_ids: expected a list of int, got str"),
+        ("allowed_token_ids", [1, None], "allowed_token_ids[1]: expected int, got NoneType"),
+        ("logit_bias", [(1, 2.0)], "logit_bias: expected a dict of int to float, got list"),
+        ("logit_bias", {"a": 1.0}, "logit_bias['a']: expected int, got str"),
+        ("logit_bias", {1: "a"}, "logit_bias[1]: expected float, got str"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, value, text):
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         build({name: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_tokens", -1), ("seed", 2**64), ("stop_token_ids", [-1]), ("logit_bias", {-1: 0.5}), ("stop", "\ud800")],
+    ("messages", "text"),
+    [
+        ("Hello", "messages: expected a list of messages, got str"),
+        (["Hello"], "messages[0]: expected a dict such as {'role': 'user', 'content': 'Hello'}, got str"),
+        ([{"role": "user", "content": 3}], "messages[0].content: expected str, got int"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+            "messages[0].content: expected str, got list: a message's content is one text",
+        ),
+        ([{"role": "a", "tool_calls": 3}], "messages[0].tool_calls: expected a list of calls, got int"),
+        ([{"role": "a", "tool_calls": ["x"]}], "messages[0].tool_calls[0]: expected a dict such as {'id'"),
+        ([{"role": "a", "tool_calls": [{"function": "x"}]}], "messages[0].tool_calls[0].function: expected a dict"),
+        ([{"role": "a", "tool_calls": [{"id": 1}]}], "messages[0].tool_calls[0].id: expected str, got int"),
+    ],
 )
-def test_a_value_that_no_field_can_hold_is_an_invalid_request(name, value):
+def test_what_is_no_conversation_is_a_type_error_that_says_where(messages, text):
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}"):
+        build({}, prompt=None, messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("seed", -1, "seed: -1 is out of range: expected 0 to 18446744073709551615"),
+        ("seed", 2**64, "seed: 18446744073709551616 is out of range: expected 0 to 18446744073709551615"),
+        ("max_tokens", -1, "max_tokens: -1 is out of range: expected 0 to 4294967295"),
+        ("priority", 2**31, "priority: 2147483648 is out of range: expected -2147483648 to 2147483647"),
+        ("stop_token_ids", [5, -1], "stop_token_ids[1]: -1 is out of range: expected 0 to 4294967295"),
+        ("logit_bias", {-1: 0.5}, "logit_bias[-1]: -1 is out of range: expected 0 to 4294967295"),
+        ("stop", "\ud800", "stop[0]: 'utf-8' codec can't encode"),
+    ],
+)
+def test_a_value_that_no_field_can_hold_is_an_invalid_request(name, value, text):
     with pytest.raises(ringline.InvalidRequest) as refused:
         build({name: value})
-    assert refused.value.field == name
+    assert str(refused.value).startswith(text)
+    assert refused.value.field == text.partition(": ")[0]
 
 
 @pytest.mark.parametrize("prompts", [{}, {"prompt": "a", "token_ids": [1]}, {"messages": [], "token_ids": []}])
@@ -117,7 +163,7 @@ def test_an_empty_prompt_is_for_the_server_to_refuse():
 def test_a_conversation_with_tools():
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
-        {"role": "user", "content": "1 + 1?", "name": "ann"},
+        {"role": "user", "content": "1 + 1?", "name": "ann", "tool_calls": None},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
         {"role": "assistant", "tool_calls": [{"id": "c2", "name": "add", "arguments": {"a": 2}}]},

@@ -6,6 +6,7 @@
 
 from ringline.aio import AsyncClient
 from ringline.client import Client, Stream
+from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -22,21 +23,15 @@ from ringline.errors import (
 )
 from ringline.options import Message, Options, ToolCall
 from ringline.results import (
-    Admitted,
-    Choice,
     Continued,
     Delta,
     Event,
     Finished,
-    FinishReason,
     Generation,
     Model,
-    Partial,
     Prefill,
     PromptLogprobs,
     Tokenization,
-    TokenLogprob,
-    Usage,
 )
 from ringline.session import AsyncStream, Session
 

@@ -14,7 +14,8 @@ from ringline.errors import from_rpc
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.link import SessionCall
-from ringline.options import Message, Options, TokenizeOptions, build_detokenize, build_tokenize
+from ringline.options import Message, Options, TokenizeOptions
+from ringline.request import build_detokenize, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
 from ringline.retry import Backoff, Deadline
 from ringline.session import AsyncStream, Session

@@ -12,12 +12,14 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 
 from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
+from ringline.delivered import Admitted
 from ringline.errors import Cancelled, RingError, Truncated, from_rpc
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from ringline.options import Message, Options, TokenizeOptions, build_detokenize, build_request, build_tokenize
+from ringline.options import Message, Options, TokenizeOptions
 from ringline.reader import ResponseReader
-from ringline.results import Admitted, Delta, Event, Generation, Model, Tokenization, models_from, tokenization_from
+from ringline.request import build_detokenize, build_request, build_tokenize
+from ringline.results import Delta, Event, Generation, Model, Tokenization, models_from, tokenization_from
 from ringline.retry import Backoff, Deadline
 
 _Request = TypeVar("_Request")

@@ -19,13 +19,11 @@ What had been delivered when a generation failed is in the error's ``partial``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-if TYPE_CHECKING:
-    from ringline.results import Partial
+from ringline.delivered import Partial
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST_STATUS = "Internal error from Core"

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, ServerError, Truncated, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.results import (
     FINISH_REASONS,
-    Admitted,
-    Choice,
     Continued,
     Delta,
     Event,
     Finished,
-    FinishReason,
     Generation,
-    Partial,
     Prefill,
     PromptLogprobs,
-    TokenLogprob,
-    Usage,
     admitted_from,
     logprobs_from,
     usage_from,

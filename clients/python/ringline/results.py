@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from ringline.delivered import Admitted, Choice, FinishReason, TokenLogprob, Usage
 from ringline.errors import RingError
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.options import Options
 from ringline.types.v1 import output_pb2
-
-if TYPE_CHECKING:
-    from ringline.options import Options
-
-
-class FinishReason(enum.StrEnum):
-    """Why a choice ended."""
-
-    STOP = "stop"
-    """An eos token, a stop token or a stop string."""
-    LENGTH = "length"
-    """max_tokens or the model's context length was reached."""
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log probability of one token: log-softmax of the raw logits, before penalties and temperature."""
-
-    logprob: float
-    rank: int
-    """Among the vocabulary; 1 is the likeliest."""
-    top: tuple[tuple[int, float], ...]
-    """The likeliest tokens as (token id, logprob), likeliest first; as many as were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a request took. Exact: the ids delivered are the ids counted."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    """Of the prompt's, found in the prefix cache."""
-    completion_tokens: int
-    """Over all choices."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The request as the server took it."""
-
-    model: str
-    prompt_tokens: int
-    prompt_token_ids: tuple[int, ...] | None
-    """If ``return_prompt_token_ids``."""
-    options: Options
-    """Every option with its resolved value, the seed included: given again, they repeat the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +65,6 @@ class Continued:
 
 
 Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Continued
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One answer, or what was delivered of it."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    """None: it was cut before its end."""
-    stop: int | str | None
-    """What stopped it, if it was a token id or a stop string."""
-    logprobs: tuple[TokenLogprob, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """What had been delivered when a request failed."""
-
-    choices: tuple[Choice, ...]
-    request: Admitted
-    usage: Usage | None
-    """None: the request was cut before the server counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +144,7 @@ def admitted_from(message: pb.Admitted) -> Admitted:
         for field, value in params.ListFields():
             options[field.name] = _plain(value)
     return Admitted(
-        message.model, message.prompt_tokens, tuple(message.prompt_token_ids) or None, cast("Options", options)
+        message.model, message.prompt_tokens, tuple(message.prompt_token_ids) or None, cast(Options, options)
     )
 
 

@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from ringline.delivered import Admitted
 from ringline.errors import Cancelled, RingError
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.link import Exchange, Link, SessionCall
-from ringline.options import Message, Options, build_request
-from ringline.results import Admitted, Delta, Event, Generation
+from ringline.options import Message, Options
+from ringline.request import build_request
+from ringline.results import Delta, Event, Generation
 from ringline.retry import Backoff, Deadline
 
 

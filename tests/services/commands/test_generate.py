@@ -159,6 +159,11 @@ async def test_a_wrong_usage_is_told_before_anything_is_sent(front_door, args):
     assert not front_door.service.requests
 
 
+async def test_a_value_that_no_field_can_hold_is_told_by_its_flag(front_door):
+    result = await run(front_door, "Hi", "--stop-token-ids", "5,-1")
+    assert "Error: --stop-token-ids[1]: -1 is out of range: expected 0 to 4294967295\n" in result.stderr
+
+
 async def test_what_the_server_refuses_is_one_line(front_door):
     front_door.plays(play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "top_p: must be in (0, 1]")))
     for flags in ([], ["--json"]):

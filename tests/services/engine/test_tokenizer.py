@@ -79,9 +79,27 @@ def test_another_tokenizer_can_be_named(trained: tuple[Path, list[tuple[list[int
     assert fingerprint_of(named) == fingerprint_of(read_tokenizer(ModelConfig(model=str(MODEL))))
 
 
-def test_what_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="tokenizer"):
+@pytest.mark.parametrize("files", [(), ("config.json", "tokenizer_config.json"), ("vocab.json",)])
+def test_a_checkpoint_without_tokenizer_says_which_files_are_expected(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """Also where transformers would make an empty one of what ``config.json`` says."""
+    for name in files:
+        (tmp_path / name).write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(CheckpointError) as refused:
         read_tokenizer(ModelConfig(model=str(tmp_path)))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{tmp_path} has no tokenizer: expected tokenizer.json, or one of tokenizer.model, ")
+    assert "vocab.json with merges.txt" in line
+
+
+def test_what_cannot_be_converted_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer.model").write_bytes(b"no such thing")
+    with pytest.raises(CheckpointError, match=r"cannot be converted: \S") as refused:
+        read_tokenizer(ModelConfig(model=str(tmp_path)))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "broken")
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="tokenizer"):

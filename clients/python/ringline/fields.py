@@ -1,0 +1,84 @@
+"""Setting a message's fields from Python values, with errors that say what was given and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
+from functools import partial
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from ringline.errors import invalid
+
+_Field = Any
+"""A FieldDescriptor: each implementation of protobuf has a class of its own."""
+_RANGES = {
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_SINT32: (-(2**31), 2**31 - 1),
+}
+_KINDS = {
+    **dict.fromkeys(_RANGES, "int"),
+    FieldDescriptor.TYPE_FLOAT: "float",
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_STRING: "str",
+}
+
+
+def assign(message: Message, name: str, value: Any, option: str | None = None) -> None:
+    """Set a field of any kind but messages; ``option`` names it in errors.
+
+    A string for a list of strings is a list of one. Raises TypeError for a value of a wrong type, InvalidRequest for
+    one that the field cannot hold.
+    """
+    option = option or name
+    field, target = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
+    if isinstance(target, MutableMapping):
+        _assign_map(target, field, value, option)
+    elif isinstance(target, MutableSequence):
+        _assign_list(target, field, value, option)
+    else:
+        _set(lambda one: setattr(message, name, one), field, value, option)
+
+
+def expect(kind: type | tuple[type, ...], wanted: str, value: object, option: str) -> None:
+    """Raise TypeError unless ``value`` is of a kind; ``wanted`` says it in words."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{option}: expected {wanted}, got {type(value).__name__}")
+
+
+def _assign_map(target: MutableMapping[Any, Any], field: _Field, value: Any, option: str) -> None:
+    key_field, value_field = (field.message_type.fields_by_name[part] for part in ("key", "value"))
+    expect(Mapping, f"a dict of {_KINDS[key_field.type]} to {_KINDS[value_field.type]}", value, option)
+    for key, one in value.items():
+        _set(target.__getitem__, key_field, key, f"{option}[{key!r}]")  # reading makes the entry
+        _set(partial(target.__setitem__, key), value_field, one, f"{option}[{key!r}]")
+
+
+def _assign_list(target: MutableSequence[Any], field: _Field, value: Any, option: str) -> None:
+    if isinstance(value, str) and field.type == FieldDescriptor.TYPE_STRING:
+        value = [value]
+    wanted = f"a list of {_KINDS[field.type]}"
+    expect(Iterable, wanted, value, option)
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError(f"{option}: expected {wanted}, got {type(value).__name__}")
+    values = list(value)
+    try:
+        target.extend(values)
+    except (TypeError, ValueError, OverflowError):  # one of them is wrong: find it
+        for index, one in enumerate(values):
+            _set(target.append, field, one, f"{option}[{index}]")
+        raise
+
+
+def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str) -> None:
+    try:
+        setter(value)
+    except TypeError:
+        raise TypeError(f"{option}: expected {_KINDS[field.type]}, got {type(value).__name__}") from None
+    except (ValueError, OverflowError) as error:
+        if field.type not in _RANGES:
+            raise invalid(option, str(error)) from None
+        low, high = _RANGES[field.type]
+        raise invalid(option, f"{value} is out of range: expected {low} to {high}") from None

@@ -1,0 +1,139 @@
+"""The request that a prompt and its options make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringline.errors import invalid
+from ringline.fields import assign, expect
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.options import Message, ToolCall
+from ringline.types.v1.sampling_pb2 import SamplingParams
+
+_REQUEST = frozenset({"request_id", "model", "priority", "cache_salt", "add_special_tokens", "truncate_prompt_tokens"})
+_CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
+_NESTED = {
+    field.name: name
+    for name, params in (("sampling", SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
+    for field in params.DESCRIPTOR.fields
+}
+"""In which message of the request an option is."""
+
+
+def build_request(
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    token_ids: Sequence[int] | None,
+    options: Mapping[str, Any],
+) -> pb.GenerateRequest:
+    """The request of one prompt (exactly one kind must be given) and its options, ``timeout`` aside.
+
+    Raises TypeError for an unknown option or a value of a wrong type, InvalidRequest for a value that the field
+    cannot hold; everything else is the server's to judge.
+    """
+    if sum(kind is not None for kind in (prompt, messages, token_ids)) != 1:
+        raise TypeError("exactly one of prompt, messages and token_ids must be given")
+    request = pb.GenerateRequest()
+    if prompt is not None:
+        assign(request, "text", prompt)
+    elif token_ids is not None:
+        request.token_ids.SetInParent()
+        assign(request.token_ids, "ids", token_ids, option="token_ids")
+    given = {name: value for name, value in options.items() if value is not None}
+    if messages is not None:
+        build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
+    for name, value in given.items():
+        if name in _REQUEST:
+            assign(request, name, value)
+        elif name in _NESTED:
+            assign(getattr(request, _NESTED[name]), name, value)
+        elif name in _CHAT:
+            raise TypeError(f"option {name!r} needs messages")
+        else:
+            raise TypeError(f"unknown option {name!r}")
+    return request
+
+
+def build_tokenize(
+    text: str | None, messages: Sequence[Message] | None, options: Mapping[str, Any]
+) -> pb.TokenizeRequest:
+    """The request for the ids of a text or a chat (exactly one must be given)."""
+    if (text is None) == (messages is None):
+        raise TypeError("exactly one of text and messages must be given")
+    request = pb.TokenizeRequest()
+    given = {name: value for name, value in options.items() if value is not None}
+    if messages is not None:
+        build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
+    else:
+        assign(request, "text", text)
+    for name, value in given.items():
+        if name not in ("model", "add_special_tokens"):
+            raise TypeError(f"option {name!r} needs messages" if name in _CHAT else f"unknown option {name!r}")
+        assign(request, name, value)
+    return request
+
+
+def build_detokenize(
+    token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None
+) -> pb.DetokenizeRequest:
+    """The request for the text of ids."""
+    request = pb.DetokenizeRequest()
+    assign(request, "token_ids", token_ids)
+    for name, value in (("model", model), ("skip_special_tokens", skip_special_tokens)):
+        if value is not None:
+            assign(request, name, value)
+    return request
+
+
+def build_chat(chat: pb.Chat, messages: Sequence[Message], options: Mapping[str, Any]) -> None:
+    """Write a conversation and its template's options into ``chat``."""
+    chat.SetInParent()
+    if isinstance(messages, str | Mapping):
+        raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")
+    for number, message in enumerate(messages):
+        _add_message(chat.messages.add(), message, f"messages[{number}]")
+    for name, value in options.items():
+        if name in ("tools", "template_args"):
+            assign(chat, f"{name}_json", _json(value, name), option=name)
+        else:
+            assign(chat, name, value)
+
+
+def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
+    expect(Mapping, "a dict such as {'role': 'user', 'content': 'Hello'}", message, path)
+    for key, value in message.items():
+        if key not in ("role", "content", "tool_calls", "tool_call_id", "name"):
+            raise TypeError(f"unknown key {key!r} in {path}")
+        if value is None:
+            continue
+        if key == "tool_calls":
+            expect(Sequence, "a list of calls", value, f"{path}.tool_calls")
+            for number, call in enumerate(message["tool_calls"] or ()):
+                _add_tool_call(target.tool_calls.add(), call, f"{path}.tool_calls[{number}]")
+        elif key == "content" and isinstance(value, list | tuple):
+            raise TypeError(
+                f"{path}.content: expected str, got {type(value).__name__}: a message's content is one text, "
+                f"so join the parts that are text; there is no place for others"
+            )
+        else:
+            assign(target, key, value, option=f"{path}.{key}")
+
+
+def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:
+    expect(Mapping, "a dict such as {'id': 'c1', 'name': 'add', 'arguments': {'a': 1}}", call, path)
+    function = call.get("function", call)
+    expect(Mapping, "a dict such as {'name': 'add', 'arguments': {'a': 1}}", function, f"{path}.function")
+    arguments = function.get("arguments", "{}")
+    text = arguments if isinstance(arguments, str) else _json(arguments, f"{path}.arguments")
+    assign(target, "id", call.get("id", ""), option=f"{path}.id")
+    assign(target, "name", function.get("name", ""), option=f"{path}.name")
+    assign(target, "arguments_json", text, option=f"{path}.arguments")
+
+
+def _json(value: object, option: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise invalid(option, f"cannot be written as JSON ({error})") from None
