@@ -85,6 +85,12 @@ class ModelConfig(_Section):
     max_model_len: int | None = option(
         None, "Longest prompt plus output, in tokens; default: what the checkpoint allows.", minimum=1
     )
+    quantization: str | None = option(
+        None,
+        "int8: round the weights of linear layers to 8 bits when they are loaded, and their inputs in every step "
+        "(see docs/quantization.md); default: compute in --dtype.",
+        choices=("int8",),
+    )
     seed: int = option(0, "Seed of dummy weights.", minimum=0)
 
 

@@ -35,7 +35,8 @@ class InlineExecutor(Executor):
         with progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load)
             self.model = checkpoint.spec
-            stage.detail = f"{self.model.architecture}, {self.model.dtype}, max_model_len {self.model.max_model_len}"
+            dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
+            stage.detail = f"{self.model.architecture}, {dtype}, max_model_len {self.model.max_model_len}"
             worker = self._worker = Worker(self._config, checkpoint)
         with progress.stage("device") as stage:
             worker.init_device()

@@ -13,6 +13,7 @@ import ctypes
 import torch
 
 from engine_core.layers.linear import Linear
+from engine_core.layers.quantized import Int8Linear
 
 _ROWS_PER_BLOCK = (64, 48, 32, 24, 16, 8)
 _COLUMNS_TOGETHER = (1, 2, 4)
@@ -61,6 +62,25 @@ class TiedEmbedding:
             return _read_rows(self._blocks, token_ids, self._head.in_features).to(self._head.dtype)
         table = self._head.weight if self._copy is None else self._copy
         return torch.nn.functional.embedding(token_ids, table)
+
+
+class Int8TiedEmbedding:
+    """Rows of the output projection's weight as it was rounded to 8 bits; there is no other copy."""
+
+    nbytes = 0
+
+    def __init__(self, head: Int8Linear) -> None:
+        """Read from ``head``, whose weight is [V, H]."""
+        self._head = head
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``token_ids`` [T] int64."""
+        return self._head.rows(token_ids)
+
+
+def tied_embedding(head: Linear | Int8Linear, table: torch.Tensor) -> TiedEmbedding | Int8TiedEmbedding:
+    """The embedding that shares the memory of ``head``, which was made from ``table`` [V, H]."""
+    return Int8TiedEmbedding(head) if isinstance(head, Int8Linear) else TiedEmbedding(head, table)
 
 
 def _read_rows(blocks: torch.Tensor, rows: torch.Tensor, width: int) -> torch.Tensor:

@@ -80,12 +80,13 @@ class Linear:
             weight = torch.ops.mkldnn._nbytes.default(self.weight)
         return weight + (0 if self.bias is None else self.bias.nbytes)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], in the type of ``x``."""
+    def __call__(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], in the type of ``x`` or in ``dtype``."""
+        result = x.dtype if dtype is None else dtype
         if self.packed_dtype is None:
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            return torch.nn.functional.linear(x, self.weight, self.bias).to(result)
         count = x.shape[0]
         rows = x.to(self.packed_dtype)
         if (padding := padded_rows(count) - count) > 0:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
-        return _multiply(rows, self.weight, self.bias)[:count].to(x.dtype)
+        return _multiply(rows, self.weight, self.bias)[:count].to(result)

@@ -19,10 +19,9 @@ MOST_INPUTS = 2**17
 """So many products of 127 · 127 can be summed in 32 bits."""
 
 
-def int8_bytes(rows: int, columns: int, bias: bool) -> int:
-    """Memory of the weight [rows, columns] as ``Int8Linear`` keeps it, and of its bias."""
-    padded = -(-rows // PANEL) * PANEL
-    return padded * (-(-columns // _WORD) * _WORD + (12 if bias else 8))
+def int8_bytes(rows: int, columns: int) -> int:
+    """Memory of a weight [rows, columns] as ``Int8Linear`` keeps it, without a bias."""
+    return -(-rows // PANEL) * PANEL * (-(-columns // _WORD) * _WORD + 8)
 
 
 class Int8Linear:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine_core.attention.base import AttentionBackend
+from engine_core.layers.linear_choice import choose_linear
+from engine_core.layers.quantized import int8_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.loading.dummy import DummyWeights
 from engine_core.loading.stored import StoredWeights
@@ -12,6 +16,19 @@ from engine_core.loading.weights import ProgressCallback, Weights
 from engine_core.models.base import CausalLM
 from engine_core.models.registry import model_class
 from engine_core.models.shape import is_redundant, tensor_shapes
+
+
+def expected_weight_bytes(checkpoint: Checkpoint) -> int:
+    """Memory that the weights will take, before any is read; what packing them for the processor adds is left out."""
+    shape, itemsize = checkpoint.shape, checkpoint.dtype.itemsize
+    total = 0
+    for name, size in tensor_shapes(shape).items():
+        looked_up = name == "model.embed_tokens.weight" and not shape.tie_word_embeddings
+        if checkpoint.quantization is None or len(size) == 1 or looked_up:
+            total += math.prod(size) * itemsize
+        else:
+            total += int8_bytes(*size)
+    return total
 
 
 def build_model(
@@ -24,8 +41,11 @@ def build_model(
 
     ``on_progress(done, total)`` is called with bytes as they are loaded: pass
     ``lambda done, total: progress.advance(stage, done, total)``.
-    Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
+    Linear layers are made one by one, quantized if ``checkpoint.quantization`` says so: a copy of the weights as they
+    are stored never exists. Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable
+    files, ``ConfigError`` where quantized layers cannot be computed.
     """
+    make_linear = choose_linear(checkpoint.quantization)
     shape = checkpoint.shape
     shapes = tensor_shapes(shape)
     weights: Weights
@@ -35,4 +55,4 @@ def build_model(
         weights = StoredWeights(
             checkpoint.path, shapes, lambda name: is_redundant(name, shape), checkpoint.dtype, device, on_progress
         )
-    return model_class(checkpoint.spec.architecture)(shape, weights, attention, checkpoint.dtype, device)
+    return model_class(checkpoint.spec.architecture)(shape, weights, attention, checkpoint.dtype, device, make_linear)

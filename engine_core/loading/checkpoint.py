@@ -37,6 +37,8 @@ class Checkpoint:
     shape: DecoderShape
     dtype: torch.dtype
     """Of weights, activations and KV cache."""
+    quantization: str | None
+    """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
@@ -56,7 +58,10 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     architecture = _architecture(path, raw)
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "of an unnamed method")
-        raise UnsupportedModelError(f"{path} is quantized ({method}), which is not supported; use the original weights")
+        raise UnsupportedModelError(
+            f"{path} is quantized ({method}), which is not supported; use the original weights, "
+            "with --quantization int8 if they shall be smaller"
+        )
     hf_config = _hf_config(path, architecture)
     shape = model_class(architecture).read_shape(hf_config)
     dtype_name = _dtype_name(path, config, load, hf_config)
@@ -70,7 +75,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
     )
-    return Checkpoint(path, spec, shape, _DTYPES[dtype_name], load.load_format, config.seed)
+    return Checkpoint(path, spec, shape, _DTYPES[dtype_name], config.quantization, load.load_format, config.seed)
 
 
 def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:

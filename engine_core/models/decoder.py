@@ -11,9 +11,11 @@ from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
 from engine_core.layers.activation import silu_and_mul
-from engine_core.layers.embedding import Embedding, TiedEmbedding
+from engine_core.layers.embedding import Embedding, Int8TiedEmbedding, TiedEmbedding, tied_embedding
 from engine_core.layers.linear import Linear
+from engine_core.layers.linear_choice import LinearFactory
 from engine_core.layers.norm import HeadNorm, RMSNorm
+from engine_core.layers.quantized import Int8Linear
 from engine_core.layers.rotary import Rotary, rotate
 from engine_core.loading.weights import Weights
 from engine_core.models.base import CausalLM
@@ -38,24 +40,26 @@ class DecoderForCausalLM(CausalLM):
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
+        make_linear: LinearFactory,
     ) -> None:
         """Take every tensor of ``shape.tensor_shapes`` from ``weights``, layer by layer."""
         self.vocab_size = shape.vocab_size
         self.hidden_size = shape.hidden_size
         self._shape = shape
         self._dtype = dtype
-        self.embedding: Embedding | TiedEmbedding
+        self.embedding: Embedding | TiedEmbedding | Int8TiedEmbedding
         table = weights.take("model.embed_tokens.weight")
         if shape.tie_word_embeddings:
-            self.lm_head = Linear(table)
-            self.embedding = TiedEmbedding(self.lm_head, table)
+            self.lm_head = make_linear(table, None)
+            self.embedding = tied_embedding(self.lm_head, table)
         else:
             self.embedding = Embedding(table)
-            self.lm_head = Linear(weights.take("lm_head.weight"))
+            self.lm_head = make_linear(weights.take("lm_head.weight"), None)
         del table
         self.rotary = Rotary(shape.rope, shape.head_dim, device)
         self.layers = [
-            DecoderLayer(shape, weights, f"model.layers.{index}", attention) for index in range(shape.num_layers)
+            DecoderLayer(shape, weights, f"model.layers.{index}", attention, make_linear)
+            for index in range(shape.num_layers)
         ]
         self.norm = RMSNorm(weights.take("model.norm.weight"), shape.rms_norm_eps)
 
@@ -78,7 +82,7 @@ class DecoderForCausalLM(CausalLM):
         return self.norm(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden, torch.float32)
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -98,14 +102,21 @@ class DecoderForCausalLM(CausalLM):
 class DecoderLayer:
     """One layer: attention and feed-forward, each added to what went in."""
 
-    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, attention: AttentionBackend) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: Weights,
+        prefix: str,
+        attention: AttentionBackend,
+        make_linear: LinearFactory,
+    ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
         self.input_norm = RMSNorm(weights.take(f"{prefix}.input_layernorm.weight"), shape.rms_norm_eps)
-        self.attention = Attention(shape, weights, f"{prefix}.self_attn", attention)
+        self.attention = Attention(shape, weights, f"{prefix}.self_attn", attention, make_linear)
         self.post_attention_norm = RMSNorm(
             weights.take(f"{prefix}.post_attention_layernorm.weight"), shape.rms_norm_eps
         )
-        self.mlp = GatedMLP(shape, weights, f"{prefix}.mlp")
+        self.mlp = GatedMLP(shape, weights, f"{prefix}.mlp", make_linear)
 
     @property
     def nbytes(self) -> int:
@@ -128,10 +139,17 @@ class DecoderLayer:
 class Attention:
     """Rotary attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, backend: AttentionBackend) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: Weights,
+        prefix: str,
+        backend: AttentionBackend,
+        make_linear: LinearFactory,
+    ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
-        self.qkv_proj = _fused(weights, prefix, ("q_proj", "k_proj", "v_proj"), shape.qkv_bias)
-        self.o_proj = _fused(weights, prefix, ("o_proj",), shape.o_bias)
+        self.qkv_proj = _fused(weights, prefix, ("q_proj", "k_proj", "v_proj"), shape.qkv_bias, make_linear)
+        self.o_proj = _fused(weights, prefix, ("o_proj",), shape.o_bias, make_linear)
         self.qk_norm: HeadNorm | None = None
         if shape.qk_norm:
             query_weight = weights.take(f"{prefix}.q_norm.weight").clone()
@@ -167,10 +185,10 @@ class Attention:
 class GatedMLP:
     """down(silu(gate(x)) · up(x)), gate and up in one projection."""
 
-    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str) -> None:
+    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, make_linear: LinearFactory) -> None:
         """Take the tensors whose names begin with ``prefix``."""
-        self.gate_up_proj = _fused(weights, prefix, ("gate_proj", "up_proj"), shape.mlp_bias)
-        self.down_proj = _fused(weights, prefix, ("down_proj",), shape.mlp_bias)
+        self.gate_up_proj = _fused(weights, prefix, ("gate_proj", "up_proj"), shape.mlp_bias, make_linear)
+        self.down_proj = _fused(weights, prefix, ("down_proj",), shape.mlp_bias, make_linear)
 
     @property
     def nbytes(self) -> int:
@@ -182,7 +200,9 @@ class GatedMLP:
         return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
 
 
-def _fused(weights: Weights, prefix: str, names: tuple[str, ...], bias: bool) -> Linear:
+def _fused(
+    weights: Weights, prefix: str, names: tuple[str, ...], bias: bool, make_linear: LinearFactory
+) -> Linear | Int8Linear:
     """One projection made of those that the checkpoint has apart, their outputs side by side."""
     offset = weights.take(*(f"{prefix}.{name}.bias" for name in names)).clone() if bias else None
-    return Linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)
+    return make_linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)

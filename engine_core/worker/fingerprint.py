@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine_core.kernels.build import source_digest
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.loading.stored import find_tensors
 
@@ -23,8 +24,8 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
     """A digest, 32 hex digits, of all that decides a result's bits on CPU.
 
     Covers the instruction set, the builds of torch and numpy (which draws), what the attention backend says of its
-    numerics, the dtype, the model's configuration and its weights. The number of threads and the batch are not in it:
-    they do not change a result.
+    numerics, the dtype and the quantization, the model's configuration and its weights. The number of threads and the
+    batch are not in it: they do not change a result.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"ring numerics")
     for part in (
@@ -35,6 +36,7 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
         np.__version__,
         *_extensions_of_numpy(),
         attention,
+        *_quantization(checkpoint),
         checkpoint.spec.architecture,
         str(checkpoint.dtype),
         (checkpoint.path / "config.json").read_text(),
@@ -46,6 +48,11 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
         for path in sorted({tensor.file for tensor in find_tensors(checkpoint.path).values()}):
             _add_weights(digest, path)
     return digest.hexdigest()
+
+
+def _quantization(checkpoint: Checkpoint) -> list[str]:
+    """How linear layers are rounded, and the sources of the kernels that do it: they round alike on every processor."""
+    return [] if checkpoint.quantization is None else [checkpoint.quantization, source_digest()]
 
 
 def _add(digest: hashlib.blake2b, part: bytes) -> None:

@@ -55,12 +55,12 @@ class MemoryProfile:
         )
 
 
-def require_room_for_weights(weights: int, dtype: str, usable: int) -> None:
+def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
     """Raise ``OutOfMemoryError`` when loading could only end in the system killing the process."""
     if weights > usable:
         raise OutOfMemoryError(
-            f"the weights take {size(weights)} as {dtype}, but this process may use {size(usable)}. "
-            f"Give it more memory, or choose a smaller --model or --dtype."
+            f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}. "
+            f"Give it more memory, or choose a smaller --model or --dtype, or --quantization int8."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -12,10 +11,9 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.choice import choose_attention
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
-from engine_core.loading.build import build_model
+from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
-from engine_core.models.shape import tensor_shapes
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step, warm_up_steps
@@ -77,9 +75,9 @@ class Worker:
 
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
         """
-        numbers = sum(math.prod(shape) for shape in tensor_shapes(self.checkpoint.shape).values())
-        spec = self.checkpoint.spec
-        require_room_for_weights(numbers * self.checkpoint.dtype.itemsize, spec.dtype, self.usable)
+        checkpoint = self.checkpoint
+        kept_as = checkpoint.quantization or checkpoint.spec.dtype
+        require_room_for_weights(expected_weight_bytes(checkpoint), kept_as, self.usable)
         self.model = build_model(self.checkpoint, self._attention, self.device, on_progress)
         self.bytes_per_block = self._attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
         trim()
