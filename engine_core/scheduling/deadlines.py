@@ -9,36 +9,38 @@ from engine_core.scheduling.sequence import SequenceGroup
 
 
 class DeadlineHeap:
-    """A heap from which ended groups are dropped when they surface, or when they outnumber the live ones."""
+    """A heap in which entries of ended groups, but not the groups, stay until they surface or outnumber the others."""
 
-    __slots__ = ("_heap", "_num_live", "_serial")
+    __slots__ = ("_heap", "_live", "_serial")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, SequenceGroup]] = []
-        self._num_live = 0
+        self._heap: list[tuple[float, int]] = []
+        self._live: dict[int, SequenceGroup] = {}
+        """By the entry's number."""
         self._serial = count()
 
     def add(self, group: SequenceGroup) -> None:
         """Watch a group's deadline, if it has one."""
         if group.request.deadline is not None:
-            heappush(self._heap, (group.request.deadline, next(self._serial), group))
-            self._num_live += 1
+            group.deadline_entry = next(self._serial)
+            self._live[group.deadline_entry] = group
+            heappush(self._heap, (group.request.deadline, group.deadline_entry))
 
     def discard(self, group: SequenceGroup) -> None:
-        """Stop watching a group, which is marked as ended."""
-        if group.request.deadline is None:
+        """Watch a group no longer."""
+        if group.deadline_entry is None:
             return
-        self._num_live -= 1
-        if len(self._heap) > 2 * self._num_live + 64:
-            self._heap = [entry for entry in self._heap if not entry[2].ended]
+        self._live.pop(group.deadline_entry, None)
+        if len(self._heap) > 2 * len(self._live) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._live]
             heapify(self._heap)
 
     def pop_expired(self, now: float) -> list[SequenceGroup]:
-        """Live groups whose deadline is not after ``now``; the caller ends each."""
+        """Groups whose deadline is not after ``now``, which are watched no longer; the caller ends each."""
         expired = []
         heap = self._heap
         while heap and heap[0][0] <= now:
-            group = heappop(heap)[2]
-            if not group.ended:
+            group = self._live.pop(heappop(heap)[1], None)
+            if group is not None:
                 expired.append(group)
         return expired

@@ -240,6 +240,5 @@ class Lifecycle:
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:
-                group.ended = True
                 self.deadlines.discard(group)
                 del self.groups[group.request.request_id]

@@ -37,7 +37,7 @@ class SequenceGroup:
         "admission",
         "cached_tokens",
         "cost",
-        "ended",
+        "deadline_entry",
         "has_news",
         "leader",
         "max_output",
@@ -98,8 +98,8 @@ class SequenceGroup:
         self.pending: list[Sequence] = []
         self.num_running = 0
         self.leader: Sequence | None = None
-        self.ended = False
-        """No choice is left."""
+        self.deadline_entry: int | None = None
+        """Number of its entry among the deadlines, if it has one."""
 
         # One token at least is left to each choice to compute, since logits come from nowhere else.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size

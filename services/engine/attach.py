@@ -133,7 +133,7 @@ class Attachment:
         board = self._hub.switchboard
         match command.WhichOneof("command"):
             case "submit":
-                board.submit(peer, submission_of(command.submit, time.monotonic()), ordinal)
+                board.submit(peer, submission_of(command.submit, self._hub.model, time.monotonic()), ordinal)
             case "cancel":
                 board.cancel(peer, command.cancel.request_id, command.cancel.epoch)
             case "stop":

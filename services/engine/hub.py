@@ -7,12 +7,14 @@ import time
 
 import structlog
 
+from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
 from engine_core.step import SequenceOutput
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.wire import end_of, logprobs_of, status_of
 from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
 
@@ -34,8 +36,12 @@ class Hub:
 
     def __init__(self, *, orphan_grace: float, max_ledgers: int) -> None:
         self.step_loop: StepLoop | None = None
-        """Set once the engine has loaded."""
-        self.switchboard = Switchboard(self, orphan_grace=orphan_grace, max_ledgers=max_ledgers)
+        """Set once the engine has loaded; peers attach after that."""
+        self.model: ModelSpec
+        """Likewise."""
+        self.switchboard = Switchboard(
+            self, orphan_grace=orphan_grace, max_ledgers=max_ledgers, on_removed=_log_finished
+        )
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
@@ -140,3 +146,17 @@ class Hub:
             steps=loop.steps,
             generated_tokens=stats.generated_tokens,
         )
+
+
+def _log_finished(entry: LedgerEntry) -> None:
+    """The submitter has all it wants of a request, or is gone."""
+    log.debug(
+        "request finished",
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        submitter=entry.submitter.name,
+        causes={choice: kept.end and kept.end.cause.name for choice, kept in entry.choices.items()},
+        prompt_tokens=entry.prompt_tokens,
+        cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
+        completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),
+    )

@@ -96,6 +96,7 @@ class _Engine:
             numerics_fingerprint=executor.numerics_fingerprint,
         )
         loop = asyncio.get_running_loop()
+        self._hub.model = executor.model
         self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed)
         self._hub.metrics.model_name = model.model
         self._hub.step_loop.start()

@@ -11,14 +11,12 @@ from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
 from engine_core.step import TokenLogprobs
-from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS
+from engine_core.validation import MAX_LOGPROBS
+from services.engine.limits import check_size
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
 from services.ring.switchboard import Submission
 
 RETRY_AFTER_MS = 500
-MAX_CACHE_SALT_BYTES = 64
-MAX_BAD_WORDS = 256
-MAX_STOP_TOKEN_IDS = 64
 _CAUSES = {
     FinishCause.STOP: Cause.STOP,
     FinishCause.LENGTH: Cause.LENGTH,
@@ -35,16 +33,16 @@ _FIELDS = {
 """Fields of the core's request that are called otherwise in a Submit."""
 
 
-def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
+def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission:
     """What the ring and the core make of a Submit; ``now`` is on the core's clock.
 
     Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.
     """
-    _check_limits(submit)
+    check_size(submit, model)
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
     if len(resume) < len(submit.resume):
-        raise _invalid("resume", "a choice is listed twice")
+        raise Refused(Code.INVALID_ARGUMENT, "resume: a choice is listed twice")
     timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
     request = Request(
         request_id=submit.request_id,
@@ -67,27 +65,6 @@ def submission_of(submit: engine_pb2.Submit, now: float) -> Submission:
         prompt_logprobs=params.prompt_logprobs,
         order=request,
     )
-
-
-def _check_limits(submit: engine_pb2.Submit) -> None:
-    """What would cost before the core can refuse it, and what the contract bounds but the core does not."""
-    n = submit.sampling.n if submit.sampling.HasField("n") else 1
-    if not 1 <= n <= MAX_CHOICES:
-        raise _invalid("sampling.n", f"{n} is out of range: expected 1 to {MAX_CHOICES}")
-    if len(submit.resume) > n:
-        raise _invalid("resume", f"{len(submit.resume)} choices: expected at most n, {n}")
-    if len(submit.bad_words) > MAX_BAD_WORDS:
-        raise _invalid("bad_words", f"{len(submit.bad_words)} words: expected at most {MAX_BAD_WORDS}")
-    if len(submit.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _invalid("stop_token_ids", f"{len(submit.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}")
-    if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
-        raise _invalid("cache_salt", f"{len(submit.cache_salt)} bytes: expected at most {MAX_CACHE_SALT_BYTES}")
-    if submit.HasField("timeout_ms") and submit.timeout_ms == 0:
-        raise _invalid("timeout_ms", "0 is out of range: expected at least 1")
-
-
-def _invalid(field: str, problem: str) -> Refused:
-    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}")
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:

@@ -141,6 +141,7 @@ def test_deadlines_of_requests_that_have_ended_do_not_pile_up():
         scheduler.add(make_request(str(serial), deadline=1e9))
         scheduler.cancel(str(serial), cause=None)
     assert len(scheduler._sequences.deadlines._heap) < 200
+    assert len(scheduler._sequences.deadlines._live) == len(scheduler._sequences.groups), "requests go when they end"
 
 
 def test_resumed_output_counts_for_positions_and_limits():

@@ -17,6 +17,8 @@ from engine_core.validation import validate_request
 from services.engine.wire import RETRY_AFTER_MS, end_of, status_of, submission_of
 from services.ring.events import Cause, ChoiceEnd, Code, Refused
 
+MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+
 
 def submit(**fields: object) -> engine_pb2.Submit:
     values: dict[str, object] = {"request_id": "1-1", "epoch": 2, "prompt_token_ids": [5, 6], "max_tokens": 9}
@@ -54,6 +56,7 @@ def test_every_field_arrives() -> None:
             output_context=b"c",
             resume=[sampling_pb2.ResumedChoice(choice=2, token_ids=[9]), sampling_pb2.ResumedChoice(choice=0)],
         ),
+        MODEL,
         now=100.0,
     )
     assert submission.order == Request(
@@ -91,7 +94,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_what_is_absent_is_neutral() -> None:
-    submission = submission_of(submit(), now=0.0)
+    submission = submission_of(submit(), MODEL, now=0.0)
     expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
     assert submission.order == expected
     assert submission.choices == {0: ()}
@@ -109,28 +112,41 @@ def test_what_is_absent_is_neutral() -> None:
         ({"bad_words": [sampling_pb2.TokenIds(ids=[1])] * 257}, "bad_words"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"timeout_ms": 0}, "timeout_ms"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"prompt_token_ids": [7] * 50}, "prompt_token_ids"),
+        ({"prompt_token_ids": [2**32 - 1] * 300_000}, "prompt_token_ids"),
+        ({"resume": [sampling_pb2.ResumedChoice(token_ids=[7] * 300_000)]}, "resume[0].token_ids"),
+        ({"sampling": sampling_pb2.SamplingParams(allowed_token_ids=[7] * 300_000)}, "sampling.allowed_token_ids"),
+        (
+            {"sampling": sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(30_000), 1.0))},
+            "sampling.logit_bias",
+        ),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 300_000)]}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 5)] * 205}, "bad_words"),
+        ({"tenant": "é" * 257}, "tenant"),
     ],
 )
 def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[str, object], named: str) -> None:
+    message = submit(**fields)
     tracemalloc.start()
     try:
-        with pytest.raises(Refused, match=f"^{named}: ") as refused:
-            submission_of(submit(**fields), time.monotonic())
+        with pytest.raises(Refused) as refused:
+            submission_of(message, MODEL, time.monotonic())
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
     assert refused.value.status.code is Code.INVALID_ARGUMENT
+    assert refused.value.status.message.startswith(f"{named}: ")
+    assert "expected" in refused.value.status.message or named == "resume"
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"bad_words": [sampling_pb2.TokenIds()]}, "bad_words"),
-        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 5)] * 205}, "bad_words"),
         ({"bad_words": [sampling_pb2.TokenIds(ids=[100])]}, "bad_words"),
         ({"stop_token_ids": [100]}, "stop_token_ids"),
-        ({"prompt_token_ids": []}, "prompt_token_ids"),
-        ({"prompt_token_ids": [7] * 50}, "prompt_token_ids"),
+        ({"prompt_token_ids": [100]}, "prompt_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 10}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
@@ -149,20 +165,19 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
-    model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
-    order = submission_of(submit(**fields), time.monotonic()).order
+    order = submission_of(submit(**fields), MODEL, time.monotonic()).order
     assert isinstance(order, Request)
     with pytest.raises(InvalidRequestError) as refused:
-        validate_request(order, model)
+        validate_request(order, MODEL)
     assert status_of(refused.value).message.startswith(f"{named}: ")
 
 
 def test_the_limits_themselves_are_accepted() -> None:
-    model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
     at_most = submit(
         bad_words=[sampling_pb2.TokenIds(ids=[7] * 4)] * 256,
         stop_token_ids=range(64),
         cache_salt=b"x" * 64,
+        tenant="é" * 256,
         timeout_ms=1,
         prompt_token_ids=[7] * 49,
         min_tokens=9,
@@ -170,9 +185,9 @@ def test_the_limits_themselves_are_accepted() -> None:
         prompt_logprobs=20,
         sampling=sampling_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
     )
-    order = submission_of(at_most, time.monotonic()).order
+    order = submission_of(at_most, MODEL, time.monotonic()).order
     assert isinstance(order, Request)
-    validate_request(order, model)
+    validate_request(order, MODEL)
 
 
 def test_refusals_of_the_core_have_codes() -> None:

@@ -17,6 +17,7 @@ from ringline.inference.v1 import inference_pb2
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from engine_core.config import ModelSpec
 from engine_core.request import Request
 from services.detokenizer.engines import Engines
 from services.detokenizer.frames import outputs_of
@@ -42,6 +43,8 @@ ALPHABET = "abc"
 MAX_MODEL_LEN = 64
 ORPHAN_GRACE = 2.0
 LARGE = 1 << 20
+MODEL = ModelSpec("m", "M", 1 << 20, 1 << 20, (), None, "float32")
+"""What the engines know of it; the processor knows its narrower limits."""
 
 
 def make_tokenizer() -> Tokenizer:
@@ -194,7 +197,7 @@ class Engine:
         try:
             match kind:
                 case "submit":
-                    board.submit(peer, submission_of(command.submit, 0.0))
+                    board.submit(peer, submission_of(command.submit, MODEL, 0.0))
                 case "stop":
                     stop = command.stop
                     board.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)

@@ -141,7 +141,9 @@ class Submit(google.protobuf.message.Message):
     priority: builtins.int
     """Lower runs first; any value. Default 0."""
     tenant: builtins.str
-    """Requests of one priority share the engine fairly across tenants. Any name; empty is one more tenant."""
+    """Requests of one priority share the engine fairly across tenants. Any name of at most 512 bytes; empty is one more
+    tenant.
+    """
     cache_salt: builtins.bytes
     """Cached prefixes are shared only between requests of equal salt. At most 64 bytes. Default: empty."""
     timeout_ms: builtins.int
@@ -167,7 +169,7 @@ class Submit(google.protobuf.message.Message):
     @property
     def resume(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
         """Unfinished choices and what they already have, each choice once, below n. Default: all choices start from the
-        prompt.
+        prompt. A choice's ids are at most max_tokens, and with the prompt at most max_model_len.
         """
 
     def __init__(

@@ -1,0 +1,43 @@
+"""How much a Submit may hold: looked at before anything of it is copied.
+
+A frame may have 16 MiB, and many of them wait for one step. The core checks values and what they come to together.
+"""
+
+from __future__ import annotations
+
+from ringline.engine.v1 import engine_pb2
+
+from engine_core.config import ModelSpec
+from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS
+from services.ring.events import Code, Refused
+
+MAX_BAD_WORDS = 256
+MAX_CACHE_SALT_BYTES = 64
+MAX_STOP_TOKEN_IDS = 64
+MAX_TENANT_BYTES = 512
+
+
+def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
+    """Raise ``Refused`` for the first field that holds more, or less, than the contract allows for ``model``."""
+    sampling = submit.sampling
+    n = sampling.n if sampling.HasField("n") else 1
+    _check("sampling.n", n, "", 1, MAX_CHOICES)
+    _check("prompt_token_ids", len(submit.prompt_token_ids), "ids", 1, model.max_model_len - 1)
+    _check("resume", len(submit.resume), "choices", 0, n)
+    for index, resumed in enumerate(submit.resume):
+        _check(f"resume[{index}].token_ids", len(resumed.token_ids), "ids", 0, model.max_model_len)
+    _check("sampling.logit_bias", len(sampling.logit_bias), "entries", 0, MAX_LIST_ITEMS)
+    _check("sampling.allowed_token_ids", len(sampling.allowed_token_ids), "ids", 0, model.vocab_size)
+    _check("bad_words", len(submit.bad_words), "words", 0, MAX_BAD_WORDS)
+    _check("bad_words", sum(len(word.ids) for word in submit.bad_words), "ids together", 0, MAX_LIST_ITEMS)
+    _check("stop_token_ids", len(submit.stop_token_ids), "ids", 0, MAX_STOP_TOKEN_IDS)
+    _check("tenant", len(submit.tenant.encode()), "bytes", 0, MAX_TENANT_BYTES)
+    _check("cache_salt", len(submit.cache_salt), "bytes", 0, MAX_CACHE_SALT_BYTES)
+    if submit.HasField("timeout_ms"):
+        _check("timeout_ms", submit.timeout_ms, "", 1, 2**64 - 1)
+
+
+def _check(field: str, count: int, noun: str, least: int, most: int) -> None:
+    if not least <= count <= most:
+        expected = f"at most {most}" if least == 0 else f"{least} to {most}"
+        raise Refused(Code.INVALID_ARGUMENT, f"{field}: {count}{noun and ' '}{noun}: expected {expected}")
