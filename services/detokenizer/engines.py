@@ -49,19 +49,21 @@ class Engines:
         """Since start."""
         return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
 
-    async def prepare(self, stub: Any, address: str) -> None:
+    async def prepare(self, stub: Any, address: str) -> PeerId:
         """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
         model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         self.model_name = model.model
+        engine = PeerId(model.name, model.incarnation)
         async with self._lock:
             ours = self._tokenizer
             if ours is not None and ours.fingerprint() == model.tokenizer_fingerprint:
-                return
+                return engine
             if ours is not None and self._decoders:
                 raise LinkRefused(
                     f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, expected {ours.fingerprint()}"
                 )
             self._tokenizer = await self._fetch(stub, model.tokenizer_fingerprint)
+        return engine
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """Attached."""

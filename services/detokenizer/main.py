@@ -12,6 +12,7 @@ from services.detokenizer.service import DetokenizerService
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.runtime.attach_client import EngineLink
+from services.runtime.claims import Claims
 from services.runtime.drain import wait_until_idle
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
@@ -46,11 +47,13 @@ class _Detokenizer:
         me = PeerId(settings.name, new_incarnation())
         self._settings = settings
         self._engines = Engines()
+        claims = Claims()
         self._links = [
             EngineLink(
                 address,
                 me,
                 self._engines,
+                claims,
                 stall_timeout=server.stall_timeout,
                 max_message_bytes=server.max_message_bytes,
             )

@@ -45,6 +45,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     def serve(self, model: engine_pb2.GetModelResponse, tokenizer: dict[str, bytes]) -> None:
         """The engine has loaded."""
+        model.name, model.incarnation = self._me.name, self._me.incarnation
         self._model = model
         self._tokenizer = tokenizer
 

@@ -16,6 +16,7 @@ from services.processor.service import InferenceService, SessionBounds
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.runtime.attach_client import EngineLink
+from services.runtime.claims import Claims
 from services.runtime.drain import wait_until_idle
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import ProcessorMetrics
@@ -56,12 +57,14 @@ class _Processor:
         self._peers = Peers(vocabulary)
         self._ring = Ring(self._peers, self._metrics, patience=settings.patience)
         self._peers.events = self._ring
+        claims = Claims()
         self._links: list[EngineLink | Subscription] = [
             *(
                 EngineLink(
                     address,
                     me,
                     self._peers,
+                    claims,
                     stall_timeout=server.stall_timeout,
                     max_message_bytes=server.max_message_bytes,
                 )

@@ -106,11 +106,12 @@ class Peers:
 
     # EngineOwner
 
-    async def prepare(self, stub: Any, address: str) -> None:
-        """Learn what the engine serves before attaching to it."""
+    async def prepare(self, stub: Any, address: str) -> PeerId:
+        """Learn what the engine serves, and who it is, before attaching to it."""
         nobody = not self._engines and self.events.idle
         model = await self._vocabulary.learn(stub, replace=nobody)
         self._fingerprints[address] = model.numerics_fingerprint
+        return PeerId(model.name, model.incarnation)
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """Attached."""

@@ -17,6 +17,7 @@ from ringline.types.v1 import link_pb2
 
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
+from services.runtime.claims import Claims
 from services.runtime.redial import LinkRefused, keep_linked
 
 log = structlog.get_logger(__name__)
@@ -28,8 +29,8 @@ MAX_FRAME_BYTES = 1 << 20
 class EngineOwner(Protocol):
     """Whoever attached: a processor or a detokenizer."""
 
-    async def prepare(self, stub: Any, address: str) -> None:
-        """Before attaching: learn what the engine serves. Raises ``LinkRefused``."""
+    async def prepare(self, stub: Any, address: str) -> PeerId:
+        """Before attaching: learn what the engine serves; returns who it is. Raises ``LinkRefused``."""
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """The engine said Welcome: commands may be sent."""
@@ -49,14 +50,19 @@ class EngineLink:
         address: str,
         me: PeerId,
         owner: EngineOwner,
+        claims: Claims,
         *,
         stall_timeout: float,
         max_message_bytes: int,
     ) -> None:
-        """``stall_timeout`` in seconds: an engine that takes no command for this long is given up."""
+        """``claims`` is shared by the links of the process.
+
+        ``stall_timeout`` in seconds: an engine that takes no command for this long is given up.
+        """
         self.address = address
         self._me = me
         self._owner = owner
+        self._claims = claims
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
         self._commands: list[engine_pb2.Command] = []
@@ -82,7 +88,11 @@ class EngineLink:
 
     async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-        await self._owner.prepare(stub, self.address)
+        engine = await self._owner.prepare(stub, self.address)
+        with self._claims.claim(engine, self.address):
+            await self._attach_to(engine, stub, backoff)
+
+    async def _attach_to(self, engine: PeerId, stub: Any, backoff: Backoff) -> None:
         self._call = stub.Attach()
         try:
             hello = link_pb2.Hello(
@@ -93,8 +103,10 @@ class EngineLink:
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
+            if engine != PeerId(first.welcome.name, first.welcome.incarnation):
+                raise LinkRefused(f"{first.welcome.name} answered in the place of {engine.name} or of an earlier life")
             backoff.reset()
-            await self._carry(PeerId(first.welcome.name, first.welcome.incarnation), first)
+            await self._carry(engine, first)
         finally:
             self._call.cancel()
             self._call = None

@@ -774,6 +774,8 @@ class GetModelResponse(google.protobuf.message.Message):
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     MAX_NUM_QUEUED_REQS_FIELD_NUMBER: builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -798,6 +800,10 @@ class GetModelResponse(google.protobuf.message.Message):
     """Requests that may wait; more are refused with RESOURCE_EXHAUSTED."""
     max_num_seqs: builtins.int
     """Most choices computed in one step."""
+    name: builtins.str
+    """Stable name of the engine that answers, as in Welcome: whoever knows two addresses can tell that they lead to one."""
+    incarnation: builtins.int
+    """This life of it, as in Welcome."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
@@ -823,9 +829,11 @@ class GetModelResponse(google.protobuf.message.Message):
         num_blocks: builtins.int = ...,
         max_num_queued_reqs: builtins.int = ...,
         max_num_seqs: builtins.int = ...,
+        name: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "numerics_fingerprint", b"numerics_fingerprint", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "name", b"name", "num_blocks", b"num_blocks", "numerics_fingerprint", b"numerics_fingerprint", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
 

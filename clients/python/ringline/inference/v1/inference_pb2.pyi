@@ -345,7 +345,7 @@ class GenerateResponse(google.protobuf.message.Message):
     CONTINUED_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_OFFSET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The client's name for the request; empty when a refused frame had none."""
+    """The client's name for the request; empty when a refused frame had none, or one that is too long."""
     in_reply_to: builtins.int
     """Set on the Terminal of a refused frame: which request frame of the session it was, counted from 1."""
     prompt_logprobs_offset: builtins.int

@@ -1,0 +1,134 @@
+"""Links to engines: of several addresses that lead to one, one is used, and the next when that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+from structlog.testing import capture_logs
+
+from services.ring.identity import PeerId
+from services.runtime.attach_client import EngineLink
+from services.runtime.claims import Claims
+
+ME = PeerId("processor-0", 1)
+
+
+class OneDoor(engine_pb2_grpc.EngineServiceServicer):
+    """An engine as its door behaves: a peer that attaches again ends its earlier stream."""
+
+    def __init__(self, welcomes_as: str = "engine-0") -> None:
+        self.attached = 0
+        self._welcomes_as = welcomes_as
+        self._streams: dict[str, asyncio.Event] = {}
+
+    async def GetModel(self, request, context):
+        return engine_pb2.GetModelResponse(name="engine-0", incarnation=7)
+
+    async def Attach(self, request_iterator, context):
+        hello = (await anext(request_iterator)).hello
+        self.attached += 1
+        if hello.name in self._streams:
+            self._streams[hello.name].set()
+        superseded = self._streams[hello.name] = asyncio.Event()
+        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self._welcomes_as, incarnation=7))
+        await superseded.wait()
+        await context.abort(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+
+
+class Owner:
+    """Asks who is there, and keeps count."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._asked = asyncio.Condition()
+
+    async def prepare(self, stub, address: str) -> PeerId:
+        model = await stub.GetModel(engine_pb2.GetModelRequest())
+        async with self._asked:
+            self.asked[address] += 1
+            self._asked.notify_all()
+        return PeerId(model.name, model.incarnation)
+
+    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+        self.news.put_nowait(("up", link.address))
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        pass
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        self.news.put_nowait(("down", link.address))
+
+    async def asked_again(self, address: str, times: int) -> None:
+        """Wait until an address was asked so often from now on."""
+        before = self.asked[address]
+        async with self._asked:
+            await self._asked.wait_for(lambda: self.asked[address] >= before + times)
+
+
+@pytest.fixture
+async def addresses(tmp_path: Path) -> AsyncIterator[tuple[OneDoor, list[str]]]:
+    server, door = grpc.aio.server(), OneDoor()
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(door, server)
+    addresses = [f"unix:{tmp_path}/{name}.sock" for name in ("one", "other")]
+    for address in addresses:
+        server.add_insecure_port(address)
+    await server.start()
+    yield door, addresses
+    await server.stop(0)
+
+
+def dial(owner: Owner, claims: Claims, address: str) -> asyncio.Task[None]:
+    link = EngineLink(address, ME, owner, claims, stall_timeout=5.0, max_message_bytes=1 << 22)
+    return asyncio.create_task(link.run())
+
+
+async def end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[OneDoor, list[str]]) -> None:
+    door, names = addresses
+    owner, claims = Owner(), Claims()
+    with capture_logs() as logs:
+        tasks = {address: dial(owner, claims, address) for address in names}
+        async with asyncio.timeout(20):
+            kind, first = await owner.news.get()
+            (second,) = set(names) - {first}
+            await owner.asked_again(second, 4)
+        assert kind == "up"
+        assert (door.attached, owner.news.empty(), owner.asked[first]) == (1, True, 1)
+        (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+        assert (warning["address"], warning["used"], warning["engine"]) == (second, first, "engine-0")
+        # The one that is used is lost, and the other takes its place.
+        await end(tasks.pop(first))
+        async with asyncio.timeout(20):
+            assert await owner.news.get() == ("down", first)
+            assert await owner.news.get() == ("up", second)
+        await end(*tasks.values())
+
+
+async def test_whoever_welcomes_must_be_who_was_asked(tmp_path: Path) -> None:
+    """Behind one address may be several; what was learned of one says nothing of another."""
+    server, door = grpc.aio.server(), OneDoor(welcomes_as="engine-1")
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(door, server)
+    server.add_insecure_port(f"unix:{tmp_path}/e.sock")
+    await server.start()
+    owner = Owner()
+    with capture_logs() as logs:
+        task = dial(owner, Claims(), f"unix:{tmp_path}/e.sock")
+        async with asyncio.timeout(20):
+            await owner.asked_again(f"unix:{tmp_path}/e.sock", 3)
+        await end(task)
+    assert owner.news.empty()
+    assert any("answered in the place of engine-0" in entry.get("reason", "") for entry in logs)
+    await server.stop(0)
