@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import structlog
 from google.protobuf.message import DecodeError
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
@@ -18,6 +19,8 @@ from services.ring.positions import Fit, fit
 from services.runtime.wire import packed_from_proto, status_from_proto, unpack_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
+
+log = structlog.get_logger(__name__)
 
 
 class _Choice:
@@ -39,12 +42,14 @@ class _Choice:
 class _Request:
     """One request under one epoch."""
 
-    __slots__ = ("choices", "epoch", "subscriber")
+    __slots__ = ("choices", "ends", "epoch", "subscriber")
 
     def __init__(self, epoch: int, subscriber: Subscriber, choices: dict[int, _Choice]) -> None:
         self.epoch = epoch
         self.subscriber = subscriber
         self.choices = choices
+        """Those that go on."""
+        self.ends: dict[int, ChoiceEnd | None] = dict.fromkeys(choices)
 
 
 class EngineDecoder:
@@ -184,19 +189,23 @@ class EngineDecoder:
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
-            outbox.end(request_id, epoch, choice, ChoiceEnd(Cause.STOP, delta.end, stop_string=delta.stop))
+            end = ChoiceEnd(Cause.STOP, delta.end, stop_string=delta.stop)
         elif finish is not None:
-            outbox.end(request_id, epoch, choice, _end_of(finish))
+            end = _end_of(finish)
         else:
             return
+        outbox.end(request_id, epoch, choice, end)
+        request.ends[choice] = end
         del request.choices[choice]
         if not request.choices:
             del self._requests[request_id]
+            _log_finished(request_id, request)
 
     def _close(self, closed: engine_pb2.Closed) -> None:
         request = self._requests.get(closed.request_id)
         if request is not None and request.epoch <= closed.epoch:
             del self._requests[closed.request_id]
+            _log_finished(closed.request_id, request)
             request.subscriber.outbox.drop(closed.request_id, closed.epoch)
 
 
@@ -218,6 +227,16 @@ def _entries(
     for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
         yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index, ())
         start += count
+
+
+def _log_finished(request_id: str, request: _Request) -> None:
+    log.debug(
+        "request finished",
+        request_id=request_id,
+        epoch=request.epoch,
+        causes={choice: end and end.cause.name for choice, end in request.ends.items()},
+        completion_tokens=sum(end.position for end in request.ends.values() if end),
+    )
 
 
 def _end_of(finish: engine_pb2.Finish) -> ChoiceEnd:

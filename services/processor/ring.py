@@ -331,6 +331,7 @@ class Ring:
         assert news is not None
         news.closing = closing
         call.client.wake.set()
+        _log_finished(call, closing)
 
     def _count_delta(self, live: LiveRequest, choice: int, tokens: int, now: float) -> None:
         if not live.last_delta_at:
@@ -341,3 +342,24 @@ class Ring:
         else:
             self._metrics.tokens(tokens, now - last)
         live.last_delta_at[choice] = now
+
+
+def _log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+    """The line that joins the client's name of a request to the ring's, under which the other services log it."""
+    told = log.bind(
+        request_id=call.ring_id,
+        client_request_id=call.client_id,
+        tenant=call.client.tenant,
+        seconds=round(time.monotonic() - call.arrived, 4),
+    )
+    if isinstance(closing, inference_pb2.Terminal):
+        told.debug("request refused", cause=Cause(closing.cause).name, error=closing.error.message)
+        return
+    ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
+    told.debug(
+        "request finished",
+        causes={choice: end and end.cause.name for choice, end in ends.items()},
+        prompt_tokens=closing.prompt_tokens,
+        cached_tokens=closing.cached_tokens,
+        completion_tokens=closing.completion_tokens,
+    )

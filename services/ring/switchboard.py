@@ -6,7 +6,7 @@ what the core computed through ``progress``; time comes in as an argument. It wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -61,11 +61,16 @@ class Switchboard:
         orphan_grace: float,
         max_ledgers: int,
         max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
+        on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
-        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream."""
+        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
+
+        ``on_removed`` is told of each request that is forgotten, with all that is known of it.
+        """
         self._core = core
         self._orphan_grace = orphan_grace
         self._max_ledgers = max_ledgers
+        self._on_removed = on_removed
         self._max_prompt_logprob_bytes = max_prompt_logprob_bytes
         self._prompt_logprob_bytes = 0
         """Of all requests, whether computed yet or not."""
@@ -325,6 +330,7 @@ class Switchboard:
             link.mark(entry.request_id)
 
     def _remove(self, entry: LedgerEntry) -> None:
+        self._on_removed(entry)
         if not entry.finished:
             self._core.cancel(entry.core_id, None)
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]

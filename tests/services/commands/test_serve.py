@@ -137,14 +137,14 @@ class Stack:
 
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
-    flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB")
+    flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
     stack = Stack({**environment, **variables}, tmp_path, *flags)
     try:
         stack.ready()
         events = [json.loads(line)["event"] for line in stack.log.read_text().splitlines()]
-        assert (events.count("serving"), events.count("ready"), events.count("not linked")) == (3, 1, 0)
+        assert (events.count("serving"), events.count("ready")) == (3, 1)
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
         assert "serving" not in events[events.index("ready") :]
@@ -157,6 +157,8 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         for service in services.values():
             with urllib.request.urlopen(service["metrics"], timeout=5) as answer:
                 assert b"process_resident_memory_bytes" in answer.read()
+
+        check_log_of_a_request(stack, services["processor"]["address"])
 
         killed = services["detokenizer"]["pid"]
         os.kill(killed, signal.SIGKILL)
@@ -174,6 +176,21 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         assert ringline("status", env=environment).returncode == 1
     finally:
         stack.process.kill()
+
+
+def check_log_of_a_request(stack, address):
+    """Each service tells of its end under one id; the processor knows what the client called it."""
+    arguments = ("--max-tokens", "4", "--ignore-eos", "--n", "2", "--address", address)
+    assert ringline("generate", "the cat", *arguments, env=stack.env).returncode == 0
+    stack.until(lambda: len(stack.events("request finished")) == 3)
+    records = {record["service"]: record for record in stack.events("request finished")}
+    assert records.keys() == {"engine", "detokenizer", "processor"}
+    assert len({record["request_id"] for record in records.values()}) == 1
+    for record in records.values():
+        assert record["causes"] == {"0": "LENGTH", "1": "LENGTH"}
+        assert (record["level"], record["completion_tokens"]) == ("debug", 8)
+    assert records["processor"]["prompt_tokens"] == records["engine"]["prompt_tokens"] > 0
+    assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])
 
 
 def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environment, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from services.engine.frames import response_of
 from services.ring.cursor import OutboundLink, OutputFrame
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
 from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
 from services.ring.logprobs import PackedLogprobs
 from services.ring.switchboard import MAX_OUTPUT_CONTEXT_BYTES, Submission, Switchboard
 
@@ -607,3 +608,28 @@ def test_a_redirect_cannot_name_choices_that_there_are_not(board: Switchboard) -
     assert code is Code.INVALID_ARGUMENT
     assert message.startswith("delivered: ")
     board.redirect(peer, "1-1", 2, "", {0: 0})
+
+
+def test_what_is_forgotten_is_told_with_its_end_if_it_has_one() -> None:
+    told: dict[str, Cause | None] = {}
+
+    def on_removed(entry: LedgerEntry) -> None:
+        assert entry.request_id not in told
+        end = entry.choices[0].end
+        told[entry.request_id] = end.cause if end is not None else None
+
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, on_removed=on_removed)
+    link, _ = board.attach(peer, 0.0)
+    for name in ("1-1", "1-2", "1-3", "1-4"):
+        board.submit(peer, submission(name))
+    ended, refused = sorted(name for name in core.names if name.startswith(("1-2", "1-4")))
+    board.progress(ended, 0, [7], [], ChoiceEnd(Cause.LENGTH, 1))
+    assert told == {}
+    board.done(peer, "1-1", 1)
+    board.done(peer, "1-2", 1)
+    board.refuse(refused, Status(Code.RESOURCE_EXHAUSTED, "full"))
+    board.cancel(peer, "1-3", 1)
+    board.detach(link, 1.0)
+    board.expire(1.0 + GRACE)
+    assert told == {"1-1": None, "1-2": Cause.LENGTH, "1-4": None, "1-3": Cause.CANCELLED}

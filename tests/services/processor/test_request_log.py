@@ -1,0 +1,57 @@
+"""One line per request and service when it ends, from which an operator finds what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from services.ring.events import Cause, Code, Status
+from tests.services.processor.test_ring import ask, settle
+from tests.services.ring.world import World
+
+
+def lines(logs: list[Any], event: str) -> list[Mapping[str, Any]]:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+def test_a_request_that_ends_is_told_by_the_detokenizer_and_the_processor() -> None:
+    with capture_logs() as logs:
+        world = World(["engine-0"], ["detokenizer-0"])
+        call = world.ask(ask(max_tokens=7, n=2))
+        settle(world)
+    by_detokenizer, by_processor = lines(logs, "request finished")
+    for line in (by_detokenizer, by_processor):
+        assert line["log_level"] == "debug"
+        assert line["request_id"] == call.ring_id
+        assert line["causes"] == {0: "LENGTH", 1: "LENGTH"}
+        assert line["completion_tokens"] == 14
+    assert by_detokenizer["epoch"] == 1
+    assert by_processor["client_request_id"] == "r"
+    assert by_processor["prompt_tokens"] == 2
+
+
+def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> None:
+    with capture_logs() as logs:
+        world = World(["engine-0"], ["detokenizer-0"])
+        call = world.ask(ask())
+        for _ in range(3):
+            world.flow(tokens=1)
+        world.ring.end(call, Cause.CANCELLED)
+        settle(world)
+    by_processor, by_detokenizer = lines(logs, "request finished")
+    assert by_processor["causes"] == {0: "CANCELLED"}
+    assert by_processor["completion_tokens"] == call.live.ring.completion_tokens > 0
+    assert by_detokenizer["causes"] == {0: None}
+
+
+def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
+    with capture_logs() as logs:
+        world = World(["engine-0"], ["detokenizer-0"])
+        call = world.ask(ask())
+        call.live, call.ended = None, False
+        world.ring.end(call, Cause.ERROR, Status(Code.INVALID_ARGUMENT, "temperature: -1 is out of range"))
+    (line,) = lines(logs, "request refused")
+    assert (line["cause"], line["error"]) == ("ERROR", "temperature: -1 is out of range")
+    assert (line["request_id"], line["client_request_id"]) == (call.ring_id, "r")
