@@ -1,0 +1,233 @@
+"""Each kernel alone, with its share of the machine's limit in the same moment.
+
+    python -m benchmarks.kernels                       # all, with one thread and with all
+    python -m benchmarks.kernels --only attention
+
+Shapes are those of Qwen3-0.6B in bfloat16. Weights and keys are read from memory: calls rotate over so many copies
+that no cache holds them. Activations are where the kernel before would have left them, so those of small steps come
+from a cache, and a share of the stream bandwidth beyond 100 % is no mistake there.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.limits import Gauge, threads_of_torch
+from benchmarks.report import Row, emit, output_options, print_table
+from benchmarks.roofline import Cost
+from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.choice import choose_attention
+from engine_core.layers.activation import silu_and_mul
+from engine_core.layers.linear_choice import choose_linear
+from engine_core.layers.norm import RMSNorm
+from engine_core.layers.rotary import RopeParameters, Rotary, rotate
+from engine_core.request import SamplingParams
+from engine_core.worker.sampler import Sampler, SamplingRows
+from engine_core.worker.sampling_state import SamplingState
+
+_HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
+_HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
+_BLOCK = 16
+_LINEARS = {
+    "qkv_proj": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
+    "o_proj": (_HIDDEN, _HEADS * _HEAD_DIM),
+    "gate_up_proj": (2 * _INNER, _HIDDEN),
+    "down_proj": (_HIDDEN, _INNER),
+    "lm_head": (_VOCABULARY, _HIDDEN),
+}
+_ROWS = (1, 2, 4, 16, 64, 256, 1024)
+_MOST_LOGITS = 256
+"""Rows of logits that are asked for: no step has more sequences."""
+_UNCACHED_BYTES = 1 << 28
+"""Weights rotate over at least so many bytes."""
+_SECONDS, _LEAST_CALLS = 0.2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One shape of one kernel."""
+
+    name: str
+    rows: int
+    cost: Cost
+    calls: Sequence[Callable[[], object]]
+    """The same on different copies of what must come from memory."""
+
+
+def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
+    """Products with packed weights."""
+    weight_bytes, make = 2 if quantization is None else 1, choose_linear(quantization)
+    for name in names:
+        height, width = _LINEARS[name]
+        copies = -(-_UNCACHED_BYTES // (height * width * weight_bytes))
+        weights = [make(torch.randn(height, width).bfloat16() * 0.02) for _ in range(copies)]
+        for rows in _ROWS:
+            if name == "lm_head" and rows > _MOST_LOGITS:
+                continue
+            x = torch.randn(rows, width).bfloat16()
+            moved = weight_bytes * height * width + 2 * rows * (height + width)
+            calls = [lambda weight=weight, x=x: weight(x) for weight in weights]
+            yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
+
+
+def attention() -> Iterator[Kernel]:
+    """Decoding of 16 sequences over contexts of several lengths, and prefill of one prompt."""
+    for context in (128, 1024, 4096):
+        yield _attention("attention decode", sequences=16, new=1, context=context)
+    for prompt in (128, 1024, 4096):
+        yield _attention("attention prefill", sequences=1, new=prompt, context=prompt)
+
+
+def _attention(name: str, sequences: int, new: int, context: int) -> Kernel:
+    backend, _ = choose_attention(_HEAD_DIM, torch.bfloat16)
+    rows, blocks = sequences * new, sequences * -(-context // _BLOCK)
+    read = 4 * sequences * context * _KV_HEADS * _HEAD_DIM
+    layers = -(-_UNCACHED_BYTES // read) if new == 1 else 1
+    caches = backend.allocate(
+        KVCacheSpec(layers, _KV_HEADS, _HEAD_DIM, _BLOCK, torch.bfloat16), blocks, torch.device("cpu")
+    )
+    for cache in caches:
+        cache.normal_()
+    metadata = _metadata(sequences, new, context)
+    query = torch.randn(rows, _HEADS, _HEAD_DIM).bfloat16()
+    key, value = (torch.randn(rows, _KV_HEADS, _HEAD_DIM).bfloat16() for _ in range(2))
+    seen = rows * (context - (new - 1) / 2)
+
+    def call(cache: torch.Tensor) -> Callable[[], object]:
+        return lambda: backend.forward(query, key, value, cache, metadata, _HEAD_DIM**-0.5)
+
+    cost = Cost(read + 4 * query.nbytes, 4.0 * seen * _HEADS * _HEAD_DIM)
+    return Kernel(f"{name} {sequences} × {context}", rows, cost, [call(cache) for cache in caches])
+
+
+def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
+    """Each sequence's last ``new`` tokens, its blocks strewn over the cache."""
+    blocks = -(-context // _BLOCK)
+    tables = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(0)).view(sequences, blocks)
+    positions = torch.arange(context - new, context)
+    return AttentionMetadata(
+        query_starts=torch.arange(0, sequences * new + 1, new, dtype=torch.int32),
+        seq_lens=torch.full((sequences,), context, dtype=torch.int32),
+        block_tables=tables.int(),
+        slot_mapping=(tables[:, positions // _BLOCK] * _BLOCK + positions % _BLOCK).flatten(),
+        max_query_len=new,
+        max_seq_len=context,
+    )
+
+
+def small_operations() -> Iterator[Kernel]:
+    """What lies between the products of a layer."""
+    norm = RMSNorm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6)
+    rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, torch.device("cpu"))
+    for rows in (1, 16, 64, 256, 1024):
+        x = torch.randn(rows, _HIDDEN).bfloat16()
+        yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [lambda x=x: norm(x)])
+        heads = torch.randn(rows, _HEADS + _KV_HEADS, _HEAD_DIM).bfloat16()
+        cos, sin = rotary.angles(torch.arange(rows))
+        yield Kernel("rope", rows, Cost(2 * heads.nbytes), [lambda h=heads, c=cos, s=sin: rotate(h, c, s)])
+        gate_up = torch.randn(rows, 2 * _INNER).bfloat16()
+        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [lambda g=gate_up: silu_and_mul(g)])
+
+
+def samplers() -> Iterator[Kernel]:
+    """Drawing tokens from logits [rows, vocabulary] in float32, greedy and at random."""
+    random = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+    for name, params in (("sampler greedy", SamplingParams(temperature=0.0)), ("sampler top-k, top-p", random)):
+        for rows in (1, 16, 64, 256):
+            logits = torch.randn(rows, _VOCABULARY).numpy()
+            yield Kernel(name, rows, Cost(logits.nbytes), [_draw(params, logits)])
+
+
+def _draw(params: SamplingParams, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Callable[[], object]:
+    rows = len(logits)
+    state = SamplingState(rows, _VOCABULARY, ())
+    tokens = np.ones((rows, 8), np.int32)
+    for slot in range(rows):
+        state.add(slot, params, 0, tokens[slot], 8)
+    sampler, lengths = Sampler(state, _VOCABULARY), np.full(rows, 8, np.int64)
+    sampling_rows = SamplingRows(np.arange(rows), tokens, lengths, lengths)
+    return lambda: sampler.sample(logits, sampling_rows)
+
+
+def seconds_of(kernel: Kernel) -> float:
+    """The median time of a call."""
+    for call in kernel.calls:
+        call()
+    taken: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    for call in itertools.cycle(kernel.calls):
+        begun = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        taken.append(now - begun)
+        if now > end and len(taken) >= _LEAST_CALLS:
+            return statistics.median(taken)
+    raise AssertionError("a cycle has no end")
+
+
+@torch.inference_mode()
+def measure(kernels: Iterator[Kernel], threads: int | None) -> list[Row]:
+    """A row for each kernel, beside the limits taken just before it."""
+    rows: list[Row] = []
+    gauge = Gauge(threads)
+    with threads_of_torch(threads) as count:
+        for kernel in kernels:
+            limits, seconds = gauge.take(), seconds_of(kernel)
+            bound = "memory" if kernel.cost.read / limits.bandwidth > kernel.cost.operations / limits.flops else "compute"
+            rows.append(
+                {
+                    "kernel": kernel.name,
+                    "rows": kernel.rows,
+                    "threads": count,
+                    "µs": 1e6 * seconds,
+                    "GB/s": kernel.cost.read / seconds / 1e9,
+                    "GFLOP/s": kernel.cost.operations / seconds / 1e9,
+                    "bound": bound,
+                    "share": kernel.cost.seconds(limits) / seconds,
+                    "stream GB/s": limits.bandwidth / 1e9,
+                    "bf16 GFLOP/s": limits.flops / 1e9,
+                }
+            )
+    return rows
+
+
+GROUPS: dict[str, Callable[[], Iterator[Kernel]]] = {
+    "attention": attention,
+    "linear": lambda: linears(list(_LINEARS), None),
+    "int8": lambda: linears(["gate_up_proj", "lm_head"], "int8"),
+    "small": small_operations,
+    "sampler": samplers,
+}
+
+
+def measure_groups(names: Sequence[str], threads: Sequence[int | None]) -> list[Row]:
+    """Rows of the kernels of some groups, with each number of threads."""
+    return [row for name in names for count in threads for row in measure(GROUPS[name](), count)]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    output_options(parser)
+    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="groups of kernels")
+    parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads; by default one, and all")
+    arguments = parser.parse_args()
+    rows = measure_groups(arguments.only, arguments.threads or (1, None))
+    print_table(rows, "kernels")
+    emit(arguments, "kernels", rows)
+
+
+if __name__ == "__main__":
+    main()

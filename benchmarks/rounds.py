@@ -1,0 +1,50 @@
+"""Interleaved rounds and what they say: A, B, A, B, …, so that a minute in which the machine was slow was slow for
+everybody, and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The median of the rounds, and between what they lay."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Figure:
+        """Of at least one value."""
+        known = list(values)
+        return cls(statistics.median(known), min(known), max(known))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.lowest:.3g} … {self.highest:.3g})"
+
+
+def interleave(rounds: int, measure: Mapping[str, Callable[[int], _T]]) -> dict[str, list[_T]]:
+    """Call each of ``measure`` once per round with the round's number; results by name, in order of rounds.
+
+    Every other round goes backwards: who comes after whom matters where one leaves a cache or a clock rate behind.
+    """
+    results: dict[str, list[_T]] = {name: [] for name in measure}
+    for number in range(rounds):
+        names = list(measure) if number % 2 == 0 else list(reversed(measure))
+        for name in names:
+            results[name].append(measure[name](number))
+        print(f"\r  round {number + 1} of {rounds}", end="\n" if number + 1 == rounds else "", file=sys.stderr)
+    return results
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """Of figures that were taken in the same rounds."""
+    return Figure.of(a / b for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,90 @@
+"""The ring on this machine: ``ringline serve``, or one that runs already; and what every server is loaded with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ringline
+
+from benchmarks.served.processes import ServerError, failure, free_port, running
+from services.runtime.run_dir import running_stacks
+
+_START_TIMEOUT = 120.0
+_CLIENT_TIMEOUT = 600.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is sent to a server."""
+
+    requests: int
+    concurrency: int
+    prompt: int
+    output: int
+    warmup: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Where a running ring is."""
+
+    processor: str
+    engine: str | None
+    """None where it is not known: a ring that was not started here."""
+    seconds_to_first_token: float | None
+
+
+@contextlib.contextmanager
+def serve(model: Path, flags: Sequence[str], logs: Path) -> Iterator[Ring]:
+    """Serve ``model`` with ``ringline serve`` and these further flags while the body runs."""
+    address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
+    command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
+    begun = time.monotonic()
+    with running(command, log) as process:
+        seconds = _first_token(address, process, begun, log)
+        [stack] = [stack for stack in running_stacks() if stack.pid == process.pid]
+        yield Ring(address, stack.services["engine"].address, seconds)
+
+
+def _first_token(address: str, process: subprocess.Popen[bytes], begun: float, log: Path) -> float:
+    """Seconds until a request sent as soon as possible has its token."""
+    while process.poll() is None and time.monotonic() < begun + _START_TIMEOUT:
+        with contextlib.suppress(ringline.RingError), ringline.Client(address) as client:
+            client.generate(token_ids=[100] * 16, max_tokens=1, temperature=0.0, ignore_eos=True)
+            return time.monotonic() - begun
+        time.sleep(0.02)
+    raise failure(log)
+
+
+def load(ring: Ring, traffic: Traffic, *, engine: bool = False) -> dict[str, Any]:
+    """What the client measures: text through the ring, or (``engine``) token ids straight at the engine."""
+    if not engine:
+        return run_client(sys.executable, "ring", ring.processor, "", traffic)
+    if ring.engine is None:
+        raise ServerError("the engine's address is not known")
+    return run_client(sys.executable, "ring-engine", ring.engine, "", traffic)
+
+
+def run_client(interpreter: str, wire: str, address: str, model: str, traffic: Traffic) -> dict[str, Any]:
+    """Run ``benchmarks.served.client`` to its end and read what it prints. Raises ``ServerError``."""
+    command = [interpreter, "-m", "benchmarks.served.client", wire, address, model]
+    command += [f"--requests={traffic.requests}", f"--concurrency={traffic.concurrency}", f"--warmup={traffic.warmup}"]
+    command += [f"--input-len={traffic.prompt}", f"--output-len={traffic.output}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "clients" / "python")))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT, env=environment)
+    lines = done.stdout.splitlines()
+    figures: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or figures.get("failed", 1):
+        raise ServerError(f"the client failed: {figures.get('failures') or done.stderr.strip()[-500:]}")
+    return figures

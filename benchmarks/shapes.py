@@ -1,0 +1,106 @@
+"""Models to measure: real shapes with random weights, which cost what trained ones cost.
+
+A shape's name stands wherever a model is asked for; its checkpoint is made the first time, below ``--models``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+
+_VOCABULARY = 16_000
+_SPECIAL_TOKENS = ["<|end|>"]
+_COMPLETE = "tokenizer.json"
+"""The last file that is written."""
+
+
+def _tiny_llama() -> PretrainedConfig:
+    """11 million weights: what is left is overhead."""
+    return LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def _qwen3_600m() -> PretrainedConfig:
+    """Qwen3-0.6B: 596 million weights, of which 156 million are the tied embedding."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=16_384,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+SHAPES: dict[str, Callable[[], PretrainedConfig]] = {"tiny-llama": _tiny_llama, "qwen3-0.6b": _qwen3_600m}
+
+
+def model_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """The flags that say which model is measured."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser.add_argument("--model", default=default, help=f"a checkpoint's directory, or one of {', '.join(SHAPES)}")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        default=cache / "ringline-benchmarks",
+        metavar="DIR",
+        help="where checkpoints of random weights are made and kept (%(default)s)",
+    )
+
+
+def find_model(model: str, models: Path) -> Path:
+    """The directory of ``model``: its own, or that of the shape of that name, made if it is not there yet."""
+    if Path(model).is_dir():
+        return Path(model).resolve()
+    if model not in SHAPES:
+        raise SystemExit(f"{model} is neither a directory nor one of {', '.join(SHAPES)}")
+    directory = (models / model).resolve()
+    if not (directory / _COMPLETE).exists():
+        print(f"making {directory}", flush=True)
+        _write_checkpoint(SHAPES[model](), directory)
+    return directory
+
+
+def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:
+    """Random bfloat16 weights as safetensors, and a tokenizer."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=_train_tokenizer(), eos_token=_SPECIAL_TOKENS[0]).save_pretrained(directory)
+
+
+def _train_tokenizer() -> Tokenizer:
+    """A byte-level BPE that has read Python's own library: its pieces are as long as those of real ones."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY, special_tokens=_SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train([str(path) for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))], trainer)
+    return tokenizer

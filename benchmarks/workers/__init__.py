@@ -1,0 +1,1 @@
+"""Engines behind one interface (``benchmarks.worker``): each file is run by the interpreter that has its engine."""

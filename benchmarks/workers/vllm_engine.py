@@ -1,0 +1,35 @@
+"""vLLM, offline, on CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.work import Outcome, Work
+from benchmarks.worker import Engine, serve_rounds
+
+
+class VllmEngine(Engine):
+    """``vllm.LLM`` in bfloat16, without the prefix cache, for up to 256 sequences."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        """``options`` are those of ``vllm.LLM``."""
+        import vllm
+
+        self._params = vllm.SamplingParams
+        settings = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_seqs": 256} | options
+        self._llm = vllm.LLM(model=model, **settings)
+
+    def run(self, work: Work) -> Outcome:
+        params = self._params(temperature=0.0, max_tokens=work.output, ignore_eos=True)
+        prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts()]
+        begun = time.perf_counter()
+        results = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        if any(len(result.outputs[0].token_ids) != work.output for result in results):
+            raise RuntimeError("a sequence did not get the tokens it asked for")
+        return Outcome(seconds)
+
+
+if __name__ == "__main__":
+    serve_rounds(VllmEngine)
