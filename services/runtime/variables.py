@@ -23,6 +23,7 @@ ENGINE_OPTIONS = (
     "download_dir",
     "dtype",
     "max_model_len",
+    "quantization",
     "seed",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
