@@ -1,0 +1,12 @@
+"""What tests of the ring's state machines share."""
+
+import pytest
+
+from services.ring.switchboard import Switchboard
+from tests.services.ring.door import GRACE, MAX_LEDGERS, Core
+
+
+@pytest.fixture
+def board() -> Switchboard:
+    """The engine's door, before anybody attached."""
+    return Switchboard(Core(), orphan_grace=GRACE, max_ledgers=MAX_LEDGERS)
