@@ -11,17 +11,22 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import grpc
-from ringline.errors import from_rpc
+from ringline.errors import RingError, from_rpc
 
 
 class LoadError(Exception):
     """The measurement cannot go on; its text is one sentence fit to show a person."""
 
+    def __init__(self, message: str, error: RingError | None = None) -> None:
+        """``error``: what ended the call, if that is why."""
+        super().__init__(message)
+        self.error = error
+
     @classmethod
     def of_call(cls, failure: grpc.aio.AioRpcError) -> LoadError:
         """The end of a call."""
         error = from_rpc(failure)
-        return cls(f"{error.code.name}: {error}")
+        return cls(f"{error.code.name}: {error}", error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 import ringline
 
-from services.runtime.settings import PROCESSOR_PORT
+from services.runtime.settings import PROCESSOR_PORT, valid_address
 from services.runtime.variables import ADDRESS_VARIABLE, unknown_variables
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,7 +36,10 @@ def bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not a token id and a value such as 42:-1.5") from None
 
 
-def _warn_of_unknown_variables(context: click.Context, parameter: click.Parameter, address: str) -> str:
+def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    """Refuse what is no address, and warn of variables that may have been meant to be it."""
+    if not valid_address(address):
+        raise click.BadParameter(f"{address!r} is not an address like host:port, [v6]:port or unix:path")
     for name, nearest in unknown_variables(os.environ):
         click.echo(f"warning: {name} means nothing" + (f"; is it {nearest}?" if nearest else ""), err=True)
     return address
@@ -47,7 +50,7 @@ address_option = click.option(
     metavar="HOST:PORT",
     default=f"127.0.0.1:{PROCESSOR_PORT}",
     envvar=ADDRESS_VARIABLE,
-    callback=_warn_of_unknown_variables,
+    callback=_check_address,
     show_default=True,
     show_envvar=True,
     help="Where the processor listens; unix:PATH too.",

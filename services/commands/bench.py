@@ -19,7 +19,7 @@ from services.bench.link import LoadError, Target
 from services.bench.load import Load
 from services.bench.measure import Measurement, Report, Spread
 from services.bench.session import SessionLink
-from services.commands._options import address_option
+from services.commands._options import address_option, describe
 
 _PROGRESS_SECONDS = 2.0
 
@@ -74,7 +74,9 @@ def bench(address: str, engine: str | None, concurrency: int | None, as_json: bo
     try:
         target, report, cpu = asyncio.run(_measure(engine, address, plan))
     except LoadError as error:
-        raise click.ClickException(f"{engine or address}: {error}") from None
+        reached = engine or address
+        message = f"{reached}: {error}" if error.error is None else describe(error.error, reached)
+        raise click.ClickException(message) from None
     place = {"target": "engine" if engine else "session", "address": engine or address, "model": target.model}
     if as_json:
         click.echo(json.dumps(place | asdict(plan) | to_json(report, plan, cpu)))

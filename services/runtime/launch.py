@@ -8,12 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import structlog
+
 from services.runtime.channels import open_channel, wait_serving
 from services.runtime.child_logs import ChildLogs, explain
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, run_directory
 from services.runtime.stack import StackOptions, child_specs, service_addresses, state_of
 from services.runtime.supervisor import Supervisor
+
+log = structlog.get_logger()
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -46,6 +50,7 @@ async def run_stack(
 
     def on_signal(number: int) -> None:
         received.append(number)
+        log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
     with run_directory() as directory:

@@ -92,7 +92,11 @@ def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
 def console_renderer(colors: bool) -> Processor:
     """Renders one event, with its time under ``time``, for people: sizes have units, and what is empty is left out."""
     render = structlog.dev.ConsoleRenderer(
-        colors=colors, timestamp_key="time", pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        colors=colors,
+        timestamp_key="time",
+        pad_event_to=0,
+        sort_keys=False,  # each event's own order is the one to read it in
+        exception_formatter=structlog.dev.plain_traceback,
     )
 
     def for_people(logger: Any, method: str, event: EventDict) -> str:

@@ -164,3 +164,16 @@ def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path
         check=False,
     )
     assert "Commands:" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", [("generate", "hello"), ("chat",), ("bench", "--requests", "1")])
+def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
+    done = ringline(*command, "--address", "127.0.0.1:9")
+    assert done.returncode == 1
+    expected = (
+        "127.0.0.1:9 is not available: Connection refused; `ringline serve` starts a server, --address names another"
+    )
+    assert done.stderr.splitlines() == [f"Error: {expected}"]
+    done = ringline(*command, "--address", "nowhere")
+    assert done.returncode == 2
+    assert "'nowhere' is not an address like host:port" in done.stderr

@@ -131,7 +131,7 @@ def test_people_read_sizes_with_units_and_machines_read_numbers():
     log.info("stage", **STAGE)
     log.info("stage advanced", done_bytes=2048, total_bytes=2**31)
     first, second = console.getvalue().splitlines()
-    assert first.endswith("stage bytes='7.3 MiB' name='load weights' seconds=0.412 service=engine")
+    assert first.endswith("stage name='load weights' seconds=0.412 bytes='7.3 MiB' service=engine")
     assert "done_bytes='2.0 KiB'" in second
     assert "total_bytes='2.0 GiB'" in second
     as_json = configured("json")
