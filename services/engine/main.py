@@ -85,14 +85,16 @@ class _Engine:
 
     async def _work(self) -> None:
         start = time.monotonic()
-        self._engine = await asyncio.to_thread(start_engine, self._config, StartupProgress(StageLog()))
+        # The tokenizer first: its files stay in this process, and are seen when memory is measured.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
+        tokenizer_fingerprint = await asyncio.to_thread(fingerprint_of, files)
+        self._engine = await asyncio.to_thread(start_engine, self._config, StartupProgress(StageLog()))
         executor = self._engine.executor
         model = model_message(
             executor.model,
             executor.cache_size,
             self._config.scheduler,
-            tokenizer_fingerprint=await asyncio.to_thread(fingerprint_of, files),
+            tokenizer_fingerprint=tokenizer_fingerprint,
             numerics_fingerprint=executor.numerics_fingerprint,
         )
         loop = asyncio.get_running_loop()
