@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from services.runtime.telemetry import console_renderer, human_bytes
@@ -34,7 +35,7 @@ class ChildLogs:
     def line(self, child: str, line: str) -> None:
         """A child printed a line."""
         if self._as_json:
-            print(line, file=self._stream, flush=True)
+            self._print(self._stream, line)
             return
         record = parse_record(line)
         if record is None:
@@ -77,16 +78,18 @@ class ChildLogs:
     def _status(self, text: str) -> None:
         """A line that the next one replaces; only a terminal has them."""
         if self._out.isatty():
-            self._out.write(f"\r\x1b[K{text}")
-            self._out.flush()
+            with suppress(OSError):
+                self._out.write(f"\r\x1b[K{text}")
+                self._out.flush()
             self._transient = True
 
     def _print(self, stream: TextIO, text: str) -> None:
-        if self._transient:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
-            self._transient = False
-        print(text, file=stream, flush=True)
+        with suppress(OSError):  # what is served does not end because nobody reads of it any more
+            if self._transient:
+                self._transient = False
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+            print(text, file=stream, flush=True)
 
 
 def parse_record(line: str) -> dict[str, Any] | None:

@@ -17,9 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+import structlog
+
 from services.runtime.errors import FatalError
+from services.runtime.settings import LONGEST_UDS
+
+log = structlog.get_logger(__name__)
 
 _LOCK, _STATE = "lock", "state.json"
+_LONGEST_SOCKET = "serve-xxxxxxxx/detokenizer.sock"
+"""As ``tempfile`` names directories."""
+_ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of yours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +64,13 @@ class RunDirectory:
         return str(self.path / f"{service}.sock")
 
     def write(self, state: StackState) -> None:
-        """Replace the state, so that no reader sees half of it."""
+        """Replace the state, so that no reader sees half of it. A stack goes on without: only its status suffers."""
         draft = self.path / (_STATE + ".new")
-        draft.write_text(json.dumps(asdict(state), indent=2))
-        draft.replace(self.path / _STATE)
+        try:
+            draft.write_text(json.dumps(asdict(state), indent=2))
+            draft.replace(self.path / _STATE)
+        except OSError as error:
+            log.warning("state not written", directory=str(self.path), reason=error.strerror)
 
 
 @contextmanager
@@ -75,8 +86,12 @@ def run_directory() -> Iterator[RunDirectory]:
 
 
 def _new_locked() -> tuple[Path, IO[str]]:
+    base = _base()
     while True:
-        path = Path(tempfile.mkdtemp(prefix="serve-", dir=_base()))
+        try:
+            path = Path(tempfile.mkdtemp(prefix="serve-", dir=base))
+        except OSError as error:
+            raise FatalError(f"no directory for sockets in {base}: {error.strerror}; {_ELSEWHERE}") from None
         lock = _lock(path, "a")
         if lock is not None:
             return path, lock
@@ -127,7 +142,9 @@ def _base() -> Path:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()
     except OSError as error:
-        raise FatalError(f"no directory for sockets at {base}: {error.strerror}; set XDG_RUNTIME_DIR") from None
+        raise FatalError(f"no directory for sockets at {base}: {error.strerror}; {_ELSEWHERE}") from None
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise FatalError(f"{base} is not private to this user: remove it, or set XDG_RUNTIME_DIR")
+        raise FatalError(f"{base} is not private to this user: remove it, or {_ELSEWHERE}")
+    if len(os.fsencode(base / _LONGEST_SOCKET)) > LONGEST_UDS:
+        raise FatalError(f"{base} is too long a name for sockets, whose paths have {LONGEST_UDS} bytes: {_ELSEWHERE}")
     return base

@@ -20,7 +20,7 @@ ENGINE_PORT = 50061
 DETOKENIZER_PORT = 50071
 METRICS_PORT_OFFSET = 10000
 
-_LONGEST_UDS = 107
+LONGEST_UDS = 107
 """Bytes of a unix socket's path on Linux (sun_path, without its end)."""
 
 
@@ -71,8 +71,8 @@ class ServerSettings(_Section):
         check_section(self)
         if self.name is not None and not valid_name(self.name):
             raise SettingError("name", self.name, "1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
-        if self.uds is not None and not 1 <= len(self.uds.encode()) <= _LONGEST_UDS:
-            raise SettingError("uds", self.uds, f"a path of 1 to {_LONGEST_UDS} bytes")
+        if self.uds is not None and not 1 <= len(self.uds.encode()) <= LONGEST_UDS:
+            raise SettingError("uds", self.uds, f"a path of 1 to {LONGEST_UDS} bytes")
 
     @property
     def address(self) -> str:
@@ -214,7 +214,7 @@ def check_addresses(option_name: str, addresses: tuple[str, ...]) -> None:
 def valid_address(address: str) -> bool:
     """Whether ``address`` is one that a service can be dialled at."""
     if address.startswith("unix:"):
-        return 1 <= len(address.removeprefix("unix:").encode()) <= _LONGEST_UDS
+        return 1 <= len(address.removeprefix("unix:").encode()) <= LONGEST_UDS
     host, colon, port = address.rpartition(":")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         return False

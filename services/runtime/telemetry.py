@@ -11,6 +11,8 @@ import errno
 import logging
 import os
 import sys
+from contextlib import suppress
+from datetime import datetime
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -107,7 +109,10 @@ def console_renderer(colors: bool) -> Processor:
 
 
 def _for_people(key: str, value: Any) -> Any:
-    """Sizes (``bytes``, ``…_bytes``) with their unit; what a terminal would obey, written out."""
+    """Sizes (``bytes``, ``…_bytes``) with their unit, times local; what a terminal would obey, written out."""
+    if key == "time":
+        with suppress(TypeError, ValueError):  # some other program's line
+            return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if key.rpartition("_")[2] == "bytes" and isinstance(value, int):
         return human_bytes(value)
     if isinstance(value, str) and key != "exception" and not value.isprintable():

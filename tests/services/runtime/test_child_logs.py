@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 
@@ -57,10 +58,36 @@ def test_afterwards_they_see_everything():
     assert "load weights" in stream[1]
 
 
+def test_their_times_are_local_as_those_of_the_supervisor_are(monkeypatch):
+    monkeypatch.setenv("TZ", "Etc/GMT-5")  # five hours before Greenwich
+    time.tzset()
+    try:
+        _, (line, other) = shown("READY", record("attached"), record("odd").replace("2026", "twenty-six"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert line.startswith("2026-01-01 05:00:00 [info")
+    assert other.startswith("twenty-six-01")
+
+
 def test_unless_it_should_be_quiet():
     out, stream = shown("READY", record("detached"), record("serving"), record("it burns", "error"), quiet=True)
     assert (out, len(stream)) == (["ready: here"], 1)
     assert "it burns" in stream[0]
+
+
+class Unread(Terminal):
+    def flush(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_reader_that_is_gone_is_no_reason_to_stop(as_json):
+    logs = ChildLogs(as_json=as_json, out=Unread(), stream=Unread())
+    advanced = record("stage advanced", name="load weights", done_bytes=30, total_bytes=60)
+    for line in (advanced, STAGE, "Segmentation fault", record("it burns", "error")):
+        logs.line("engine", line)
+    logs.ready("ready: here")
 
 
 def test_a_fatal_error_is_left_to_who_tells_what_follows_from_it():

@@ -1,11 +1,13 @@
 """Running stacks are found, and what dead ones left is removed."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.runtime.errors import FatalError
 from services.runtime.run_dir import ProcessState, StackState, run_directory, running_stacks
@@ -85,3 +87,35 @@ def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/no/such/directory")
     with pytest.raises(FatalError, match=r"no directory for sockets at /no/such/directory/ringline.*XDG_RUNTIME_DIR"):
         running_stacks()
+
+
+def refuse(*args, **kwargs):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(FatalError, match=r"^no directory for sockets in .*: Permission denied; set XDG_RUNTIME_DIR"):
+        run_directory().__enter__()
+
+
+def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch, tmp_path):
+    for length, fits in ((107, True), (108, False)):
+        filler = length - len(f"{tmp_path}//ringline/serve-xxxxxxxx/detokenizer.sock")
+        place = tmp_path / ("x" * filler)
+        place.mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+        if fits:
+            with run_directory() as directory:
+                assert len(directory.socket("detokenizer")) == length
+        else:
+            with pytest.raises(FatalError, match="is too long a name for sockets, whose paths have 107 bytes"):
+                run_directory().__enter__()
+
+
+def test_a_stack_whose_directory_is_gone_goes_on():
+    with run_directory() as directory:
+        shutil.rmtree(directory.path)
+        with capture_logs() as logs:
+            directory.write(STATE)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("state not written", "warning")]
