@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine_core.attention.base import AttentionBackend
-from engine_core.layers.linear_choice import choose_linear
+from engine_core.layers.linear_choice import LinearFactory, choose_linear
 from engine_core.layers.quantized import int8_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.loading.dummy import DummyWeights
@@ -36,16 +36,18 @@ def build_model(
     attention: AttentionBackend,
     device: torch.device,
     on_progress: ProgressCallback | None = None,
+    make_linear: LinearFactory | None = None,
 ) -> CausalLM:
     """Load the checkpoint's weights into a model on ``device``.
 
     ``on_progress(done, total)`` is called with bytes as they are loaded: pass
     ``lambda done, total: progress.advance(stage, done, total)``.
-    Linear layers are made one by one, quantized if ``checkpoint.quantization`` says so: a copy of the weights as they
-    are stored never exists. Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable
-    files, ``ConfigError`` where quantized layers cannot be computed.
+    ``make_linear`` makes the linear layers; default: those that ``checkpoint.quantization`` asks for. It is called for
+    one after the other, so a copy of all weights as they are stored never exists.
+    Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files, ``ConfigError``
+    where quantized layers cannot be computed.
     """
-    make_linear = choose_linear(checkpoint.quantization)
+    make_linear = choose_linear(checkpoint.quantization) if make_linear is None else make_linear
     shape = checkpoint.shape
     shapes = tensor_shapes(shape)
     weights: Weights

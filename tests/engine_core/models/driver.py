@@ -22,8 +22,8 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
     return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
 
 
-def load(directory: Path, dtype: str = "float32") -> CausalLM:
-    return build_model(open_at(directory, dtype=dtype), TorchTiledAttention(), CPU)
+def load(directory: Path, dtype: str = "float32", quantization: str | None = None) -> CausalLM:
+    return build_model(open_at(directory, dtype=dtype, quantization=quantization), TorchTiledAttention(), CPU)
 
 
 class Driver:

@@ -66,6 +66,11 @@ def test_logits_do_not_depend_on_the_step(config: str, dtype: str, tmp_path: Pat
     check(load(save_model(make_model(CONFIGS[config]), tmp_path), dtype))
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_logits_of_8_bit_layers_do_not_depend_on_the_step(config: str, tmp_path: Path) -> None:
+    check(load(save_model(make_model(CONFIGS[config]), tmp_path), "bfloat16", "int8"))
+
+
 def test_where_bfloat16_is_packed_as_float32(tmp_path: Path) -> None:
     """The same on a processor without AVX-512, as far as the libraries can be told to believe that they run on one."""
     save_model(make_model(CONFIGS["gqa"]), tmp_path)

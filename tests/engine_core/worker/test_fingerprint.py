@@ -39,13 +39,14 @@ def test_one_layer_trained_a_little_further_differs(original: Path, tmp_path: Pa
     assert fingerprint(tmp_path) != fingerprint(original)
 
 
-def test_dtype_configuration_and_dummy_seed_count(original: Path, tmp_path: Path) -> None:
+def test_dtype_quantization_configuration_and_dummy_seed_count(original: Path, tmp_path: Path) -> None:
     config = copy.deepcopy(CASES["llama-gqa"])
     config.rms_norm_eps = 1e-3
     save_model(make_model(config), tmp_path)
     variants = [
         fingerprint(original),
         fingerprint(original, dtype="bfloat16"),
+        fingerprint(original, quantization="int8"),
         fingerprint(tmp_path),
         fingerprint(original, load_format="dummy"),
         fingerprint(original, load_format="dummy", seed=1),

@@ -1,0 +1,177 @@
+"""What rounding to 8 bits changes: distributions of the next token beside those of bfloat16, all along texts.
+
+    python -m benchmarks.quality
+
+measures the bundled model on documents of its own corpus that it was not trained on, and random weights of the
+Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out). For each way of rounding it prints
+
+- the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
+- at how many positions the likeliest token is the same,
+- the perplexity of the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.report import emit, output_options, print_table
+from benchmarks.shapes import SHAPES
+from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.choice import choose_attention
+from engine_core.config import LoadConfig, ModelConfig
+from engine_core.kernels.library import load_int8_kernels
+from engine_core.layers.linear import Linear
+from engine_core.layers.linear_choice import LinearFactory
+from engine_core.layers.quantized import Int8Linear
+from engine_core.loading.build import build_model
+from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
+from engine_core.models.base import CausalLM
+
+CPU = torch.device("cpu")
+BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
+_BLOCK_SIZE = 16
+_UNSEEN_SEED = 1_000_003
+"""The corpus is a function of its seed; the bundled model was trained on another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of keeping the weights."""
+
+    name: str
+    dtype: str
+    make_linear: LinearFactory
+
+
+def ways(vocab_size: int) -> list[Way]:
+    """The reference first, then what is compared with it; the last is what the option ``quantization`` does."""
+    kernels = load_int8_kernels()
+
+    def rounded_weight(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return Linear(Int8Linear(weight, None, kernels).rows(torch.arange(len(weight))), bias)
+
+    def rounded(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | Int8Linear:
+        return Int8Linear(weight, bias, kernels)
+
+    def rounded_layers(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | Int8Linear:
+        return Linear(weight, bias) if len(weight) == vocab_size else rounded(weight, bias)
+
+    return [
+        Way("bfloat16", "bfloat16", Linear),
+        Way("float32", "float32", Linear),
+        Way("int8 weights alone", "bfloat16", rounded_weight),
+        Way("int8, output projection in bfloat16", "bfloat16", rounded_layers),
+        Way("int8", "bfloat16", rounded),
+    ]
+
+
+def compare(
+    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]]
+) -> list[dict[str, str | float | int]]:
+    """A row for each way of keeping the weights of one model."""
+    reference: list[torch.Tensor] = []
+    rows: list[dict[str, str | float | int]] = []
+    for way in ways(open_as("bfloat16").shape.vocab_size):
+        found = log_probabilities(open_as(way.dtype), way.make_linear, texts)
+        reference = reference or found
+        divergences, same, losses = [], [], []
+        for expected, actual, text in zip(reference, found, texts, strict=True):
+            divergences.append((expected.exp() * (expected - actual)).sum(1))
+            same.append(expected.argmax(1) == actual.argmax(1))
+            losses.append(-actual[:-1].gather(1, torch.tensor(text[1:])[:, None]))
+        divergence, agreement = torch.cat(divergences), torch.cat(same).double()
+        rows.append(
+            {
+                "model": title,
+                "weights": way.name,
+                "positions": len(divergence),
+                "KL mean, mnat": 1000 * divergence.mean().clamp(min=0).item(),
+                "KL p99, mnat": 1000 * divergence.quantile(0.99).clamp(min=0).item(),
+                "top-1 %": 100 * agreement.mean().item(),
+                "perplexity": torch.cat(losses).mean().exp().item(),
+            }
+        )
+    return rows
+
+
+@torch.inference_mode()
+def log_probabilities(
+    checkpoint: Checkpoint, make_linear: LinearFactory, texts: Sequence[list[int]]
+) -> list[torch.Tensor]:
+    """Log probabilities [T, V] of what follows each token, for each text alone."""
+    attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
+    model = build_model(checkpoint, attention, CPU, make_linear=make_linear)
+    blocks = -(-max(map(len, texts)) // _BLOCK_SIZE)
+    caches = attention.allocate(model.kv_cache_spec(_BLOCK_SIZE), blocks, CPU)
+    return [torch.log_softmax(_logits(model, caches, text, blocks), dim=1) for text in texts]
+
+
+def _logits(model: CausalLM, caches: list[torch.Tensor], text: list[int], blocks: int) -> torch.Tensor:
+    """Logits [T, V] of one text, computed in one step."""
+    positions = torch.arange(len(text))
+    metadata = AttentionMetadata(
+        query_starts=torch.tensor([0, len(text)], dtype=torch.int32),
+        seq_lens=torch.tensor([len(text)], dtype=torch.int32),
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        slot_mapping=positions,
+        max_query_len=len(text),
+        max_seq_len=len(text),
+    )
+    return model.compute_logits(model.forward(torch.tensor(text), positions, caches, metadata))
+
+
+def corpus_texts(count: int) -> list[list[int]]:
+    """Documents of the bundled model's corpus, with seeds that it was not trained on."""
+    sys.path.insert(0, str(BUNDLED))
+    from corpus import document
+    from tokenization import render
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
+    texts = (render(tokenizer, document(_UNSEEN_SEED, index)) for index in range(count))
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def measure(documents: int, *, random: bool) -> list[dict[str, str | float | int]]:
+    """The rows for both models, or for the bundled one alone."""
+    rows = compare(
+        "bundled", lambda dtype: open_checkpoint(ModelConfig(str(BUNDLED), dtype=dtype), LoadConfig()),
+        corpus_texts(documents),
+    )  # fmt: skip
+    if not random:
+        return rows
+    shape = "qwen3-0.6b"
+    with tempfile.TemporaryDirectory() as directory:
+        config = SHAPES[shape]()
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.save_pretrained(directory)
+        generator = torch.Generator().manual_seed(0)
+        texts = torch.randint(0, config.vocab_size, (4, 96), generator=generator).tolist()
+        return rows + compare(
+            f"random {shape}",
+            lambda dtype: open_checkpoint(ModelConfig(directory, dtype=dtype), LoadConfig(load_format="dummy")),
+            texts,
+        )
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=200, help="of the bundled model's corpus (%(default)s)")
+    parser.add_argument("--skip-random", action="store_true", help="measure the bundled model alone")
+    output_options(parser)
+    arguments = parser.parse_args()
+    rows = measure(arguments.documents, random=not arguments.skip_random)
+    print_table(rows)
+    emit(arguments, "quality", rows)
+
+
+if __name__ == "__main__":
+    main()
