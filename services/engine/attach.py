@@ -24,6 +24,7 @@ HELLO_TIMEOUT = 10.0
 """Seconds within which a peer must say who it is."""
 MAX_PENDING_REJECTIONS = 1000
 """While so many wait to be written, the peer's next commands are not carried out."""
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LONGEST_GRACE = 4_000_000.0
 """Seconds, about what the field's milliseconds can say."""
 COMMANDS_PER_TURN = 256
@@ -70,7 +71,7 @@ class Attachment:
         try:
             waker = self._hub.attach(PeerId(first.hello.name, first.hello.incarnation))
         except Refused as refused:
-            raise StreamEnded(grpc.StatusCode.FAILED_PRECONDITION, str(refused)) from None
+            raise StreamEnded(_STATUS_CODES[refused.status.code], str(refused)) from None
         reader = asyncio.create_task(self._read(first, requests, waker))
         writer = asyncio.create_task(self._write(context, waker))
         try:

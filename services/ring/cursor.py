@@ -137,6 +137,14 @@ class OutboundLink:
         """Tell the peer who is attached."""
         self._peers = peers
 
+    def clear(self) -> None:
+        """The peer's stream is over: forget all, for gRPC may keep it until the peer takes what is under way."""
+        self._cursors.clear()
+        self._dirty.clear()
+        self._closed.clear()
+        self._rejections.clear()
+        self._peers = None
+
     def take(self, max_bytes: int = MAX_FRAME_BYTES) -> OutputFrame | None:
         """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
         if not self.pending:

@@ -18,6 +18,8 @@ from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.logprobs import PackedLogprobs, memory_bytes
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
+MAX_PEERS = 256
+"""Attached at a time: each change of who is there is told to all of them, as a list of all of them."""
 MAX_PROMPT_LOGPROB_BYTES = 256 << 20
 """Log probabilities of prompts are held up to this size together, of one prompt always."""
 
@@ -89,7 +91,8 @@ class Switchboard:
 
         The same life that comes back goes on with the requests that are delivered to itself. What is delivered to
         others it must Redirect or Submit anew within ``orphan_grace``: a Done may have been lost with the old stream,
-        and what nobody claims has to go. Raises ``Refused`` for an incarnation older than the attached one.
+        and what nobody claims has to go. Raises ``Refused`` for an incarnation older than the attached one, and where
+        too many are attached.
         """
         old = self._links.get(peer.name)
         if old is not None and old.peer.incarnation > peer.incarnation:
@@ -97,8 +100,11 @@ class Switchboard:
                 Code.FAILED_PRECONDITION,
                 f"hello.incarnation: {peer.name} is attached with the newer incarnation {old.peer.incarnation}",
             )
+        if old is None and len(self._links) >= MAX_PEERS:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"hello: {MAX_PEERS} peers are attached, and no more are taken")
         if old is not None:
             self._orphan(old.peer, now)
+            old.clear()
         link = OutboundLink(peer)
         self._links[peer.name] = link
         for entry in list(self._entries.values()):
@@ -118,6 +124,7 @@ class Switchboard:
         if self._links.get(link.peer.name) is not link:
             return
         del self._links[link.peer.name]
+        link.clear()
         self._orphan(link.peer, now)
         self._announce()
 
