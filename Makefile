@@ -11,11 +11,12 @@ TEST_PROCESSES ?= 2
 FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
+BENCH := .venv/.installed-bench
 KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format stubs proto-baseline clean
+.PHONY: help setup demo test lint format stubs proto-baseline bench clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ stubs: $(OLDEST)  ## generate clients/python/ringline/ from protos/
 proto-baseline: $(FULL)  ## take the protos as they are for what later ones must not break; at a release
 	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
 
+bench: $(BENCH)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
+	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
+
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -50,6 +54,11 @@ clean:  ## remove everything that these commands installed or cached
 $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
+	touch $@
+
+# What draws the benchmarks' plots.
+$(BENCH): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[bench]'
 	touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

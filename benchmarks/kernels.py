@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -72,13 +73,13 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
     for name in names:
         height, width = _LINEARS[name]
         copies = -(-_UNCACHED_BYTES // (height * width * weight_bytes))
-        weights = [make(torch.randn(height, width).bfloat16() * 0.02) for _ in range(copies)]
+        weights = [make(torch.randn(height, width).bfloat16() * 0.02, None) for _ in range(copies)]
         for rows in _ROWS:
             if name == "lm_head" and rows > _MOST_LOGITS:
                 continue
             x = torch.randn(rows, width).bfloat16()
             moved = weight_bytes * height * width + 2 * rows * (height + width)
-            calls = [lambda weight=weight, x=x: weight(x) for weight in weights]
+            calls = [partial(weight, x) for weight in weights]
             yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
 
 
@@ -133,12 +134,12 @@ def small_operations() -> Iterator[Kernel]:
     rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, torch.device("cpu"))
     for rows in (1, 16, 64, 256, 1024):
         x = torch.randn(rows, _HIDDEN).bfloat16()
-        yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [lambda x=x: norm(x)])
+        yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [partial(norm, x)])
         heads = torch.randn(rows, _HEADS + _KV_HEADS, _HEAD_DIM).bfloat16()
         cos, sin = rotary.angles(torch.arange(rows))
-        yield Kernel("rope", rows, Cost(2 * heads.nbytes), [lambda h=heads, c=cos, s=sin: rotate(h, c, s)])
+        yield Kernel("rope", rows, Cost(2 * heads.nbytes), [partial(rotate, heads, cos, sin)])
         gate_up = torch.randn(rows, 2 * _INNER).bfloat16()
-        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [lambda g=gate_up: silu_and_mul(g)])
+        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [partial(silu_and_mul, gate_up)])
 
 
 def samplers() -> Iterator[Kernel]:
@@ -185,7 +186,9 @@ def measure(kernels: Iterator[Kernel], threads: int | None) -> list[Row]:
     with threads_of_torch(threads) as count:
         for kernel in kernels:
             limits, seconds = gauge.take(), seconds_of(kernel)
-            bound = "memory" if kernel.cost.read / limits.bandwidth > kernel.cost.operations / limits.flops else "compute"
+            bound = (
+                "memory" if kernel.cost.read / limits.bandwidth > kernel.cost.operations / limits.flops else "compute"
+            )
             rows.append(
                 {
                     "kernel": kernel.name,
@@ -193,7 +196,7 @@ def measure(kernels: Iterator[Kernel], threads: int | None) -> list[Row]:
                     "threads": count,
                     "µs": 1e6 * seconds,
                     "GB/s": kernel.cost.read / seconds / 1e9,
-                    "GFLOP/s": kernel.cost.operations / seconds / 1e9,
+                    "GFLOP/s": kernel.cost.operations / seconds / 1e9 or None,
                     "bound": bound,
                     "share": kernel.cost.seconds(limits) / seconds,
                     "stream GB/s": limits.bandwidth / 1e9,

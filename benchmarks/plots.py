@@ -10,7 +10,8 @@ import matplotlib
 from benchmarks.report import Row
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 - the backend must be chosen first
+from matplotlib import pyplot
+from matplotlib.patches import Patch
 
 _OURS, _LIMIT, _PEERS = "#1565c0", "#9e9e9e", ("#ef6c00", "#6a1b9a", "#2e7d32", "#c62828", "#00838f")
 
@@ -43,14 +44,16 @@ def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]
     names = list(dict.fromkeys(name for _, figures in rows for name in figures))
     colors = dict(zip((n for n in names if n not in ("Ringline", "limit")), _PEERS * 3, strict=False))
     colors |= {"Ringline": _OURS, "limit": _LIMIT}
-    canvas, panels = pyplot.subplots(1, len(rows), figsize=(2.6 * len(rows) + 2, 4), layout="constrained", squeeze=False)
+    canvas, panels = pyplot.subplots(
+        1, len(rows), figsize=(2.6 * len(rows) + 2, 4), layout="constrained", squeeze=False
+    )
     for panel, (group, figures) in zip(panels[0], rows, strict=True):
         panel.bar(range(len(figures)), list(figures.values()), color=[colors[name] for name in figures])
         panel.set_xticks([])
         panel.set(title=group, ylabel=unit if panel is panels[0][0] else None)
         for place, value in enumerate(figures.values()):
             panel.annotate(f"{value:,.3g}", (place, value), ha="center", va="bottom", fontsize=8)
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
+    handles = [Patch(color=colors[name]) for name in names]
     canvas.legend(handles, names, loc="outside lower center", ncols=len(names))
     canvas.suptitle(title)
     _save(canvas, path)
@@ -58,7 +61,9 @@ def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]
 
 def plot_lines(title: str, rows: Sequence[Row], key: str, figures: Sequence[str], path: Path) -> None:
     """One panel for each of ``figures``, a line for each server, over streams."""
-    canvas, panels = pyplot.subplots(1, len(figures), figsize=(5 * len(figures), 4), layout="constrained", squeeze=False)
+    canvas, panels = pyplot.subplots(
+        1, len(figures), figsize=(5 * len(figures), 4), layout="constrained", squeeze=False
+    )
     for panel, figure in zip(panels[0], figures, strict=True):
         for place, name in enumerate(dict.fromkeys(row[key] for row in rows)):
             points = [(row["streams"], row[figure]) for row in rows if row[key] == name and row[figure] is not None]

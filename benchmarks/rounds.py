@@ -38,7 +38,7 @@ def interleave(rounds: int, measure: Mapping[str, Callable[[int], _T]]) -> dict[
     """
     results: dict[str, list[_T]] = {name: [] for name in measure}
     for number in range(rounds):
-        names = list(measure) if number % 2 == 0 else list(reversed(measure))
+        names = list(measure)[:: 1 if number % 2 == 0 else -1]
         for name in names:
             results[name].append(measure[name](number))
         print(f"\r  round {number + 1} of {rounds}", end="\n" if number + 1 == rounds else "", file=sys.stderr)

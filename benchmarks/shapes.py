@@ -50,7 +50,7 @@ def _qwen3_600m() -> PretrainedConfig:
         head_dim=128,
         max_position_embeddings=16_384,
         tie_word_embeddings=True,
-        rope_theta=1e6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         bos_token_id=0,
         eos_token_id=0,
     )
@@ -88,9 +88,10 @@ def find_model(model: str, models: Path) -> Path:
 def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:
     """Random bfloat16 weights as safetensors, and a tokenizer."""
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    PreTrainedTokenizerFast(tokenizer_object=_train_tokenizer(), eos_token=_SPECIAL_TOKENS[0]).save_pretrained(directory)
+    model: Any = AutoModelForCausalLM
+    model.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    tokenizer: Any = PreTrainedTokenizerFast
+    tokenizer(tokenizer_object=_train_tokenizer(), eos_token=_SPECIAL_TOKENS[0]).save_pretrained(directory)
 
 
 def _train_tokenizer() -> Tokenizer:

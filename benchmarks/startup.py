@@ -1,7 +1,7 @@
 """From the start of a process to its first token, stage by stage, with weights on the local disk.
 
-    python -m benchmarks.startup --model qwen3-0.6b
-    python -m benchmarks.startup --model qwen3-0.6b --cold      # the weights are not in the page cache
+python -m benchmarks.startup --model qwen3-0.6b
+python -m benchmarks.startup --model qwen3-0.6b --cold      # the weights are not in the page cache
 """
 
 from __future__ import annotations

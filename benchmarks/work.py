@@ -33,9 +33,9 @@ class Work:
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""
-        rng = random.Random(self.seed)
+        rng = random.Random(f"prompts {self.seed}")  # of a number, Python takes the absolute value
         ids = range(_FIRST_ID, _PAST_LAST_ID)
-        shared = random.Random(-1 - self.shared_seed).choices(ids, k=self.shared)
+        shared = random.Random(f"shared {self.shared_seed}").choices(ids, k=self.shared)
         return [shared + rng.choices(ids, k=self.prompt - self.shared) for _ in range(self.batch)]
 
 

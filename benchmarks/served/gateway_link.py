@@ -45,7 +45,7 @@ class GatewayLink(StreamLink):
         await self._session.close()
 
     async def _request(self, number: int) -> None:
-        """A chunk is one delivery; how many tokens all had is told at the end, and what is missing is the last one's."""
+        """A chunk is one delivery; how many tokens they had in all is told at the end, so the last gets the rest."""
         chunks, tokens, last = 0, 0, 0.0
         async for event, now in self._events(number):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)

@@ -21,15 +21,15 @@ class LlamaCppEngine(Engine):
     def __init__(self, model: str, threads: int | None = None) -> None:
         """``model`` is a GGUF file."""
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            os.fsencode(model), llama_cpp.llama_model_default_params()
-        )
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(model), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._threads = threads or os.cpu_count()
-        self._shape: tuple[int, int] | None = None
+        self._room = (0, 0)
+        """Sequences, and the longest of them."""
         self._context: Any = None
+        self._batch: Any = None
 
     def run(self, work: Work) -> Outcome:
         self._make_context(work)
@@ -45,20 +45,20 @@ class LlamaCppEngine(Engine):
         return Outcome(time.perf_counter() - begun)
 
     def _make_context(self, work: Work) -> None:
-        """Room for the work; made anew when the shape changes, which is not timed."""
-        shape = (work.batch, work.prompt + work.output)
-        if self._shape == shape:
+        """Room for the work; made anew when there is none, which is not timed."""
+        batch, length = work.batch, work.prompt + work.output
+        if self._room[0] == batch and self._room[1] >= length:
             return
         if self._context is not None:
             llama_cpp.llama_batch_free(self._batch)
             llama_cpp.llama_free(self._context)
         params = llama_cpp.llama_context_default_params()
-        params.n_seq_max, params.n_ctx = work.batch, work.batch * (shape[1] + 8)
+        params.n_seq_max, params.n_ctx = batch, batch * (length + 8)
         params.n_batch, params.n_ubatch = _BATCH_TOKENS, 512
         params.n_threads = params.n_threads_batch = self._threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._batch = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
-        self._shape = shape
+        self._room = (batch, length)
         self._generate(Work(work.batch, work.prompt, output=1, seed=-2))  # touches its memory
 
     def _prefill(self, prompts: list[list[int]]) -> list[int]:

@@ -16,7 +16,8 @@ class TransformersEngine(Engine):
     """A model of transformers in bfloat16 with its own attention and cache."""
 
     def __init__(self, model: str) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        self._model = loaded.eval()
 
     @torch.inference_mode()
     def run(self, work: Work) -> Outcome:

@@ -1,0 +1,191 @@
+"""The same work on Ringline and on what else could do it, in turns on one machine, beside the machine's limits.
+
+    python -m benchmarks.compare --peers ~/peers                 # all parts; see README.md for what each takes
+    python -m benchmarks.compare --peers ~/peers --parts offline served
+    python -m benchmarks.compare --parts --report                # only writes RESULTS.md, of what was measured
+
+Each part writes ``results/PART.json``. Peers that are not installed are left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import engine, kernels, serve, startup
+from benchmarks.contestants import TRANSFORMERS, Peers
+from benchmarks.limits import Gauge
+from benchmarks.offline import CONTESTS, contend, start_all
+from benchmarks.report import Row, document, print_table, write_json
+from benchmarks.results_page import write_page
+from benchmarks.roofline import ModelCost
+from benchmarks.rounds import interleave
+from benchmarks.served import peers as served_peers
+from benchmarks.served import ring
+from benchmarks.shapes import find_model
+from benchmarks.work import Work
+
+_HERE = Path(__file__).resolve().parent
+_SERVED_PROMPT, _SERVED_OUTPUT = 64, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all parts share."""
+
+    peers: Peers
+    models: Path
+    model: str
+    small_model: str
+    rounds: int
+    logs: Path
+    engines: list[str] | None
+    """Names of the offline engines that take part; None for all."""
+
+    def large(self) -> Path:
+        """The model whose weights decide."""
+        return find_model(self.model, self.models)
+
+    def small(self) -> Path:
+        """The model whose overhead decides."""
+        return find_model(self.small_model, self.models)
+
+
+Tables = dict[str, list[Row]]
+
+
+def offline(setting: Setting) -> Tables:
+    """Batches and a long prompt on every offline engine; the first start of each on the way."""
+    model = setting.large()
+    tables: Tables = {"figures": [], "ratios": []}
+    specs = [s for s in setting.peers.specs(model) if setting.engines is None or s.name in setting.engines]
+    with contextlib.ExitStack() as stack:
+        workers, started = start_all(specs, setting.logs, stack)
+        tables["first starts"] = started.rows
+        gauge, cost = Gauge(), ModelCost.of(model)
+        for contest in CONTESTS:
+            rows, ratios = contend(contest, workers, cost, gauge, setting.rounds)
+            print_table(rows, contest.name)
+            tables["figures"] += rows
+            tables["ratios"] += ratios
+    return tables
+
+
+def starts(setting: Setting) -> Tables:
+    """Process start to first token: ours stage by stage with warm and cold page cache, and the peers' in turns."""
+    model = setting.large()
+    weights = sorted(model.glob("*.safetensors"))
+    tables: Tables = {}
+    for name, cold in (("warm", []), ("cold", weights)):
+        rows = startup.measure(startup.ours(model), setting.rounds, cold, setting.logs)
+        tables[name] = [*rows, startup.served(model, setting.rounds, cold, setting.logs)]
+    with contextlib.ExitStack() as stack:
+        specs = [s for s in setting.peers.specs(model) if s.name != TRANSFORMERS]
+        tables["engines"] = start_all(specs, setting.logs, stack)[1].rows
+    return tables
+
+
+def served(setting: Setting) -> Tables:
+    """The small model behind servers, from one stream to many, in turns."""
+    model = setting.small()
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(ring.serve(model, [], setting.logs))
+        loads: dict[str, Callable[[ring.Traffic], Mapping[str, Any]]] = {
+            "Ringline": lambda traffic: ring.load(place, traffic),
+            "Ringline, engine alone": lambda traffic: ring.load(place, traffic, engine=True),
+        }
+        interpreter = setting.peers.interpreter
+        if interpreter is not None and setting.peers.has("vllm") and setting.peers.has("smg"):
+            environment = setting.peers.vllm_environment
+            other = stack.enter_context(served_peers.serve(interpreter, model, environment, setting.logs))
+            loads["vLLM + SMG"] = lambda traffic: served_peers.load(other, traffic)
+            loads["vLLM, engine alone"] = lambda traffic: served_peers.load(other, traffic, engine=True)
+        for streams in serve.STREAMS:
+            traffic = serve.traffic_of(streams, _SERVED_PROMPT, _SERVED_OUTPUT)
+            for load in loads.values():  # compiles the kernels of these batches
+                load(ring.Traffic(streams, streams, _SERVED_PROMPT, 8, warmup=0))
+            calls = {name: lambda _, load=load: load(traffic) for name, load in loads.items()}  # noqa: B023
+            rows += [serve.row(name, streams, taken) for name, taken in interleave(setting.rounds, calls).items()]
+    return {"figures": rows}
+
+
+def ring_cost(setting: Setting) -> Tables:
+    """Served beside offline."""
+    return {"figures": [serve.ring_cost(setting.large(), 16, 128, 64, setting.rounds, setting.logs)]}
+
+
+def sweeps(setting: Setting) -> Tables:
+    """How cost grows with streams, context and prefix hits."""
+    model = setting.large()
+    works: dict[str, Work] = {name: engine.base_work(name, 32) for name in ("streams", "context", "prefix")}
+    return {
+        name: engine.run_sweep(model, name, work, max(1, setting.rounds // 2), None, {}) for name, work in works.items()
+    }
+
+
+def all_kernels(_: Setting) -> Tables:
+    """Every kernel alone, with one thread and with all."""
+    return {"figures": kernels.measure_groups(list(kernels.GROUPS), (1, None))}
+
+
+PARTS: dict[str, Callable[[Setting], Tables]] = {
+    "offline": offline,
+    "served": served,
+    "ring-cost": ring_cost,
+    "starts": starts,
+    "kernels": all_kernels,
+    "sweeps": sweeps,
+}
+
+
+def run_part(part: str, setting: Setting, results: Path) -> None:
+    """Measure one part, print it, and keep it."""
+    print(f"\n{part}", flush=True)
+    tables = PARTS[part](setting)
+    for name, rows in tables.items():
+        print_table(rows, f"{part}: {name}")
+    interpreters = [sys.executable, *([setting.peers.interpreter] if setting.peers.interpreter else [])]
+    write_json(results / f"{part}.json", document(part, [], interpreters) | {"figures": tables})
+
+
+def main() -> None:
+    """Measure the parts that are asked for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringline-benchmarks"
+    parser.add_argument("--peers", default=os.environ.get("PEERS"), metavar="VENV", help="where peers are ($PEERS)")
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS), help="default: all")
+    parser.add_argument("--report", action="store_true", help="write RESULTS.md and its plots")
+    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    parser.add_argument("--model", default="qwen3-0.6b", help="whose weights decide (%(default)s)")
+    parser.add_argument("--small-model", default="tiny-llama", help="whose overhead decides (%(default)s)")
+    parser.add_argument("--models", type=Path, default=cache, help="where models are made and kept (%(default)s)")
+    parser.add_argument("--engines", nargs="+", help="offline engines that take part; default: all that are there")
+    parser.add_argument("--results", type=Path, default=_HERE / "results", help="(%(default)s)")
+    parser.add_argument("--page", type=Path, default=_HERE / "RESULTS.md", help="(%(default)s)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as logs:
+        setting = Setting(
+            Peers.at(arguments.peers),
+            arguments.models,
+            arguments.model,
+            arguments.small_model,
+            arguments.rounds,
+            Path(logs),
+            arguments.engines,
+        )
+        for part in arguments.parts:
+            run_part(part, setting, arguments.results)
+    if arguments.report:
+        write_page(arguments.results, arguments.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The same work on several offline engines, round by round in turns, with the limits taken in every round."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.contestants import LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, TRANSFORMERS, VLLM, VLLM_EAGER
+from benchmarks.limits import Gauge, Limits
+from benchmarks.report import Row
+from benchmarks.roofline import ModelCost
+from benchmarks.rounds import Figure, interleave, ratio
+from benchmarks.work import Work
+from benchmarks.worker import Worker, WorkerError, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A work and who does it. Decoding is told apart from prefill where ``decode`` says so, by a second run."""
+
+    name: str
+    work: Work
+    engines: tuple[str, ...]
+    decode: bool = False
+
+
+CONTESTS = (
+    Contest("prefill 1024", Work(1, 1024, 1), (OURS, OURS_INT8, VLLM, LLAMA_CPP, TRANSFORMERS)),
+    Contest(
+        "batch 1",
+        Work(1, 128, 64),
+        (OURS, OURS_INT8, VLLM, VLLM_EAGER, LLAMA_CPP, LLAMA_CPP_Q8, TRANSFORMERS),
+        decode=True,
+    ),
+    Contest("batch 16", Work(16, 128, 64), (OURS, OURS_INT8, VLLM, VLLM_EAGER, LLAMA_CPP)),
+    Contest("batch 64", Work(64, 128, 64), (OURS, OURS_INT8, VLLM, LLAMA_CPP)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One round of one engine."""
+
+    prefill: float | None
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How long engines took from process start to first token; those that failed say why."""
+
+    rows: list[Row]
+
+
+def start_all(specs: Sequence[WorkerSpec], logs: Path, stack: contextlib.ExitStack) -> tuple[dict[str, Worker], Start]:
+    """Start one engine after the other; ``stack`` ends them."""
+    workers: dict[str, Worker] = {}
+    rows: list[Row] = []
+    for spec in specs:
+        print(f"starting {spec.name}", flush=True)
+        try:
+            workers[spec.name] = stack.enter_context(Worker(spec, logs))
+            rows.append({"engine": spec.name, "seconds": workers[spec.name].start_seconds, "problem": ""})
+        except WorkerError as error:
+            rows.append({"engine": spec.name, "seconds": None, "problem": str(error).splitlines()[-1][:120]})
+            print(error, flush=True)
+    return workers, Start(rows)
+
+
+def contend(
+    contest: Contest, workers: dict[str, Worker], cost: ModelCost, gauge: Gauge, rounds: int
+) -> tuple[list[Row], list[Row]]:
+    """Figures of every engine, and ratios of every pair (ours over theirs) within the rounds."""
+    taking: dict[str, Callable[[int], _Taken]] = {
+        name: _taker(contest, workers[name]) for name in contest.engines if name in workers
+    }
+    for take in taking.values():
+        take(-1)  # compiles and touches what a first round would
+    limits: list[Limits] = []
+
+    def with_limits(take: Callable[[int], _Taken]) -> Callable[[int], _Taken]:
+        def taken(number: int) -> _Taken:
+            limits.append(gauge.take())
+            return take(number)
+
+        return taken
+
+    taken = interleave(rounds, {name: with_limits(take) for name, take in taking.items()})
+    middle = Limits(
+        Figure.of(limit.bandwidth for limit in limits).median, Figure.of(limit.flops for limit in limits).median
+    )
+    rows = [_row(contest, name, rounds_, cost, middle) for name, rounds_ in taken.items()]
+    return rows, _ratios(contest, taken)
+
+
+def _taker(contest: Contest, worker: Worker) -> Callable[[int], _Taken]:
+    def take(number: int) -> _Taken:
+        seed = 2 * (number + 2)
+        prefill = None
+        if contest.decode:
+            prefill = worker.run(replace(contest.work, output=1, seed=seed)).seconds
+        return _Taken(prefill, worker.run(replace(contest.work, seed=seed + 1)).seconds)
+
+    return take
+
+
+def _rates(contest: Contest, taken: Sequence[_Taken]) -> dict[str, list[float]]:
+    """Tokens per second in every round, by what is counted."""
+    work = contest.work
+    if work.output == 1:
+        return {"prompt tok/s": [work.batch * work.prompt / t.whole for t in taken]}
+    rates = {"tok/s": [work.batch * work.output / t.whole for t in taken]}
+    if contest.decode:
+        rates["decode tok/s"] = [work.batch * (work.output - 1) / (t.whole - (t.prefill or 0.0)) for t in taken]
+    return rates
+
+
+def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost, limits: Limits) -> Row:
+    work, rates = contest.work, _rates(contest, taken)
+    main = Figure.of(next(iter(rates.values())))
+    decode = Figure.of(rates["decode tok/s"]).median if "decode tok/s" in rates else None
+    own = replace(cost, weight_bytes={OURS_INT8: 1.0, LLAMA_CPP_Q8: 34 / 32}.get(engine, cost.weight_bytes))
+    counted = work.batch * (work.prompt if work.output == 1 else work.output)
+    step = own.step(work.batch, work.batch, 0, work.batch * (work.prompt + work.output / 2))
+    read = None if decode is None else step.read * decode / work.batch
+    return {
+        "work": contest.name,
+        "engine": engine,
+        "counted": next(iter(rates)),
+        "tok/s": main.median,
+        "low": main.lowest,
+        "high": main.highest,
+        "limit": counted / own.seconds(work, limits),
+        "decode tok/s": decode,
+        "read GB/s": None if read is None else read / 1e9,
+        "of stream": None if read is None else read / limits.bandwidth,
+        "stream GB/s": limits.bandwidth / 1e9,
+        "bf16 GFLOP/s": limits.flops / 1e9,
+    }
+
+
+def _ratios(contest: Contest, taken: dict[str, list[_Taken]]) -> list[Row]:
+    """Every engine of ours over every other."""
+    rates = {name: _rates(contest, rounds) for name, rounds in taken.items()}
+    rows: list[Row] = []
+    for ours in (OURS_INT8, OURS):
+        for theirs in rates:
+            if ours not in rates or theirs in (ours, OURS_INT8):
+                continue
+            for counted, values in rates[ours].items():
+                figure = ratio(values, rates[theirs][counted])
+                rows.append(
+                    {
+                        "work": contest.name,
+                        "counted": counted,
+                        "ours": ours,
+                        "theirs": theirs,
+                        "ratio": figure.median,
+                        "low": figure.lowest,
+                        "high": figure.highest,
+                    }
+                )
+    return rows

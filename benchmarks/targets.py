@@ -1,0 +1,81 @@
+"""What the engine and the ring must reach, and whether the measured parts say that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.contestants import LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, VLLM
+from benchmarks.report import Row
+
+Parts = Mapping[str, Mapping[str, Any]]
+"""Documents by part, as ``compare`` wrote them."""
+
+_RATIOS = (
+    ("batch 1", "tok/s", OURS, VLLM, 1.5),
+    ("batch 1", "decode tok/s", OURS, LLAMA_CPP, 1.05),
+    ("batch 1", "decode tok/s", OURS_INT8, OURS, 1.5),
+    ("batch 1", "decode tok/s", OURS_INT8, LLAMA_CPP_Q8, 1.05),
+    ("batch 16", "tok/s", OURS, VLLM, 1.4),
+    ("batch 64", "tok/s", OURS, VLLM, 1.3),
+    ("batch 16", "tok/s", OURS_INT8, VLLM, 2.0),
+    ("prefill 1024", "prompt tok/s", OURS, VLLM, 1.3),
+    ("prefill 1024", "prompt tok/s", OURS, LLAMA_CPP, 1.5),
+)
+
+
+def verdicts(parts: Parts) -> list[Row]:
+    """A row for each target whose part was measured; None where a peer was not there."""
+    rows: list[Row] = []
+    if "offline" in parts:
+        rows += _offline(parts["offline"]["figures"])
+    if "kernels" in parts:
+        decode = _find(parts["kernels"]["figures"]["figures"], kernel="attention decode 16 × 1024", threads=1)
+        rows.append(_verdict("decode attention 16 × 1024, one thread, GB/s", 20.0, decode, "GB/s"))
+    if "starts" in parts:
+        start = _find(parts["starts"]["figures"]["warm"], stage="all")
+        rows.append(_verdict("process start to first token, s", 6.0, start, "seconds", at_most=True))
+    if "served" in parts:
+        rows += _served(parts["served"]["figures"]["figures"])
+    if "ring-cost" in parts:
+        cost = _find(parts["ring-cost"]["figures"]["figures"])
+        rows.append(_verdict("served / offline, batch 16", 0.9, cost, "served / offline"))
+    return rows
+
+
+def _offline(tables: Mapping[str, list[Row]]) -> list[Row]:
+    rows = []
+    for work, counted, ours, theirs, wanted in _RATIOS:
+        found = _find(tables["ratios"], work=work, counted=counted, ours=ours, theirs=theirs)
+        rows.append(_verdict(f"{work}: {counted}, {ours} / {theirs}", wanted, found, "ratio"))
+    share = _find(tables["figures"], work="batch 1", engine=OURS)
+    rows.insert(2, _verdict("batch 1: decode, share of the stream bandwidth", 0.8, share, "of stream"))
+    return rows
+
+
+def _served(figures: list[Row]) -> list[Row]:
+    ours, theirs = (_find(figures, server=server, streams=64) for server in ("Ringline", "vLLM + SMG"))
+    both = None if ours is None or theirs is None else {"ratio": ours["tok/s"] / theirs["tok/s"]}
+    one = _find(figures, server="Ringline", streams=1)
+    return [
+        _verdict("64 streams served: tok/s, Ringline / vLLM + SMG", 3.0, both, "ratio"),
+        _verdict("1 stream served: gap p50, ms", 1.5, one, "gap p50 ms", at_most=True),
+        _verdict("1 stream served: TTFT p50, ms", 8.0, one, "TTFT p50 ms", at_most=True),
+    ]
+
+
+def _find(rows: list[Row], **wanted: object) -> Row | None:
+    return next((row for row in rows if all(row[key] == value for key, value in wanted.items())), None)
+
+
+def _verdict(what: str, wanted: float, row: Row | None, key: str, at_most: bool = False) -> Row:
+    reached = None if row is None else row[key]
+    good = reached is not None and (reached <= wanted if at_most else reached >= wanted)
+    spread = None if row is None or row.get("low") is None else f"{row['low']:.3g} … {row['high']:.3g}"
+    return {
+        "what": what,
+        "must be": f"{'≤' if at_most else '≥'} {wanted:g}",
+        "is": reached,
+        "between": spread if key in ("ratio", "seconds", "served / offline") else None,
+        "verdict": "not measured" if reached is None else "reached" if good else "short",
+    }
