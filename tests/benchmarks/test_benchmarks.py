@@ -57,7 +57,7 @@ def test_a_worker_tells_its_stages_and_runs_works(model: Path, tmp_path: Path) -
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = WorkerSpec("nobody", sys.executable, "no_engine", {}, {})
-    with pytest.raises(WorkerError, match="No module named benchmarks.workers.no_engine"), Worker(spec, tmp_path):
+    with pytest.raises(WorkerError, match="no_engine"), Worker(spec, tmp_path):
         pass
 
 
