@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
-from engine_core.kernels.library import NUMBER_TYPES, AttentionArguments, CpuKernels
+from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
+from engine_core.kernels.library import CpuKernels
 
 _UNIT = 16
 """Most tokens of a unit: blocks are divided into units of equal size."""

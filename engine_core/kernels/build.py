@@ -37,12 +37,12 @@ _FLAGS = (
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _X86_FLAGS = {
-    "attention_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
-    "attention_avx2": _AVX2_FLAGS,
+    "kernels_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
+    "kernels_avx2": _AVX2_FLAGS,
     "int8_linear_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
     "int8_linear_avx2": _AVX2_FLAGS,
 }
-_PORTABLE = ("attention_portable", "int8_linear_portable")
+_PORTABLE = ("kernels_portable", "int8_linear_portable")
 _EXPORTS = ("library", "int8_library")
 
 

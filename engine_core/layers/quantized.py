@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.kernels.library import NUMBER_TYPES, Int8Call, Int8Kernels, Int8Packing, Int8Weight
+from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call, Int8Packing, Int8Weight
+from engine_core.kernels.library import Int8Kernels
 
 PANEL = 32
 """Columns that the kernel computes together."""

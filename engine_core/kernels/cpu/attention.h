@@ -1,28 +1,195 @@
-// The C interface of paged attention: one layer of one step. Mirrored by engine_core/kernels/library.py.
+// Attention over one step.
+//
+// A row's arithmetic depends on its own sequence alone: keys are taken in tiles of fixed places, tiles in splits of fixed
+// size; each split is summed on its own, and splits are merged in order. Which rows share a query tile, and which thread
+// computes what, decides nothing. Rows in front of a query tile that do not see a tile of keys are left out of it;
+// tokens that a row does not see have weight 0, which changes no sum.
 #pragma once
 
-#include <cstdint>
+#include <omp.h>
 
-extern "C" {
+#include "queue.h"
+#include "softmax.h"
 
-enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
+namespace {
 
-// T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
-struct RinglineAttention {
-    const void* query;   // [T, Hq, D]
-    const void* key;     // [T, Hkv, D]
-    const void* value;   // [T, Hkv, D]
-    void* output;        // [T, Hq, D], dense
-    void* cache;         // see layout.h
-    int64_t query_stride, key_stride, value_stride;  // elements from one row to the next
-    const int32_t* query_starts;                     // [S + 1]
-    const int32_t* seq_lens;                         // [S]
-    const int32_t* block_tables;                     // [S, …]
-    int64_t block_table_stride;                      // entries from one sequence to the next
-    int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
-    int32_t number_type;
-    int32_t num_threads;
-    float scale;  // positive
+// What a thread needs for one query tile.
+template <class F>
+struct Scratch {
+    Scratch(char* memory, long rows, long head_dim) {
+        Parts parts(memory);
+        queries = parts.take<typename F::Factor>(rows * head_dim);
+        scores = parts.take<float>(rows * kScoreStride);
+        weights = parts.take<typename F::Factor>(rows * kTileKeys);
+        decays = parts.take<float>(rows);
+        whole = RowState(parts.take<char>(RowState::bytes(rows, head_dim)), rows, head_dim);
+        split = RowState(parts.take<char>(RowState::bytes(rows, head_dim)), rows, head_dim);
+    }
+    static long bytes(long rows, long head_dim) {
+        return padded_bytes<typename F::Factor>(rows * head_dim) + padded_bytes<float>(rows * kScoreStride) +
+               padded_bytes<typename F::Factor>(rows * kTileKeys) + padded_bytes<float>(rows) +
+               2 * RowState::bytes(rows, head_dim);
+    }
+
+    typename F::Factor* queries;  // [rows, D]
+    float* scores;                // [rows, kScoreStride]
+    typename F::Factor* weights;  // [rows, kTileKeys]
+    float* decays;                // [rows]
+    RowState whole, split;
+    KeyTile<F> tile;
 };
 
-}  // extern "C"
+template <class F>
+class Step {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+
+public:
+    explicit Step(const RinglineAttention& args)
+        : args_(args),
+          cache_(args),
+          division_(args),
+          pieces_(division_, cache_),
+          head_dim_(args.head_dim),
+          group_(args.num_heads / args.num_kv_heads) {}
+
+    // Returns 0, or 1 when there is no memory.
+    int run() {
+        if (division_.failed()) return 1;
+        const long bytes = Scratch<F>::bytes(division_.rows(), head_dim_);
+        const Buffer scratch(division_.threads() * bytes);
+        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), head_dim_) : 1);
+        if (scratch.failed() || states.failed()) return 1;
+        int next = 0;
+#pragma omp parallel num_threads(division_.threads()) if (division_.threads() > 1)
+        {
+            Scratch<F> own(scratch.at(omp_get_thread_num() * bytes), division_.rows(), head_dim_);
+            if (keys_first()) write_all();
+            Queue<F> queue(pieces_, cache_, args_, next);
+            if (pieces_.cut())
+                attend_in_pieces(queue, states, own);
+            else
+                attend_whole(queue, own);
+        }
+        return 0;
+    }
+
+private:
+    // Whether a piece may need keys of rows that belong to another: then all are written before the first piece is begun.
+    bool keys_first() const { return division_.several() || pieces_.cut(); }
+
+    void attend_whole(Queue<F>& queue, Scratch<F>& scratch) const {
+        for (Piece piece; queue.take(piece);) {
+            load_queries(piece.q, scratch.queries);
+            for (int split = 0; split < piece.last_split; ++split) {
+                sum_split(piece.q, split, split == 0 ? scratch.whole : scratch.split, queue, scratch);
+                if (split > 0) merge_split(piece.q, split, scratch.whole, scratch.split);
+            }
+            finish_tile(piece.q, scratch.whole);
+        }
+    }
+
+    void attend_in_pieces(Queue<F>& queue, const Buffer& states, Scratch<F>& scratch) const {
+        const long rows = division_.rows(), bytes = RowState::bytes(rows, head_dim_);
+        const auto state = [&](int tile, int split) {
+            return RowState(states.at((tile * pieces_.most_splits() + split) * bytes), rows, head_dim_);
+        };
+        for (Piece piece; queue.take(piece);) {
+            load_queries(piece.q, scratch.queries);
+            sum_split(piece.q, piece.first_split, state(piece.tile, piece.first_split), queue, scratch);
+        }
+#pragma omp barrier
+#pragma omp for schedule(dynamic)
+        for (int tile = 0; tile < division_.size(); ++tile) {
+            const QueryTile q = division_[tile];
+            for (int split = 1; split < pieces_.splits_of(q); ++split) merge_split(q, split, state(tile, 0), state(tile, split));
+            finish_tile(q, state(tile, 0));
+        }
+    }
+
+    void write_all() const {
+#pragma omp for schedule(static)
+        for (int index = 0; index < division_.size(); ++index) write(division_[index]);
+    }
+
+    void write(const QueryTile& q) const {
+        const long head = q.kv_head * head_dim_;
+        cache_.write(block_table(q), q.kv_head, q.position, q.count,
+                     static_cast<const Element*>(args_.key) + q.row * args_.key_stride + head, args_.key_stride,
+                     static_cast<const Element*>(args_.value) + q.row * args_.value_stride + head, args_.value_stride);
+    }
+
+    void load_queries(const QueryTile& q, Factor* queries) const {
+        const long heads = group_ * head_dim_;
+        const auto* const first = static_cast<const Element*>(args_.query) + q.row * args_.query_stride + q.kv_head * heads;
+        for (int i = 0; i < q.count; ++i) F::load_factors(queries + i * heads, first + i * args_.query_stride, heads);
+    }
+
+    // Sum one split of the keys that a query tile sees.
+    void sum_split(const QueryTile& q, int split, const RowState& state, Queue<F>& queue, Scratch<F>& scratch) const {
+        state.clear(q.count * group_, head_dim_);
+        const int tiles = cache_.tile_at(q.end() - 1) + 1;
+        for (int number = split * kSplitTiles; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
+            cache_.find_tile(block_table(q), q.kv_head, number, q.end(), scratch.tile);
+            queue.look_ahead(scratch.tile);
+            // As late as possible: by now the place has been read ahead.
+            if (!keys_first() && number == cache_.tile_at(q.position)) write(q);
+            add_tile(q, state, scratch);
+        }
+    }
+
+    void add_tile(const QueryTile& q, const RowState& state, const Scratch<F>& scratch) const {
+        const KeyTile<F>& tile = scratch.tile;
+        const int hidden = hidden_rows(q, tile.position), rows = q.count * group_ - hidden;
+        const RowState seeing = state.from(hidden, head_dim_);
+        compute_scores<F>(scratch.queries + hidden * head_dim_, rows, head_dim_, tile, scratch.scores);
+        for (int row = 0; row < rows; ++row) {
+            float* const scores = scratch.scores + row * kScoreStride;
+            const int position = q.position + (hidden + row) / group_;
+            mask_scores(scores, tile, tile.place_after(position + 1 - tile.position));
+            scratch.decays[row] = weigh<F>(
+                scores, tile.places(), exponent_scale(), seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
+        }
+        add_values<F>(scratch.weights, scratch.decays, rows, head_dim_, tile, seeing.output);
+    }
+
+    void merge_split(const QueryTile& q, int split, const RowState& earlier, const RowState& later) const {
+        const int hidden = hidden_rows(q, cache_.tile_position(split * kSplitTiles));
+        for (int row = hidden; row < q.count * group_; ++row)
+            merge(earlier.from(row, head_dim_), later.from(row, head_dim_), head_dim_, exponent_scale());
+    }
+
+    void finish_tile(const QueryTile& q, const RowState& state) const {
+        for (int row = 0; row < q.count * group_; ++row) {
+            const long head = static_cast<long>(q.row + row / group_) * args_.num_heads + q.kv_head * group_ + row % group_;
+            finish<F>(state.from(row, head_dim_), head_dim_, static_cast<Element*>(args_.output) + head * head_dim_);
+        }
+    }
+
+    const int32_t* block_table(const QueryTile& q) const { return args_.block_tables + q.sequence * args_.block_table_stride; }
+
+    // How many rows of scores in front of a query tile see nothing from `position` on.
+    int hidden_rows(const QueryTile& q, int position) const {
+        return position > q.position ? (position - q.position) * group_ : 0;
+    }
+
+    // Weights are powers of two: this is the attention's scale times log2(e).
+    float exponent_scale() const { return args_.scale * 1.44269504088896340736f; }
+
+    const RinglineAttention& args_;
+    const Cache<F> cache_;
+    const Division division_;
+    const Pieces<F> pieces_;
+    const long head_dim_;
+    const int group_;
+};
+
+inline int attention(const RinglineAttention& args) {
+    switch (args.number_type) {
+        case kRinglineFloat32: return Step<Float32>(args).run();
+        case kRinglineFloat16: return Step<Float16>(args).run();
+        default: return Step<BFloat16>(args).run();
+    }
+}
+
+}  // namespace

@@ -1,4 +1,4 @@
-// The number types of the KV cache: how each is packed, multiplied and rounded.
+// The number types of weights and of the KV cache: how each is packed, multiplied and rounded.
 //
 // A product's left *factors* (queries, weights) are broadcast one step at a time; its right ones (keys, values) lie
 // side by side in vectors, kPack rows of them interleaved. All sums are in float32.
@@ -20,6 +20,7 @@ struct Float32 {
         return multiply_add(splat(*factor), column, acc);
     }
     static void load_factors(Factor* to, const Element* from, long count) { std::memcpy(to, from, count * sizeof *to); }
+    static Vec widen(const Element* at) { return load(at); }
     static void narrow(Element* at, Vec v) { store(at, v); }
     static void store_factors(Factor* at, Vec v) { store(at, v); }
 };
@@ -37,6 +38,7 @@ struct Float16 {
     static void load_factors(Factor* to, const Element* from, long count) {
         for (long i = 0; i < count; i += kLanes) store(to + i, load_float16(from + i));
     }
+    static Vec widen(const Element* at) { return load_float16(at); }
     static void narrow(Element* at, Vec v) { store_float16(at, v); }
     static void store_factors(Factor* at, Vec v) { store(at, v); }
 };
@@ -57,6 +59,7 @@ struct BFloat16 {
         return add_pair_products(acc, _mm512_set1_epi32(pair), column);
     }
     static void load_factors(Factor* to, const Element* from, long count) { std::memcpy(to, from, count * sizeof *to); }
+    static Vec widen(const Element* at) { return load_bfloat16(at); }
     static void narrow(Element* at, Vec v) { store_bfloat16(at, v); }
     static void store_factors(Factor* at, Vec v) { store_bfloat16(at, v); }
 };
@@ -82,6 +85,7 @@ struct BFloat16 {
     static void load_factors(Factor* to, const Element* from, long count) {
         for (long i = 0; i < count; i += kLanes) store(to + i, load_bfloat16(from + i));
     }
+    static Vec widen(const Element* at) { return load_bfloat16(at); }
     static void narrow(Element* at, Vec v) { store_bfloat16(at, v); }
     static void store_factors(Factor* at, Vec v) { store(at, v); }
 };

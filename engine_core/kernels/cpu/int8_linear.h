@@ -1,7 +1,7 @@
 // The C interface of linear layers with 8-bit weights. Mirrored by engine_core/kernels/library.py.
 #pragma once
 
-#include "attention.h"  // RinglineNumberType
+#include "interface.h"  // RinglineNumberType
 
 extern "C" {
 

@@ -6,8 +6,8 @@
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
 #pragma once
 
-#include "attention.h"
 #include "formats.h"
+#include "interface.h"
 
 namespace {
 

@@ -1,9 +1,7 @@
 // Products of a few rows of factors by a tile of keys, or of values.
-//
-// Every result is one chain of additions in ascending order, whatever the size of the block of accumulators that it is
-// computed in: how rows are divided into blocks changes no bit.
 #pragma once
 
+#include "blocks.h"
 #include "layout.h"
 
 namespace {
@@ -11,42 +9,6 @@ namespace {
 // A vector of keys reaches past a unit that is smaller than it: the products of those lanes are overwritten by the next
 // unit's, and after the last one they are never looked at.
 constexpr int kScoreStride = kTileKeys + kUnit;
-
-inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
-
-// A block of accumulators.
-template <class F, int Rows, int Columns>
-struct Block {
-    using Element = typename F::Element;
-    using Factor = typename F::Factor;
-
-    Vec sums[Rows][Columns];
-
-    // Add `steps` products of kPack factors each. Reads ahead of `right` at `ahead`, which is as large.
-    template <bool kAhead>
-    inline __attribute__((always_inline)) void add_products(
-        const Factor* left, long left_stride, const Element* const (&right)[Columns], const Element* const (&ahead)[Columns],
-        long right_step, int steps) {
-        for (int step = 0; step < steps; ++step) {
-            typename F::Column columns[Columns];
-#pragma GCC unroll 8
-            for (int c = 0; c < Columns; ++c) {
-                columns[c] = F::column(right[c] + step * right_step);
-                if (kAhead) prefetch(ahead[c] + step * right_step);
-            }
-            add_step(left + step * F::kPack, left_stride, columns);
-        }
-    }
-
-    inline __attribute__((always_inline)) void add_step(
-        const Factor* left, long left_stride, const typename F::Column (&columns)[Columns]) {
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-            for (int c = 0; c < Columns; ++c)
-                sums[r][c] = F::accumulate(sums[r][c], left + r * left_stride, columns[c]);
-    }
-};
 
 // scores[r][place] = Σ queries[r][d] · keys[d][place], from the `vector`-th vector of places on.
 template <class F, int Rows, int Columns, bool kAhead>
@@ -109,20 +71,6 @@ void output_block(const typename F::Factor* weights, const float* decays, long h
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) store(outputs + r * head_dim + first + c * kLanes, block.sums[r][c]);
-}
-
-template <int N>
-struct Constant {
-    static constexpr int value = N;
-};
-
-// Call `visit` with min(n, Most) as a constant; n ≥ 1.
-template <int Most, class Visit>
-inline void with_constant(int n, Visit&& visit) {
-    if constexpr (Most > 1) {
-        if (n < Most) return with_constant<Most - 1>(n, visit);
-    }
-    visit(Constant<Most>{});
 }
 
 // Divide rows × columns into blocks: visit(row, column, Rows, Columns), where the last two are constants.

@@ -21,6 +21,7 @@ inline void store(float* at, Vec v) { _mm256_storeu_ps(at, v); }
 inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 inline Vec subtract(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 inline Vec multiply(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec divide(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec maximum_of(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec round_to_integer(Vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -32,6 +32,7 @@ inline void store(float* at, Vec v) { std::memcpy(at, &v, sizeof v); }
 inline Vec add(Vec a, Vec b) { return a + b; }
 inline Vec subtract(Vec a, Vec b) { return a - b; }
 inline Vec multiply(Vec a, Vec b) { return a * b; }
+inline Vec divide(Vec a, Vec b) { return a / b; }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec maximum_of(Vec a, Vec b) { return a > b ? a : b; }
 

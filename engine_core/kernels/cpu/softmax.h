@@ -2,29 +2,11 @@
 // to the highest score seen so far.
 #pragma once
 
+#include "exponent.h"
 #include "memory.h"
 #include "products.h"
 
 namespace {
-
-// 2^x for x ≤ 0, exactly 1 at 0 and exactly 0 below −126; relative error 1.6e-7. NaN stays NaN.
-inline Vec exp2_of_negative(Vec x) {
-    const Vec whole = round_to_integer(x);
-    const Vec part = subtract(x, whole);
-    Vec power = splat(0.001326472731307149f);
-    power = multiply_add(power, part, splat(0.009671512991189957f));
-    power = multiply_add(power, part, splat(0.05550733581185341f));
-    power = multiply_add(power, part, splat(0.24022242426872253f));
-    power = multiply_add(power, part, splat(0.6931470036506653f));
-    power = multiply_add(power, part, splat(1.0f));
-    return zero_where_less(scale_by_power(power, whole), x, splat(-126.0f));
-}
-
-inline float exp2_of_negative(float x) {
-    float lanes[kLanes];
-    store(lanes, exp2_of_negative(splat(x)));
-    return lanes[0];
-}
 
 // What is known of rows' outputs after some of their keys.
 struct RowState {
@@ -81,10 +63,10 @@ inline float weigh(const float* scores, int places, float scale, const RowState&
     const float before = *row.maximum, here = largest_lane(highest);
     *row.maximum = here > before ? here : before;
     const float shift = *row.maximum * scale;
-    const float decay = exp2_of_negative(before * scale - shift);
+    const float decay = exp2_of(before * scale - shift);
     Vec total = multiply(load(row.sum), splat(decay));
     for (int place = 0; place < end; place += kLanes) {
-        const Vec weight = exp2_of_negative(multiply_add(load(scores + place), splat(scale), splat(-shift)));
+        const Vec weight = exp2_of(multiply_add(load(scores + place), splat(scale), splat(-shift)));
         total = add(total, weight);
         F::store_factors(weights + place, weight);
     }
@@ -97,7 +79,7 @@ inline void merge(const RowState& earlier, const RowState& later, long head_dim,
     const float before = *earlier.maximum, here = *later.maximum;
     *earlier.maximum = here > before ? here : before;
     const float shift = *earlier.maximum * scale;
-    const Vec keep = splat(exp2_of_negative(before * scale - shift)), take = splat(exp2_of_negative(here * scale - shift));
+    const Vec keep = splat(exp2_of(before * scale - shift)), take = splat(exp2_of(here * scale - shift));
     store(earlier.sum, multiply_add(load(later.sum), take, multiply(load(earlier.sum), keep)));
     for (long d = 0; d < head_dim; d += kLanes)
         store(earlier.output + d, multiply_add(load(later.output + d), take, multiply(load(earlier.output + d), keep)));

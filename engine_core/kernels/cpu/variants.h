@@ -1,8 +1,13 @@
 // The same kernels, compiled for different instruction sets. Each returns 0, or 1 when there was no memory.
 #pragma once
 
-#include "attention.h"
+#include "interface.h"
 
-int attention_avx512_bf16(const RinglineAttention& args);
-int attention_avx2(const RinglineAttention& args);
-int attention_portable(const RinglineAttention& args);
+struct Kernels {
+    int (*attention)(const RinglineAttention&);
+    int (*linear)(const RinglineLinear&);
+    int (*normalize)(const RinglineNorm&);
+    int (*rotate)(const RinglineRotation&);
+};
+
+extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;

@@ -1,0 +1,155 @@
+"""What native kernels take, and the tables of them, as cpu/interface.h, cpu/variants.h and cpu/int8_linear.h have it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""``RinglineNumberType``"""
+STORE, SILU_AND_MULTIPLY = 0, 1
+"""``RinglineEpilogue``"""
+
+
+class AttentionArguments(ctypes.Structure):
+    """``RinglineAttention`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64),
+        ("key_stride", ctypes.c_int64),
+        ("value_stride", ctypes.c_int64),
+        ("query_starts", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("num_seqs", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class LinearArguments(ctypes.Structure):
+    """``RinglineLinear`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class NormArguments(ctypes.Structure):
+    """``RinglineNorm`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class RotationArguments(ctypes.Structure):
+    """``RinglineRotation`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("heads", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("query_weight", ctypes.c_void_p),
+        ("key_weight", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class Int8Weight(ctypes.Structure):
+    """``RinglineInt8Weight`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("column_sums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+    )
+
+
+class Int8Call(ctypes.Structure):
+    """``RinglineInt8Call`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("input_stride", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("input_type", ctypes.c_int32),
+        ("output_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class Int8Packing(ctypes.Structure):
+    """``RinglineInt8Packing`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("column_sums", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("input_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class KernelTable(ctypes.Structure):
+    """``Kernels`` of cpu/variants.h."""
+
+    _fields_ = (
+        ("attention", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(AttentionArguments))),
+        ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
+        ("normalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(NormArguments))),
+        ("rotate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RotationArguments))),
+    )
+
+
+class Int8KernelTable(ctypes.Structure):
+    """``Int8Kernels`` of cpu/int8_linear.h."""
+
+    _fields_ = (
+        ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))),
+        ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Int8Packing))),
+    )

@@ -1,0 +1,70 @@
+// The C interface of the kernels, mirrored by engine_core/kernels/library.py. Arrays are dense where no stride is given.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
+
+// Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
+struct RinglineAttention {
+    const void* query;   // [T, Hq, D]
+    const void* key;     // [T, Hkv, D]
+    const void* value;   // [T, Hkv, D]
+    void* output;        // [T, Hq, D], dense
+    void* cache;         // see layout.h
+    int64_t query_stride, key_stride, value_stride;  // elements from one row to the next
+    const int32_t* query_starts;                     // [S + 1]
+    const int32_t* seq_lens;                         // [S]
+    const int32_t* block_tables;                     // [S, …]
+    int64_t block_table_stride;                      // entries from one sequence to the next
+    int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int32_t number_type;
+    int32_t num_threads;
+    float scale;  // positive
+};
+
+enum RinglineEpilogue : int32_t {
+    kRinglineStore = 0,        // y = x · Wᵀ + b
+    kRinglineSiluAndMultiply,  // y = silu(gate) · up; panels of gate's outputs and of up's lie alternately in W
+};
+
+// A linear layer of M rows, K inputs and N outputs. K is a multiple of 16; W and b are padded with zeros to whole tiles.
+struct RinglineLinear {
+    const void* x;         // [M, K]
+    const void* weight;    // packed: see linear.h
+    const float* bias;     // [N], or null
+    const void* residual;  // what is added to y, in its place and type; or null
+    void* output;          // [M, N], or [M, N / 2] of gate and up; floats where `wide` is set
+    int64_t rows, in_features, out_features;
+    int32_t number_type;
+    int32_t epilogue;
+    int32_t wide;
+    int32_t num_threads;
+};
+
+// Root mean square normalization of M rows. The width is a multiple of 16.
+struct RinglineNorm {
+    const void* x;        // [M, width]
+    const float* weight;  // [width]
+    void* output;         // [M, width]
+    int64_t rows, width;
+    int32_t number_type;
+    int32_t num_threads;
+    float epsilon;
+};
+
+// Normalization of queries and keys, then rotation of both, in place. D, the head size, is a multiple of 16.
+struct RinglineRotation {
+    void* heads;                                  // [T, …]: queries, then keys, then what is left alone
+    const float *cos, *sin;                       // [T, D / 2]
+    const float *query_weight, *key_weight;       // [D]; null where heads are not normalized
+    int64_t rows, stride;                         // elements from one row to the next
+    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t number_type;
+    int32_t num_threads;
+    float epsilon;
+};
+
+}  // extern "C"

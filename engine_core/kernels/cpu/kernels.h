@@ -1,0 +1,9 @@
+// All kernels, for the vectors that were included before.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "norm.h"
+#include "rotation.h"
+
+#define KERNELS {attention, linear, normalize, rotate}

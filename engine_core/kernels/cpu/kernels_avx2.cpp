@@ -1,0 +1,7 @@
+// The kernels for processors with AVX2, FMA and F16C.
+#include "simd_avx2.h"
+// The vectors come first: all that follows is written in them.
+#include "kernels.h"
+#include "variants.h"
+
+const Kernels kernels_avx2 = KERNELS;

@@ -1,0 +1,54 @@
+// Root mean square normalization. A row's sum runs over fixed lanes in a fixed order: its bits depend on nothing else.
+#pragma once
+
+#include "formats.h"
+#include "interface.h"
+
+namespace {
+
+constexpr long kRowsWorthThreads = 1 << 16;  // numbers: fewer are done before another thread has woken
+
+inline float sum_of_lanes(Vec v) {
+    float lanes[kLanes], total = 0.0f;
+    store(lanes, v);
+    for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
+    return total;
+}
+
+// 1 / √(mean(x²) + ε)
+template <class F>
+inline float inverse_root_mean_square(const typename F::Element* x, long width, float epsilon) {
+    Vec squares = splat(0.0f);
+    for (long i = 0; i < width; i += kLanes) {
+        const Vec v = F::widen(x + i);
+        squares = multiply_add(v, v, squares);
+    }
+    return 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(width) + epsilon);
+}
+
+template <class F>
+int normalize_rows(const RinglineNorm& args) {
+    using Element = typename F::Element;
+    const auto* const x = static_cast<const Element*>(args.x);
+    auto* const output = static_cast<Element*>(args.output);
+    const long width = args.width;
+    const bool worth_threads = args.num_threads > 1 && args.rows * width >= kRowsWorthThreads;
+#pragma omp parallel for num_threads(args.num_threads) if (worth_threads) schedule(static)
+    for (long row = 0; row < args.rows; ++row) {
+        const Element* const from = x + row * width;
+        const Vec scale = splat(inverse_root_mean_square<F>(from, width, args.epsilon));
+        for (long i = 0; i < width; i += kLanes)
+            F::narrow(output + row * width + i, multiply(multiply(F::widen(from + i), scale), load(args.weight + i)));
+    }
+    return 0;
+}
+
+inline int normalize(const RinglineNorm& args) {
+    switch (args.number_type) {
+        case kRinglineFloat32: return normalize_rows<Float32>(args);
+        case kRinglineFloat16: return normalize_rows<Float16>(args);
+        default: return normalize_rows<BFloat16>(args);
+    }
+}
+
+}  // namespace
