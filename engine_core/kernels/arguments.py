@@ -1,4 +1,4 @@
-"""What native kernels take, and the tables of them, as cpu/interface.h, cpu/variants.h and cpu/int8_linear.h have it."""
+"""What native kernels take, and the tables of them: the structures of cpu/interface.h, variants.h and int8_linear.h."""
 
 from __future__ import annotations
 
