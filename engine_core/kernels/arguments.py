@@ -8,8 +8,6 @@ import torch
 
 NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """``RinglineNumberType``"""
-STORE, SILU_AND_MULTIPLY = 0, 1
-"""``RinglineEpilogue``"""
 
 
 class AttentionArguments(ctypes.Structure):
@@ -52,7 +50,6 @@ class LinearArguments(ctypes.Structure):
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("number_type", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
         ("wide", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -70,6 +67,19 @@ class NormArguments(ctypes.Structure):
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
+    )
+
+
+class GateArguments(ctypes.Structure):
+    """``RinglineGate`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("gate_up", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
     )
 
 
@@ -112,6 +122,7 @@ class Int8Call(ctypes.Structure):
     _fields_ = (
         ("input", ctypes.c_void_p),
         ("input_stride", ctypes.c_int64),
+        ("residual", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("input_type", ctypes.c_int32),
@@ -143,6 +154,7 @@ class KernelTable(ctypes.Structure):
         ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("normalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(NormArguments))),
         ("rotate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RotationArguments))),
+        ("silu_and_multiply", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GateArguments))),
     )
 
 

@@ -12,6 +12,7 @@ import torch  # noqa: F401 its OpenMP runtime must be there before the library i
 
 from engine_core.kernels.arguments import (
     AttentionArguments,
+    GateArguments,
     Int8Call,
     Int8KernelTable,
     Int8Packing,
@@ -47,6 +48,7 @@ class CpuKernels:
     linear: Callable[[LinearArguments], int]
     normalize: Callable[[NormArguments], int]
     rotate: Callable[[RotationArguments], int]
+    silu_and_multiply: Callable[[GateArguments], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
     candidates = INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
     chosen, address = _find(library.ringline_kernels, candidates)
     table = KernelTable.from_address(address)
-    return CpuKernels(chosen, digest[:8], table.attention, table.linear, table.normalize, table.rotate)
+    return CpuKernels(
+        chosen, digest[:8], table.attention, table.linear, table.normalize, table.rotate, table.silu_and_multiply
+    )
 
 
 def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> Int8Kernels:

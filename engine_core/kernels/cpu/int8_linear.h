@@ -29,6 +29,7 @@ struct RinglineInt8Packing {
 struct RinglineInt8Call {
     const void* input;     // [M, K]
     int64_t input_stride;  // elements from one row to the next
+    const void* residual;  // [M, N] of the input's type, added to the output; or null
     void* output;          // [M, N], dense
     int64_t rows;
     int32_t input_type;   // RinglineNumberType

@@ -115,10 +115,16 @@ private:
         auto* const to = static_cast<typename Output::Element*>(call_.output) + row * weight_.out_features + column;
         typename Output::Element whole[kPanel];
         auto* const at = left < kPanel ? whole : to;
+        typename Input::Element residual[kPanel] = {};
+        if (call_.residual) {
+            const auto* const from = static_cast<const typename Input::Element*>(call_.residual);
+            std::memcpy(residual, from + row * weight_.out_features + column, (left < kPanel ? left : kPanel) * sizeof *residual);
+        }
         for (int lane = 0; lane < kPanel; lane += kLanes) {
             const Vec sum = to_floats(load_sums(sums + lane));
             Vec y = multiply(multiply(sum, load(weight_.scales + column + lane)), splat(rows_.scale(row)));
             if (weight_.bias) y = add(y, load(weight_.bias + column + lane));
+            if (call_.residual) y = add(y, Input::widen(residual + lane));
             Output::narrow(at + lane, y);
         }
         if (left < kPanel) std::memcpy(to, whole, left * sizeof *to);

@@ -25,21 +25,15 @@ struct RinglineAttention {
     float scale;  // positive
 };
 
-enum RinglineEpilogue : int32_t {
-    kRinglineStore = 0,        // y = x · Wᵀ + b
-    kRinglineSiluAndMultiply,  // y = silu(gate) · up; panels of gate's outputs and of up's lie alternately in W
-};
-
 // A linear layer of M rows, K inputs and N outputs. K is a multiple of 16; W and b are padded with zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
     const void* weight;    // packed: see linear.h
     const float* bias;     // [N], or null
     const void* residual;  // what is added to y, in its place and type; or null
-    void* output;          // [M, N], or [M, N / 2] of gate and up; floats where `wide` is set
+    void* output;          // [M, N]; floats where `wide` is set
     int64_t rows, in_features, out_features;
     int32_t number_type;
-    int32_t epilogue;
     int32_t wide;
     int32_t num_threads;
 };
@@ -53,6 +47,15 @@ struct RinglineNorm {
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
+};
+
+// silu(gate) · up of M rows. The width is a multiple of 16.
+struct RinglineGate {
+    const void* gate_up;  // [M, 2, width]
+    void* output;         // [M, width]
+    int64_t rows, width;
+    int32_t number_type;
+    int32_t num_threads;
 };
 
 // Normalization of queries and keys, then rotation of both, in place. D, the head size, is a multiple of 16.

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "attention.h"
+#include "gate.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotation.h"
 
-#define KERNELS {attention, linear, normalize, rotate}
+#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply}

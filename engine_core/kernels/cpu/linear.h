@@ -12,7 +12,6 @@
 #include <omp.h>
 
 #include "blocks.h"
-#include "exponent.h"
 #include "interface.h"
 #include "memory.h"
 
@@ -164,27 +163,14 @@ private:
         const long first = tile * kTileOutputs;
         if (args_.bias)
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(args_.bias + first + i)));
-        if (args_.epilogue == kRinglineSiluAndMultiply) {
-            for (int i = 0; i < kTileOutputs / 2; i += kLanes) {
-                const float* const gate = sums + i / kPanel * 2 * kPanel + i % kPanel;
-                store(sums + i, multiply(silu(load(gate)), load(gate + kPanel)));
-            }
-            put(sums, row * args_.out_features / 2, args_.out_features / 2, first / 2, kTileOutputs / 2);
-        } else {
-            put(sums, row * args_.out_features, args_.out_features, first, kTileOutputs);
-        }
-    }
-
-    static Vec silu(Vec x) {
-        // Below −87, e⁻ˣ would leave the range of floats; x divided by it is 0 to any precision.
-        const Vec limited = maximum_of(splat(-87.0f), x);
-        return divide(x, add(splat(1.0f), exp2_of(multiply(limited, splat(-1.44269504088896340736f)))));
+        put(sums, row * args_.out_features, first);
     }
 
     // Write those of the outputs from `first` on that there are.
-    void put(float* sums, long row_start, long width, long first, int count) const {
-        if (width - first < count) return put_last(sums, row_start + first, width - first);
-        for (int i = 0; i < count; i += kLanes) put_vector(sums + i, row_start + first + i);
+    void put(float* sums, long row_start, long first) const {
+        const long left = args_.out_features - first;
+        if (left < kTileOutputs) return put_last(sums, row_start + first, left);
+        for (int i = 0; i < kTileOutputs; i += kLanes) put_vector(sums + i, row_start + first + i);
     }
 
     void put_vector(const float* sums, long at) const {

@@ -8,6 +8,7 @@ struct Kernels {
     int (*linear)(const RinglineLinear&);
     int (*normalize)(const RinglineNorm&);
     int (*rotate)(const RinglineRotation&);
+    int (*silu_and_multiply)(const RinglineGate&);
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;
