@@ -31,7 +31,7 @@ from benchmarks.roofline import Cost
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.choice import choose_attention
 from engine_core.layers.activation import silu_and_mul
-from engine_core.layers.linear_choice import choose_linear
+from engine_core.layers.choice import choose_layers
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.rotary import RopeParameters, Rotary, rotate
 from engine_core.request import SamplingParams
@@ -69,11 +69,12 @@ class Kernel:
 
 def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
     """Products with packed weights."""
-    weight_bytes, make = 2 if quantization is None else 1, choose_linear(quantization)
+    weight_bytes = 2 if quantization is None else 1
+    layers, _ = choose_layers((16,), torch.bfloat16, quantization)
     for name in names:
         height, width = _LINEARS[name]
         copies = -(-_UNCACHED_BYTES // (height * width * weight_bytes))
-        weights = [make(torch.randn(height, width).bfloat16() * 0.02, None) for _ in range(copies)]
+        weights = [layers.linear(torch.randn(height, width).bfloat16() * 0.02) for _ in range(copies)]
         for rows in _ROWS:
             if name == "lm_head" and rows > _MOST_LOGITS:
                 continue

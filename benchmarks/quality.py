@@ -28,9 +28,10 @@ from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.choice import choose_attention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.kernels.library import load_int8_kernels
+from engine_core.layers.base import Layers, LinearLayer
 from engine_core.layers.linear import Linear
-from engine_core.layers.linear_choice import LinearFactory
 from engine_core.layers.quantized import Int8Linear
+from engine_core.layers.torch_layers import TorchLayers
 from engine_core.loading.build import build_model
 from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
 from engine_core.models.base import CausalLM
@@ -48,28 +49,37 @@ class Way:
 
     name: str
     dtype: str
-    make_linear: LinearFactory
+    layers: Layers
+
+
+class RoundedWeights(TorchLayers):
+    """Weights rounded to 8 bits, inputs not."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+        rounded = Int8Linear(weight, None, load_int8_kernels()).rows(torch.arange(len(weight)))
+        return super().linear(rounded, bias)
+
+
+class RoundedLayers(TorchLayers):
+    """All rounded but the output projection."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """The projection is the one with ``vocab_size`` outputs."""
+        super().__init__(load_int8_kernels())
+        self._vocab_size = vocab_size
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+        return Linear(weight, bias) if len(weight) == self._vocab_size else super().linear(weight, bias)
 
 
 def ways(vocab_size: int) -> list[Way]:
     """The reference first, then what is compared with it; the last is what the option ``quantization`` does."""
-    kernels = load_int8_kernels()
-
-    def rounded_weight(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return Linear(Int8Linear(weight, None, kernels).rows(torch.arange(len(weight))), bias)
-
-    def rounded(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | Int8Linear:
-        return Int8Linear(weight, bias, kernels)
-
-    def rounded_layers(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | Int8Linear:
-        return Linear(weight, bias) if len(weight) == vocab_size else rounded(weight, bias)
-
     return [
-        Way("bfloat16", "bfloat16", Linear),
-        Way("float32", "float32", Linear),
-        Way("int8 weights alone", "bfloat16", rounded_weight),
-        Way("int8, output projection in bfloat16", "bfloat16", rounded_layers),
-        Way("int8", "bfloat16", rounded),
+        Way("bfloat16", "bfloat16", TorchLayers()),
+        Way("float32", "float32", TorchLayers()),
+        Way("int8 weights alone", "bfloat16", RoundedWeights()),
+        Way("int8, output projection in bfloat16", "bfloat16", RoundedLayers(vocab_size)),
+        Way("int8", "bfloat16", TorchLayers(load_int8_kernels())),
     ]
 
 
@@ -80,7 +90,7 @@ def compare(
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
     for way in ways(open_as("bfloat16").shape.vocab_size):
-        found = log_probabilities(open_as(way.dtype), way.make_linear, texts)
+        found = log_probabilities(open_as(way.dtype), way.layers, texts)
         reference = reference or found
         divergences, same, losses = [], [], []
         for expected, actual, text in zip(reference, found, texts, strict=True):
@@ -103,12 +113,10 @@ def compare(
 
 
 @torch.inference_mode()
-def log_probabilities(
-    checkpoint: Checkpoint, make_linear: LinearFactory, texts: Sequence[list[int]]
-) -> list[torch.Tensor]:
+def log_probabilities(checkpoint: Checkpoint, layers: Layers, texts: Sequence[list[int]]) -> list[torch.Tensor]:
     """Log probabilities [T, V] of what follows each token, for each text alone."""
     attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
-    model = build_model(checkpoint, attention, CPU, make_linear=make_linear)
+    model = build_model(checkpoint, attention, layers, CPU)
     blocks = -(-max(map(len, texts)) // _BLOCK_SIZE)
     caches = attention.allocate(model.kv_cache_spec(_BLOCK_SIZE), blocks, CPU)
     return [torch.log_softmax(_logits(model, caches, text, blocks), dim=1) for text in texts]

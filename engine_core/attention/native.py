@@ -7,6 +7,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
 from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
 from engine_core.kernels.library import CpuKernels
+from engine_core.kernels.memory import empty_for_streaming
 
 _UNIT = 16
 """Most tokens of a unit: blocks are divided into units of equal size."""
@@ -37,7 +38,7 @@ class NativeAttention(AttentionBackend):
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         shape = (num_blocks, spec.num_kv_heads, 2, _padded(spec), spec.head_dim)
-        caches = (torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers))
+        caches = (empty_for_streaming(shape, spec.dtype) for _ in range(spec.num_layers))
         return [cache[..., : spec.block_size, :] for cache in caches]
 
     def numerics(self, spec: KVCacheSpec) -> str:

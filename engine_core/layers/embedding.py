@@ -9,11 +9,11 @@ lie together. Which B and V is found by comparing rows at load; where none or se
 from __future__ import annotations
 
 import ctypes
+from typing import Protocol
 
 import torch
 
 from engine_core.layers.linear import Linear
-from engine_core.layers.quantized import Int8Linear
 
 _ROWS_PER_BLOCK = (64, 48, 32, 24, 16, 8)
 _COLUMNS_TOGETHER = (1, 2, 4)
@@ -64,23 +64,25 @@ class TiedEmbedding:
         return torch.nn.functional.embedding(token_ids, table)
 
 
-class Int8TiedEmbedding:
-    """Rows of the output projection's weight as it was rounded to 8 bits; there is no other copy."""
+class PackedRows(Protocol):
+    """A layer whose packed weight [V, H] can be read row by row."""
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [T, H] for ``indices`` [T] int64."""
+
+
+class PackedEmbedding:
+    """Rows of the output projection's packed weight; there is no other copy."""
 
     nbytes = 0
 
-    def __init__(self, head: Int8Linear) -> None:
-        """Read from ``head``, whose weight is [V, H]."""
+    def __init__(self, head: PackedRows) -> None:
+        """Read from ``head``."""
         self._head = head
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``token_ids`` [T] int64."""
         return self._head.rows(token_ids)
-
-
-def tied_embedding(head: Linear | Int8Linear, table: torch.Tensor) -> TiedEmbedding | Int8TiedEmbedding:
-    """The embedding that shares the memory of ``head``, which was made from ``table`` [V, H]."""
-    return Int8TiedEmbedding(head) if isinstance(head, Int8Linear) else TiedEmbedding(head, table)
 
 
 def _read_rows(blocks: torch.Tensor, rows: torch.Tensor, width: int) -> torch.Tensor:

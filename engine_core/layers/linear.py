@@ -80,13 +80,18 @@ class Linear:
             weight = torch.ops.mkldnn._nbytes.default(self.weight)
         return weight + (0 if self.bias is None else self.bias.nbytes)
 
-    def __call__(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], in the type of ``x`` or in ``dtype``."""
-        result = x.dtype if dtype is None else dtype
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
+        y = self._multiply(x).to(x.dtype if dtype is None else dtype)
+        return y if residual is None else residual + y
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed_dtype is None:
-            return torch.nn.functional.linear(x, self.weight, self.bias).to(result)
+            return torch.nn.functional.linear(x, self.weight, self.bias)
         count = x.shape[0]
         rows = x.to(self.packed_dtype)
         if (padding := padded_rows(count) - count) > 0:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
-        return _multiply(rows, self.weight, self.bias)[:count].to(result)
+        return _multiply(rows, self.weight, self.bias)[:count]

@@ -76,14 +76,17 @@ class Int8Linear:
         parts = (self._weight, self._scales, self._column_sums, self._bias)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def __call__(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], in the type of ``x`` or in float32 if ``dtype`` is that."""
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty(x.shape[0], self.out_features, dtype=dtype)
         call = Int8Call(
             x.data_ptr(),
             x.stride(0),
+            None if residual is None else residual.data_ptr(),
             y.data_ptr(),
             x.shape[0],
             NUMBER_TYPES[x.dtype],

@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine_core.attention.base import AttentionBackend
-from engine_core.layers.linear_choice import LinearFactory, choose_linear
+from engine_core.layers.base import Layers
 from engine_core.layers.quantized import int8_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.loading.dummy import DummyWeights
@@ -34,20 +34,17 @@ def expected_weight_bytes(checkpoint: Checkpoint) -> int:
 def build_model(
     checkpoint: Checkpoint,
     attention: AttentionBackend,
+    layers: Layers,
     device: torch.device,
     on_progress: ProgressCallback | None = None,
-    make_linear: LinearFactory | None = None,
 ) -> CausalLM:
     """Load the checkpoint's weights into a model on ``device``.
 
     ``on_progress(done, total)`` is called with bytes as they are loaded: pass
     ``lambda done, total: progress.advance(stage, done, total)``.
-    ``make_linear`` makes the linear layers; default: those that ``checkpoint.quantization`` asks for. It is called for
-    one after the other, so a copy of all weights as they are stored never exists.
-    Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files, ``ConfigError``
-    where quantized layers cannot be computed.
+    ``layers`` are made one by one, packed and perhaps quantized: a copy of the weights as they are stored never
+    exists. Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
     """
-    make_linear = choose_linear(checkpoint.quantization) if make_linear is None else make_linear
     shape = checkpoint.shape
     shapes = tensor_shapes(shape)
     weights: Weights
@@ -57,4 +54,4 @@ def build_model(
         weights = StoredWeights(
             checkpoint.path, shapes, lambda name: is_redundant(name, shape), checkpoint.dtype, device, on_progress
         )
-    return model_class(checkpoint.spec.architecture)(shape, weights, attention, checkpoint.dtype, device, make_linear)
+    return model_class(checkpoint.spec.architecture)(shape, weights, attention, checkpoint.dtype, device, layers)

@@ -10,13 +10,9 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
-from engine_core.layers.activation import silu_and_mul
-from engine_core.layers.embedding import Embedding, Int8TiedEmbedding, TiedEmbedding, tied_embedding
-from engine_core.layers.linear import Linear
-from engine_core.layers.linear_choice import LinearFactory
-from engine_core.layers.norm import HeadNorm, RMSNorm
-from engine_core.layers.quantized import Int8Linear
-from engine_core.layers.rotary import Rotary, rotate
+from engine_core.layers.base import EmbeddingLayer, Layers, LinearLayer
+from engine_core.layers.embedding import Embedding
+from engine_core.layers.rotary import Rotary
 from engine_core.loading.weights import Weights
 from engine_core.models.base import CausalLM
 from engine_core.models.shape import DecoderShape
@@ -40,33 +36,33 @@ class DecoderForCausalLM(CausalLM):
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
-        make_linear: LinearFactory,
+        layers: Layers,
     ) -> None:
         """Take every tensor of ``shape.tensor_shapes`` from ``weights``, layer by layer."""
         self.vocab_size = shape.vocab_size
         self.hidden_size = shape.hidden_size
         self._shape = shape
         self._dtype = dtype
-        self.embedding: Embedding | TiedEmbedding | Int8TiedEmbedding
+        self.embedding: EmbeddingLayer
         table = weights.take("model.embed_tokens.weight")
         if shape.tie_word_embeddings:
-            self.lm_head = make_linear(table, None)
-            self.embedding = tied_embedding(self.lm_head, table)
+            self.lm_head = layers.linear(table, None)
+            self.embedding = layers.tied_embedding(self.lm_head, table)
         else:
             self.embedding = Embedding(table)
-            self.lm_head = make_linear(weights.take("lm_head.weight"), None)
+            self.lm_head = layers.linear(weights.take("lm_head.weight"), None)
         del table
         self.rotary = Rotary(shape.rope, shape.head_dim, device)
         self.layers = [
-            DecoderLayer(shape, weights, f"model.layers.{index}", attention, make_linear)
+            DecoderLayer(shape, weights, f"model.layers.{index}", attention, layers)
             for index in range(shape.num_layers)
         ]
-        self.norm = RMSNorm(weights.take("model.norm.weight"), shape.rms_norm_eps)
+        self.norm = layers.norm(weights.take("model.norm.weight"), shape.rms_norm_eps)
 
     @property
     def weight_bytes(self) -> int:
-        parts = (self.embedding, self.lm_head, self.norm, *self.layers)
-        return sum(part.nbytes for part in parts)
+        ends = self.embedding.nbytes + self.lm_head.nbytes + self.norm.nbytes
+        return ends + sum(layer.nbytes for layer in self.layers)
 
     def forward(
         self,
@@ -82,7 +78,7 @@ class DecoderForCausalLM(CausalLM):
         return self.norm(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden, torch.float32)
+        return self.lm_head(hidden, dtype=torch.float32)
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -108,15 +104,15 @@ class DecoderLayer:
         weights: Weights,
         prefix: str,
         attention: AttentionBackend,
-        make_linear: LinearFactory,
+        layers: Layers,
     ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
-        self.input_norm = RMSNorm(weights.take(f"{prefix}.input_layernorm.weight"), shape.rms_norm_eps)
-        self.attention = Attention(shape, weights, f"{prefix}.self_attn", attention, make_linear)
-        self.post_attention_norm = RMSNorm(
+        self.input_norm = layers.norm(weights.take(f"{prefix}.input_layernorm.weight"), shape.rms_norm_eps)
+        self.attention = Attention(shape, weights, f"{prefix}.self_attn", attention, layers)
+        self.post_attention_norm = layers.norm(
             weights.take(f"{prefix}.post_attention_layernorm.weight"), shape.rms_norm_eps
         )
-        self.mlp = GatedMLP(shape, weights, f"{prefix}.mlp", make_linear)
+        self.mlp = GatedMLP(shape, weights, f"{prefix}.mlp", layers)
 
     @property
     def nbytes(self) -> int:
@@ -132,8 +128,8 @@ class DecoderLayer:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, H] of ``hidden`` [T, H]; writes this step's keys and values to ``kv_cache``."""
-        hidden = hidden + self.attention(self.input_norm(hidden), cos, sin, kv_cache, metadata)
-        return hidden + self.mlp(self.post_attention_norm(hidden))
+        hidden = self.attention(self.input_norm(hidden), hidden, cos, sin, kv_cache, metadata)
+        return self.mlp(self.post_attention_norm(hidden), hidden)
 
 
 class Attention:
@@ -145,64 +141,60 @@ class Attention:
         weights: Weights,
         prefix: str,
         backend: AttentionBackend,
-        make_linear: LinearFactory,
+        layers: Layers,
     ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
-        self.qkv_proj = _fused(weights, prefix, ("q_proj", "k_proj", "v_proj"), shape.qkv_bias, make_linear)
-        self.o_proj = _fused(weights, prefix, ("o_proj",), shape.o_bias, make_linear)
-        self.qk_norm: HeadNorm | None = None
+        self.qkv_proj = _fused(weights, prefix, ("q_proj", "k_proj", "v_proj"), shape.qkv_bias, layers)
+        self.o_proj = _fused(weights, prefix, ("o_proj",), shape.o_bias, layers)
+        norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if shape.qk_norm:
             query_weight = weights.take(f"{prefix}.q_norm.weight").clone()
-            key_weight = weights.take(f"{prefix}.k_norm.weight")
-            self.qk_norm = HeadNorm(query_weight, shape.num_heads, key_weight, shape.num_kv_heads, shape.rms_norm_eps)
+            norms = (query_weight, weights.take(f"{prefix}.k_norm.weight"))
+        self.rotation = layers.rotation(shape.num_heads, shape.num_kv_heads, norms, shape.rms_norm_eps)
         self._backend = backend
-        self._heads = (shape.num_heads, shape.num_kv_heads)
         self._head_dim = shape.head_dim
 
     @property
     def nbytes(self) -> int:
         """Memory of the weights."""
-        return self.qkv_proj.nbytes + self.o_proj.nbytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        return self.qkv_proj.nbytes + self.o_proj.nbytes + self.rotation.nbytes
 
     def __call__(
         self,
         x: torch.Tensor,
+        residual: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """[T, H] of the normalized ``x`` [T, H]."""
-        num_heads, num_kv_heads = self._heads
+        """[T, H]: ``residual`` and the attention of ``x``, which is normalized."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        queries_and_keys, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-        if self.qk_norm is not None:
-            queries_and_keys = self.qk_norm(queries_and_keys)
-        query, key = torch.split(rotate(queries_and_keys, cos, sin).to(x.dtype), [num_heads, num_kv_heads], dim=1)
-        return self.o_proj(self._backend.forward(query, key, value, kv_cache, metadata, self._head_dim**-0.5))
+        query, key, value = self.rotation(heads, cos, sin)
+        attended = self._backend.forward(query, key, value, kv_cache, metadata, self._head_dim**-0.5)
+        return self.o_proj(attended, residual=residual)
 
 
 class GatedMLP:
     """down(silu(gate(x)) · up(x)), gate and up in one projection."""
 
-    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, make_linear: LinearFactory) -> None:
+    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, layers: Layers) -> None:
         """Take the tensors whose names begin with ``prefix``."""
-        self.gate_up_proj = _fused(weights, prefix, ("gate_proj", "up_proj"), shape.mlp_bias, make_linear)
-        self.down_proj = _fused(weights, prefix, ("down_proj",), shape.mlp_bias, make_linear)
+        self.gate_up_proj = _fused(weights, prefix, ("gate_proj", "up_proj"), shape.mlp_bias, layers)
+        self.down_proj = _fused(weights, prefix, ("down_proj",), shape.mlp_bias, layers)
+        self._activate = layers.silu_and_mul
 
     @property
     def nbytes(self) -> int:
         """Memory of the weights."""
         return self.gate_up_proj.nbytes + self.down_proj.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``x`` [T, H]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[T, H]: ``residual`` and what becomes of ``x``, which is normalized."""
+        return self.down_proj(self._activate(self.gate_up_proj(x)), residual=residual)
 
 
-def _fused(
-    weights: Weights, prefix: str, names: tuple[str, ...], bias: bool, make_linear: LinearFactory
-) -> Linear | Int8Linear:
+def _fused(weights: Weights, prefix: str, names: tuple[str, ...], bias: bool, layers: Layers) -> LinearLayer:
     """One projection made of those that the checkpoint has apart, their outputs side by side."""
     offset = weights.take(*(f"{prefix}.{name}.bias" for name in names)).clone() if bias else None
-    return make_linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)
+    return layers.linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)

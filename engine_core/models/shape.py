@@ -33,6 +33,11 @@ class DecoderShape:
     sliding_window: int | None
     """Tokens, this one included, that a token sees, where some layer limits them."""
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Sizes of the rows that layers compute, and of heads."""
+        return self.hidden_size, self.intermediate_size, self.head_dim
+
 
 def read_shape(
     config: PretrainedConfig,

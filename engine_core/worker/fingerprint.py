@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_core.kernels.build import source_digest
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.loading.stored import find_tensors
 
@@ -20,12 +19,12 @@ _SAMPLE_BYTES = 64
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16", "i8mm")
 
 
-def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
+def numerics_fingerprint(checkpoint: Checkpoint, attention: str, layers: str) -> str:
     """A digest, 32 hex digits, of all that decides a result's bits on CPU.
 
-    Covers the instruction set, the builds of torch and numpy (which draws), what the attention backend says of its
-    numerics, the dtype and the quantization, the model's configuration and its weights. The number of threads and the
-    batch are not in it: they do not change a result.
+    Covers the instruction set, the builds of torch and numpy (which draws), what the attention backend and the layers
+    say of their numerics, the dtype and the quantization, the model's configuration and its weights. The number of
+    threads and the batch are not in it: they do not change a result.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"ring numerics")
     for part in (
@@ -36,7 +35,8 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
         np.__version__,
         *_extensions_of_numpy(),
         attention,
-        *_quantization(checkpoint),
+        layers,
+        str(checkpoint.quantization),
         checkpoint.spec.architecture,
         str(checkpoint.dtype),
         (checkpoint.path / "config.json").read_text(),
@@ -48,11 +48,6 @@ def numerics_fingerprint(checkpoint: Checkpoint, attention: str) -> str:
         for path in sorted({tensor.file for tensor in find_tensors(checkpoint.path).values()}):
             _add_weights(digest, path)
     return digest.hexdigest()
-
-
-def _quantization(checkpoint: Checkpoint) -> list[str]:
-    """How linear layers are rounded, and the sources of the kernels that do it: they round alike on every processor."""
-    return [] if checkpoint.quantization is None else [checkpoint.quantization, source_digest()]
 
 
 def _add(digest: hashlib.blake2b, part: bytes) -> None:

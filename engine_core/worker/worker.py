@@ -11,6 +11,8 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.choice import choose_attention
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
+from engine_core.layers.base import Layers
+from engine_core.layers.choice import choose_layers
 from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
@@ -39,7 +41,9 @@ class Worker:
     model: CausalLM
     bytes_per_block: int
     _attention: AttentionBackend
-    _chosen_attention: str
+    _layers: Layers
+    _chosen: str
+    """How attention and layers are computed, for a person."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
@@ -62,13 +66,15 @@ class Worker:
         threads = self._config.device.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
-        head_dim, dtype = self.checkpoint.shape.head_dim, self.checkpoint.dtype
-        self._attention, self._chosen_attention = choose_attention(head_dim, dtype)
+        shape, dtype = self.checkpoint.shape, self.checkpoint.dtype
+        self._attention, attention = choose_attention(shape.head_dim, dtype)
+        self._layers, layers = choose_layers(shape.widths, dtype, self.checkpoint.quantization)
+        self._chosen = f"{attention}; {layers}"
 
     def describe_device(self) -> str:
         """The device, for a person."""
         capability = torch.backends.cpu.get_cpu_capability()
-        return f"{self.device}, {capability}, {torch.get_num_threads()} threads; {self._chosen_attention}"
+        return f"{self.device}, {capability}, {torch.get_num_threads()} threads; {self._chosen}"
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> None:
         """Read the weights; ``on_progress`` takes bytes done and in all.
@@ -78,14 +84,14 @@ class Worker:
         checkpoint = self.checkpoint
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(expected_weight_bytes(checkpoint), kept_as, self.usable)
-        self.model = build_model(self.checkpoint, self._attention, self.device, on_progress)
+        self.model = build_model(self.checkpoint, self._attention, self._layers, self.device, on_progress)
         self.bytes_per_block = self._attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
         trim()
 
     def numerics_fingerprint(self) -> str:
         """Equal for workers that compute equal tokens."""
         spec = self.model.kv_cache_spec(self.limits.block_size)
-        return numerics_fingerprint(self.checkpoint, self._attention.numerics(spec))
+        return numerics_fingerprint(self.checkpoint, self._attention.numerics(spec), self._layers.numerics())
 
     def profile(self) -> MemoryProfile:
         """Run the largest step through one layer, head and sampler, and read the peak.
@@ -105,7 +111,7 @@ class Worker:
             resident=resident,
             weights=self.model.weight_bytes,
             step_peak=peak.growth,
-            kernels=self._kernel_memory(runner, kv_caches, plan.seq_ids),
+            kernels=self._kernel_memory(runner, kv_caches, plan.seq_ids) if self._layers.compiles_per_size else 0,
             batch_state=batch.nbytes,
         )
 
@@ -145,13 +151,16 @@ class Worker:
         self._runner = ModelRunner(self.model, self._batch)
 
     def warm_up(self) -> None:
-        """Generate a few tokens, then make the kernels that decoding needs, so that requests do not wait for them.
+        """Generate a few tokens; then, where a size of a step has kernels of its own, make those that decoding needs,
+        so that requests do not wait for them.
 
         Small batches come first, for half a second: a kernel takes about a millisecond, which matters beside the step
         of a small model, and for that the time is enough.
         """
         for plan in warm_up_steps(self.limits, self.model.vocab_size):
             self.execute(plan)
+        if not self._layers.compiles_per_size:
+            return
         runner = ModelRunner(self.model.first_layers(1), self._new_batch())
         end = time.monotonic() + _WARM_UP_SECONDS
         live: list[int] = []

@@ -17,12 +17,15 @@ from engine_core.kernels.library import (
     Int8Kernels,
     KernelsUnavailableError,
     load_int8_kernels,
+    load_kernels,
 )
-from engine_core.layers import linear_choice
-from engine_core.layers.embedding import tied_embedding
-from engine_core.layers.linear import Linear
-from engine_core.layers.linear_choice import choose_linear
+from engine_core.layers import choice
+from engine_core.layers.base import Layers
+from engine_core.layers.choice import choose_layers
+from engine_core.layers.embedding import PackedEmbedding
+from engine_core.layers.native import NativeLayers, NativeLinear
 from engine_core.layers.quantized import MOST_INPUTS, Int8Linear, int8_bytes
+from engine_core.layers.torch_layers import TorchLayers
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(96, 64), (257, 2048), (160, 3001), (1, 1), (33, 66)]
@@ -202,7 +205,8 @@ def test_memory_is_what_was_told_before(n: int, k: int) -> None:
 def test_embedding_reads_the_rounded_rows_of_the_head() -> None:
     table = random((131, 67), torch.bfloat16, 1)
     head = Int8Linear(table, None, KERNELS[0])
-    embedding = tied_embedding(head, table)
+    embedding = NativeLayers(load_kernels(), KERNELS[0]).tied_embedding(head, table)
+    assert isinstance(embedding, PackedEmbedding)
     ids = torch.tensor([130, 0, 31, 32, 31])
     integers, scales = rounded(table)
     assert embedding.nbytes == 0
@@ -216,12 +220,19 @@ def test_a_layer_too_wide_to_sum_is_refused() -> None:
 
 def test_the_option_chooses_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random((32, 32), torch.bfloat16, 1)
-    assert isinstance(choose_linear(None)(weight, None), Linear)
-    assert isinstance(choose_linear("int8")(weight, None), Int8Linear)
+
+    def chosen(width: int, quantization: str | None) -> Layers:
+        return choose_layers((width,), torch.bfloat16, quantization)[0]
+
+    assert isinstance(chosen(32, None).linear(weight), NativeLinear)
+    for width, kind in ((32, NativeLayers), (40, TorchLayers)):
+        layers = chosen(width, "int8")
+        assert isinstance(layers, kind)
+        assert isinstance(layers.linear(weight), Int8Linear)
 
     def none_built() -> Int8Kernels:
         raise KernelsUnavailableError("no library of native kernels was built")
 
-    monkeypatch.setattr(linear_choice, "load_int8_kernels", none_built)
+    monkeypatch.setattr(choice, "load_int8_kernels", none_built)
     with pytest.raises(ConfigError, match=r"quantization='int8'.*needs native kernels: no library"):
-        choose_linear("int8")
+        chosen(32, "int8")

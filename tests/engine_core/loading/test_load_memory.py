@@ -15,7 +15,7 @@ from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.layers.linear import Linear
 from engine_core.loading import stored
 from engine_core.loading.build import build_model, expected_weight_bytes
-from tests.engine_core.models.driver import CPU, open_at
+from tests.engine_core.models.driver import CPU, layers_of, open_at
 from tests.engine_core.models.tiny_models import make_model, save_model
 
 HIDDEN, INNER, LAYERS = 512, 1536, 10
@@ -41,7 +41,7 @@ def measure(directory: Path, quantization: str | None) -> None:
         for kind, base in before.items():
             peak[kind] = max(peak[kind], resident(kind) - base)
 
-    model = build_model(checkpoint, TorchTiledAttention(), CPU, record)
+    model = build_model(checkpoint, TorchTiledAttention(), layers_of(checkpoint), CPU, record)
     record(0, 0)
     file_size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     assert 0.5 * model.weight_bytes < peak["RssAnon"] < model.weight_bytes + 2 * LAYER_BYTES, (peak, model.weight_bytes)

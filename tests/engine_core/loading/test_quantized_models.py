@@ -17,7 +17,7 @@ from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.worker import worker
-from tests.engine_core.models.driver import CPU, load, logits_of, open_at
+from tests.engine_core.models.driver import CPU, layers_of, load, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 
@@ -38,7 +38,7 @@ def test_memory_is_told_before_loading(case: str, load_format: str, quantization
     """But for padding, which is a lot of so small a model; untied embeddings stay as they are."""
     save_model(make_model(CASES[case]), tmp_path)
     checkpoint = open_at(tmp_path, load_format, dtype="float32", quantization=quantization)
-    model = build_model(checkpoint, TorchTiledAttention(), CPU)
+    model = build_model(checkpoint, TorchTiledAttention(), layers_of(checkpoint), CPU)
     assert expected_weight_bytes(checkpoint) == pytest.approx(model.weight_bytes, rel=0.1)
 
 

@@ -10,6 +10,8 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.config import LoadConfig, ModelConfig
+from engine_core.layers.base import Layers
+from engine_core.layers.choice import choose_layers
 from engine_core.loading.build import build_model
 from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
 from engine_core.models.base import CausalLM
@@ -22,8 +24,16 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
     return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
 
 
-def load(directory: Path, dtype: str = "float32", quantization: str | None = None) -> CausalLM:
-    return build_model(open_at(directory, dtype=dtype, quantization=quantization), TorchTiledAttention(), CPU)
+def layers_of(checkpoint: Checkpoint) -> Layers:
+    return choose_layers(checkpoint.shape.widths, checkpoint.dtype, checkpoint.quantization)[0]
+
+
+def load(
+    directory: Path, dtype: str = "float32", quantization: str | None = None, layers: Layers | None = None
+) -> CausalLM:
+    """The checkpoint's model, with attention by torch; ``layers``: default the ones that an engine would choose."""
+    checkpoint = open_at(directory, dtype=dtype, quantization=quantization)
+    return build_model(checkpoint, TorchTiledAttention(), layers or layers_of(checkpoint), CPU)
 
 
 class Driver:

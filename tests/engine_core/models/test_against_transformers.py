@@ -8,11 +8,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine_core.layers.base import Layers
+from engine_core.layers.torch_layers import TorchLayers
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 LENGTH = 150
 """Longer than a tile of keys, and than the original length of the llama3 and yarn cases."""
+
+
+@pytest.fixture(params=["chosen", "torch"])
+def layers(request: pytest.FixtureRequest) -> Layers | None:
+    return TorchLayers() if request.param == "torch" else None
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -30,19 +37,19 @@ def reference_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return model(ids[None]).logits[0].float()
 
 
-def test_logits_in_float32(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: Layers | None) -> None:
     reference, directory = pair
     ids = random_ids(LENGTH)
     expected = reference_logits(reference, ids)
-    actual = logits_of(load(directory), ids, chunks=[70, 1, 1, 78])
+    actual = logits_of(load(directory, layers=layers), ids, chunks=[70, 1, 1, 78])
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path]) -> None:
+def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: Layers | None) -> None:
     reference, directory = pair
     prompts = [random_ids(length, seed=length) for length in (5, 40, 1)]
     count = 24
-    driver = Driver(load(directory), [len(prompt) + count for prompt in prompts])
+    driver = Driver(load(directory, layers=layers), [len(prompt) + count for prompt in prompts])
     tokens: list[list[int]] = [[] for _ in prompts]
     waiting = dict(enumerate(prompts))
     while waiting:
@@ -62,11 +69,13 @@ def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path]) -> N
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rounding_error_is_no_larger_than_transformers(pair: tuple[PreTrainedModel, Path], dtype: str) -> None:
+def test_rounding_error_is_no_larger_than_transformers(
+    pair: tuple[PreTrainedModel, Path], dtype: str, layers: Layers | None
+) -> None:
     reference, directory = pair
     ids = random_ids(LENGTH)
     expected = reference_logits(reference, ids)
     rounded = type(reference).from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager")
     their_error = (reference_logits(rounded, ids) - expected).square().mean().sqrt()
-    our_error = (logits_of(load(directory, dtype), ids) - expected).square().mean().sqrt()
+    our_error = (logits_of(load(directory, dtype, layers=layers), ids) - expected).square().mean().sqrt()
     assert 0 < our_error <= 1.2 * their_error

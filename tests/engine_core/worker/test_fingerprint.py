@@ -18,7 +18,7 @@ from ..models.tiny_models import CASES, make_model, save_model
 
 def fingerprint(path: Path, load_format: str = "auto", **options: object) -> str:
     checkpoint = open_checkpoint(ModelConfig(model=str(path), **options), LoadConfig(load_format=load_format))
-    return numerics_fingerprint(checkpoint, "some attention")
+    return numerics_fingerprint(checkpoint, "some attention", "some layers")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,203 @@
+"""Layers computed by the native kernels in engine_core/kernels/cpu.
+
+All of them give a row the same bits whatever the other rows and the threads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.kernels.arguments import (
+    NUMBER_TYPES,
+    GateArguments,
+    LinearArguments,
+    NormArguments,
+    RotationArguments,
+)
+from engine_core.kernels.library import CpuKernels, Int8Kernels
+from engine_core.kernels.memory import empty_for_streaming
+from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.embedding import PackedEmbedding
+from engine_core.layers.quantized import Int8Linear
+
+_UNIT = 16
+"""What the kernels take at a time: widths are multiples of it."""
+_TILE = 64
+"""Outputs to whose multiple a weight is padded."""
+
+
+class NativeLinear:
+    """y = x · Wᵀ + b, packed as cpu/linear.h describes."""
+
+    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Pack ``weight`` [N, K]; K is a multiple of 16."""
+        self.out_features, self.in_features = weight.shape
+        self._kernels = kernels
+        self._packed = _pack(weight)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(self._packed.shape[0] * _UNIT)
+            self._bias[: self.out_features] = bias
+        self._arguments = LinearArguments(
+            weight=self._packed.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            in_features=self.in_features,
+            out_features=self.out_features,
+            number_type=NUMBER_TYPES[weight.dtype],
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight and the bias."""
+        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
+        x = x.contiguous()
+        y = x.new_empty(x.shape[0], self.out_features, dtype=dtype)
+        arguments = self._arguments
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.wide = y.dtype == torch.float32
+        arguments.num_threads = torch.get_num_threads()
+        if self._kernels.linear(arguments) != 0:
+            raise MemoryError("no memory for the inputs of a linear layer")
+        return y
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [T, K] of the weight, for ``indices`` [T] int64."""
+        return self._packed[indices // _UNIT, :, indices % _UNIT].flatten(1)
+
+
+class NativeNorm:
+    """Root mean square normalization, computed in float32."""
+
+    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, eps: float) -> None:
+        """Keep a copy of ``weight`` [H]; H is a multiple of 16."""
+        self._kernels = kernels
+        self._weight = weight.to(torch.float32, copy=True)
+        self._arguments = NormArguments(
+            weight=self._weight.data_ptr(),
+            width=len(weight),
+            number_type=NUMBER_TYPES[weight.dtype],
+            epsilon=eps,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight."""
+        return self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``x`` [T, H]."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        arguments = self._arguments
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.num_threads = torch.get_num_threads()
+        self._kernels.normalize(arguments)
+        return y
+
+
+class NativeRotation:
+    """Normalization and rotation of queries and keys in place."""
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        num_heads: int,
+        num_kv_heads: int,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+    ) -> None:
+        """Keep copies of the norms' weights [D]; D is a multiple of 16."""
+        self._kernels = kernels
+        self._weights = None if norms is None else torch.stack([norm.float() for norm in norms])
+        self._split = [num_heads, num_kv_heads, num_kv_heads]
+        self._arguments = RotationArguments(num_heads=num_heads, num_kv_heads=num_kv_heads, epsilon=eps)
+        if self._weights is not None:
+            self._arguments.query_weight = self._weights[0].data_ptr()
+            self._arguments.key_weight = self._weights[1].data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the norms' weights."""
+        return 0 if self._weights is None else self._weights.nbytes
+
+    def __call__(
+        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
+        arguments = self._arguments
+        arguments.heads, arguments.cos, arguments.sin = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        arguments.rows, arguments.stride, arguments.head_dim = heads.shape[0], heads.stride(0), heads.shape[2]
+        arguments.number_type, arguments.num_threads = NUMBER_TYPES[heads.dtype], torch.get_num_threads()
+        self._kernels.rotate(arguments)
+        query, key, value = torch.split(heads, self._split, dim=1)
+        return query, key, value
+
+
+class NativeLayers(Layers):
+    """Everything by native kernels; linear layers with 8-bit weights where there are kernels for those."""
+
+    compiles_per_size = False
+
+    def __init__(self, kernels: CpuKernels, int8_kernels: Int8Kernels | None = None) -> None:
+        """Compute with ``kernels``, and linear layers with ``int8_kernels`` if given."""
+        self._kernels = kernels
+        self._int8_kernels = int8_kernels
+        self._gate = GateArguments()
+
+    @staticmethod
+    def supports(widths: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether the kernels can compute rows and heads of those widths and type."""
+        return all(width % _UNIT == 0 for width in widths) and dtype in NUMBER_TYPES
+
+    def numerics(self) -> str:
+        return f"native {self._kernels.instruction_set}, build {self._kernels.build}"
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+        if self._int8_kernels is not None:
+            return Int8Linear(weight, bias, self._int8_kernels)
+        return NativeLinear(self._kernels, weight, bias)
+
+    def tied_embedding(self, head: LinearLayer, table: torch.Tensor) -> EmbeddingLayer:
+        assert isinstance(head, NativeLinear | Int8Linear)
+        return PackedEmbedding(head)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> NormLayer:
+        return NativeNorm(self._kernels, weight, eps)
+
+    def rotation(
+        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
+    ) -> HeadRotation:
+        return NativeRotation(self._kernels, num_heads, num_kv_heads, norms, eps)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        output = gate_up.new_empty(rows, width)
+        arguments = self._gate
+        arguments.gate_up, arguments.output = gate_up.data_ptr(), output.data_ptr()
+        arguments.rows, arguments.width, arguments.number_type = rows, width, NUMBER_TYPES[gate_up.dtype]
+        arguments.num_threads = torch.get_num_threads()
+        self._kernels.silu_and_multiply(arguments)
+        return output
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` [N, K] as [N / 16, K / P, 16, P], N padded with zeros to whole tiles."""
+    num_rows, width = weight.shape
+    together = 2 if weight.dtype == torch.bfloat16 else 1
+    panels = -(-num_rows // _TILE) * (_TILE // _UNIT)
+    packed = empty_for_streaming((panels, width // together, _UNIT, together), weight.dtype)
+    # What is packed together moves as one number.
+    words = torch.int32 if together == 2 else weight.dtype
+    source, target = weight.contiguous().view(words), packed.view(words).squeeze(-1)
+    whole = num_rows // _UNIT
+    target[:whole] = source[: whole * _UNIT].view(whole, _UNIT, width // together).transpose(1, 2)
+    target[whole:] = 0
+    if num_rows % _UNIT:
+        target[whole, :, : num_rows % _UNIT] = source[whole * _UNIT :].T
+    return packed

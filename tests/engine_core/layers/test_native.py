@@ -1,0 +1,176 @@
+"""The native kernels of layers, for every instruction set of this machine: right against float64, no output left
+unwritten, and for each row the same bits whatever the other rows and the threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine_core.kernels import memory
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.layers.native import NativeLayers, NativeLinear
+from engine_core.layers.rotary import RopeParameters, Rotary
+from engine_core.layers.torch_layers import TorchLayers
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512, 1040)]
+"""Outputs and inputs: whole tiles and parts of them, one part of the inputs and several."""
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def layers(request: pytest.FixtureRequest) -> NativeLayers:
+    try:
+        return NativeLayers(load_kernels(request.param))
+    except KernelsUnavailableError as error:
+        if "processor" not in str(error):
+            raise
+        pytest.skip(f"this processor has no {request.param}")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Whatever torch allocates is NaN until written; and threads are as before."""
+    threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    torch.set_num_threads(1)
+    alone = torch.cat([layer(x[row : row + 1].clone()) for row in range(len(x))])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 3, 7, 16, 33, len(x)):
+            for start in (0, 1, 5):
+                y = layer(x[start : start + rows].clone())
+                assert torch.equal(y, alone[start : start + rows]), (threads, rows, start)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_product(layers: NativeLayers, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
+    weight, offset = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
+    linear = layers.linear(weight, offset if bias else None)
+    for rows in (1, 2, 7, 40):
+        x, beside = random(rows, k, dtype=dtype, seed=rows), random(rows, n, dtype=dtype, seed=9)
+        expected = (
+            x.double() @ weight.double().T + (offset.double() if bias else 0) + (beside.double() if residual else 0)
+        )
+        magnitude = (x.double().abs() @ weight.double().abs().T).max().item()
+        for wanted in (dtype, torch.float32):
+            y = linear(x, residual=beside if residual else None, dtype=wanted)
+            assert y.dtype == wanted
+            tolerance = {"atol": 2**-22 * magnitude + 1e-6, "rtol": torch.finfo(wanted).eps}
+            torch.testing.assert_close(y.double(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040)])
+def test_rows_of_products_have_the_same_bits_in_every_batch(
+    layers: NativeLayers, n: int, k: int, dtype: torch.dtype
+) -> None:
+    check_rows(layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_row_poisons_another(layers: NativeLayers, dtype: torch.dtype) -> None:
+    linear = layers.linear(random(80, 32, dtype=dtype))
+    x = random(9, 32, dtype=dtype)
+    clean = linear(x)
+    x[3], x[7, 5] = torch.nan, torch.inf
+    y = linear(x)
+    assert y[3].isnan().all()
+    assert not y[7].isfinite().any()
+    others = [0, 1, 2, 4, 5, 6, 8]
+    assert torch.equal(y[others], clean[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_rows_of_the_weight_can_be_read_back(layers: NativeLayers, n: int, k: int, dtype: torch.dtype) -> None:
+    table = random(n, k, dtype=dtype)
+    head = layers.linear(table)
+    ids = torch.randint(0, n, (50,))
+    embedding = layers.tied_embedding(head, table)
+    assert torch.equal(embedding(ids), table[ids])
+    assert embedding.nbytes == 0
+
+
+def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayers) -> None:
+    weight = random(2048, 1024, dtype=torch.bfloat16)
+    linear = layers.linear(weight)
+    assert isinstance(linear, NativeLinear)
+    assert linear.nbytes == weight.nbytes
+    assert linear._packed.data_ptr() % memory._HUGE_PAGE == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 1008, 2048])
+def test_norm(layers: NativeLayers, width: int, dtype: torch.dtype) -> None:
+    x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    norm = layers.norm(weight, 1e-5)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+    check_rows(norm, x)
+    check_rows(norm, random(400, width, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 1008, 2304])
+def test_silu_and_mul(layers: NativeLayers, width: int, dtype: torch.dtype) -> None:
+    x = 4 * random(50, 2 * width, dtype=dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    exact = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(layers.silu_and_mul(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+    check_rows(layers.silu_and_mul, x)
+
+
+def test_silu_of_far_values(layers: NativeLayers) -> None:
+    gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
+    values = layers.silu_and_mul(torch.cat([gate, torch.ones(16)])[None])[0, :8]
+    assert (values[1:3].abs() < 1e-6).all()
+    assert torch.equal(values[3:6], gate[3:6])
+    assert values[6].isnan()
+    assert values[7] == 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 256)])
+def test_rotation_equals_torch(
+    layers: NativeLayers, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
+) -> None:
+    x = random(400, heads + 2 * kv_heads, dim, dtype=dtype)
+    norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
+    rotary = Rotary(RopeParameters("default", 1e4), dim, torch.device("cpu"))
+    angles = rotary.angles(torch.arange(400) * 7)
+    rotation = layers.rotation(heads, kv_heads, norms, 1e-6)
+    expected = TorchLayers().rotation(heads, kv_heads, norms, 1e-6)(x, *angles)
+    given = x.clone()
+    for actual, wanted in zip(rotation(given, *angles), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+    torch.set_num_threads(3)
+    for row in (0, 7, 399):
+        alone = rotation(x[row : row + 1].clone(), *(angle[row : row + 1] for angle in angles))
+        for actual, wanted in zip(
+            alone, torch.split(given[row : row + 1], [heads, kv_heads, kv_heads], 1), strict=True
+        ):
+            assert torch.equal(actual, wanted)
+
+
+def test_which_sizes_are_supported() -> None:
+    assert NativeLayers.supports((1024, 48), torch.float16)
+    assert not NativeLayers.supports((1024, 40), torch.float16)
+    assert not NativeLayers.supports((1024,), torch.float64)
