@@ -25,8 +25,9 @@ def empty_for_streaming(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
         memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise RuntimeError(f"no memory for {size} bytes: {error}") from error
-    with contextlib.suppress(OSError, AttributeError):  # a system without such pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE
+    with contextlib.suppress(OSError, AttributeError):  # a system without such pages
+        # The rest, which would not fill one, stays in small pages.
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE_PAGE * _HUGE_PAGE)
     return whole[start : start + size].view(dtype).view(shape)

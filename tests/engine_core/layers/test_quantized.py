@@ -84,7 +84,7 @@ def test_bits_are_those_of_the_arithmetic_in_torch(kernels: Int8Kernels, dtype: 
         for rows in (1, 2, 11, 13, 30):
             x = random((rows, k), dtype, rows)
             assert torch.equal(layer(x), expected_bits(x, weight, bias, dtype)), (n, k, rows)
-        logits = layer(x, torch.float32)
+        logits = layer(x, dtype=torch.float32)
         assert logits.dtype == torch.float32
         assert torch.equal(logits, expected_bits(x, weight, bias, torch.float32))
 
