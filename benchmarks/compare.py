@@ -29,6 +29,7 @@ from benchmarks.roofline import ModelCost
 from benchmarks.rounds import interleave
 from benchmarks.served import peers as served_peers
 from benchmarks.served import ring
+from benchmarks.served.processes import end_children_when_terminated
 from benchmarks.shapes import find_model
 from benchmarks.work import Work
 
@@ -171,6 +172,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=_HERE / "results", help="(%(default)s)")
     parser.add_argument("--page", type=Path, default=_HERE / "RESULTS.md", help="(%(default)s)")
     arguments = parser.parse_args()
+    end_children_when_terminated()
     with tempfile.TemporaryDirectory() as logs:
         setting = Setting(
             Peers.at(arguments.peers),

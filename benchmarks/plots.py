@@ -13,7 +13,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 
-_OURS, _LIMIT, _PEERS = "#1565c0", "#9e9e9e", ("#ef6c00", "#6a1b9a", "#2e7d32", "#c62828", "#00838f")
+_OURS, _OURS_INT8, _LIMIT, _PEERS = (
+    "#1565c0",
+    "#64b5f6",
+    "#9e9e9e",
+    ("#ef6c00", "#6a1b9a", "#2e7d32", "#c62828", "#00838f"),
+)
 
 
 def plot_sweep(sweep: str, rows: Sequence[Row], path: Path) -> None:
@@ -42,8 +47,8 @@ def plot_sweep(sweep: str, rows: Sequence[Row], path: Path) -> None:
 def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:
     """A group of bars for each of ``rows``: its name, and the figures by who they are of; "limit" is drawn grey."""
     names = list(dict.fromkeys(name for _, figures in rows for name in figures))
-    colors = dict(zip((n for n in names if n not in ("Ringline", "limit")), _PEERS * 3, strict=False))
-    colors |= {"Ringline": _OURS, "limit": _LIMIT}
+    fixed = {"Ringline": _OURS, "Ringline int8": _OURS_INT8, "limit": _LIMIT}
+    colors = fixed | dict(zip((name for name in names if name not in fixed), _PEERS * 3, strict=False))
     canvas, panels = pyplot.subplots(
         1, len(rows), figsize=(2.6 * len(rows) + 2, 4), layout="constrained", squeeze=False
     )
@@ -52,9 +57,15 @@ def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]
         panel.set_xticks([])
         panel.set(title=group, ylabel=unit if panel is panels[0][0] else None)
         for place, value in enumerate(figures.values()):
-            panel.annotate(f"{value:,.3g}", (place, value), ha="center", va="bottom", fontsize=8)
+            panel.annotate(
+                f"{value:,.0f}" if value >= 100 else f"{value:.3g}",
+                (place, value),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
     handles = [Patch(color=colors[name]) for name in names]
-    canvas.legend(handles, names, loc="outside lower center", ncols=len(names))
+    canvas.legend(handles, names, loc="outside lower center", ncols=4)
     canvas.suptitle(title)
     _save(canvas, path)
 

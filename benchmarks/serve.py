@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure, interleave, ratio
 from benchmarks.served import ring
+from benchmarks.served.processes import end_children_when_terminated
 from benchmarks.served.ring import Ring, Traffic
 from benchmarks.shapes import find_model, model_options
 from benchmarks.work import Work
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of which medians are shown (%(default)s)")
     parser.add_argument("--cost", action="store_true", help="served beside offline, at 16 sequences of 128 tokens")
     arguments = parser.parse_args()
+    end_children_when_terminated()
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         rows: list[Row]

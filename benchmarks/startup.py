@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure
 from benchmarks.served import ring
+from benchmarks.served.processes import end_children_when_terminated
 from benchmarks.shapes import find_model, model_options
 from benchmarks.worker import Worker, WorkerSpec
 
@@ -69,6 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = find_model(arguments.model, arguments.models)
     cold = sorted(model.glob("*.safetensors")) if arguments.cold else []
+    end_children_when_terminated()
     with tempfile.TemporaryDirectory() as logs:
         rows = measure(ours(model), arguments.rounds, cold, Path(logs))
         rows.append(served(model, arguments.rounds, cold, Path(logs)))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,11 @@ from pathlib import Path
 _POLL = 0.05
 _END_TIMEOUT = 10.0
 _LOG_LINES = 8
+
+
+def end_children_when_terminated() -> None:
+    """Leave by an exception on SIGTERM, so that whatever was started is ended on the way."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 class ServerError(Exception):
