@@ -32,8 +32,15 @@ class _Choice:
         self.decoder = decoder
         self.logprobs: list[TokenLogprob] = []
 
-    def take_logprobs(self, delta: Delta) -> list[TokenLogprob]:
+    def hold_logprobs(self, logprobs: Sequence[TokenLogprob], count: int) -> None:
+        """Those of the next ``count`` ids, aligned to their end; of ids that were delivered before they go."""
+        fresh = self.decoder.received + count - max(self.decoder.delivered, self.decoder.received)
+        self.logprobs.extend(logprobs[max(0, len(logprobs) - max(fresh, 0)) :])
+
+    def take_logprobs(self, delta: Delta) -> Sequence[TokenLogprob]:
         """Those of the ids in ``delta``."""
+        if not self.logprobs:
+            return ()
         taken = self.logprobs[: len(delta.token_ids)]
         del self.logprobs[: len(delta.token_ids)]
         return taken
@@ -82,7 +89,7 @@ class EngineDecoder:
         for request_id, epoch, choice, first_position, ids, logprobs in _entries(outputs):
             request = self._requests.get(request_id)
             if request is not None and request.epoch == epoch and choice in request.choices:
-                finish = finishes.pop((request_id, choice), None)
+                finish = finishes.pop((request_id, choice), None) if finishes else None
                 self._advance(request_id, request, choice, first_position, ids, logprobs, finish, stops)
         for (request_id, choice), finish in finishes.items():
             request = self._requests.get(request_id)
@@ -159,33 +166,22 @@ class EngineDecoder:
         """Decode one choice's ids, and its end if it has one."""
         state = request.choices[choice]
         decoder = state.decoder
-        match fit(first_position, len(ids), decoder.received):
-            case Fit.GAP:
+        if first_position != decoder.received:
+            if fit(first_position, len(ids), decoder.received) is Fit.GAP:
                 return  # the processor sees the gap too, and asks for a replay
-            case Fit.OLD | Fit.OVERLAP:
-                ids = ids[decoder.received - first_position :]
-                logprobs = logprobs[max(0, len(logprobs) - len(ids)) :]
-            case Fit.NEXT:
-                pass
+            ids = ids[decoder.received - first_position :]
+            logprobs = logprobs[max(0, len(logprobs) - len(ids)) :]
         self.decoded_tokens += len(ids)
-        # Log probabilities align to the end of the ids; those of ids that were delivered before are not repeated.
-        fresh = decoder.received + len(ids) - max(decoder.delivered, decoder.received)
-        state.logprobs.extend(logprobs[max(0, len(logprobs) - max(fresh, 0)) :])
+        if logprobs:
+            state.hold_logprobs(logprobs, len(ids))
         outbox, epoch = request.subscriber.outbox, request.epoch
         if finish is None:
             delta = decoder.feed(ids)
         else:
             delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
         if delta is not None and (delta.token_ids or delta.text):
-            outbox.delta(
-                request_id,
-                epoch,
-                choice,
-                delta.first_position,
-                delta.token_ids,
-                delta.text,
-                state.take_logprobs(delta),
-            )
+            scores = state.take_logprobs(delta)
+            outbox.delta(request_id, epoch, choice, delta.first_position, delta.token_ids, delta.text, scores)
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))

@@ -123,7 +123,7 @@ class IncrementalDecoder:
                 text = self._settle(broken_off)
                 self.earlier = None if self.whole else len(text)
                 self._waiting = 0
-            text += self._settle(completed)
+            text += self._settle(completed) if self._strip or self._owed else completed
         text += self._wait()
         self._plain = self.earlier is None and not (
             self._at_start or self._strip or self._pending or self._broken or self._owed
@@ -136,12 +136,13 @@ class IncrementalDecoder:
         Returns U+FFFD for the unfinished character if the piece shows that it stays so, and then the characters that
         are complete, for better or worse.
         """
-        unfinished = self._replaced(self._pending)
         if self._pieces.form.byte_level:
+            was_pending = bool(self._pending)
             text = self._decode(piece.encode() if isinstance(piece, str) else piece, "replace")
-            if unfinished and text.startswith(_REPLACEMENT):
-                return unfinished, text[1:]
+            if was_pending and text.startswith(_REPLACEMENT):
+                return _REPLACEMENT, text[1:]
             return "", text
+        unfinished = self._replaced(self._pending)
         if isinstance(piece, str):
             self._pending, self._broken = b"", False
             return unfinished, piece
@@ -168,18 +169,19 @@ class IncrementalDecoder:
 
     def _wait(self) -> str:
         """Decide whether the point after the last id counts as whole; returns U+FFFD for a character given up."""
+        if not self._pending:
+            self.whole, self._waiting, self._age = True, 0, 0
+            return ""
+        self._waiting += 1
+        self._age += 1
         text = ""
-        if self._pending:
-            self._waiting += 1
-            self._age += 1
-            if self._age > MAX_UNFINISHED_TOKENS:
-                text = self._give_up()
-                self._broken = not self._pieces.form.byte_level
+        if self._age > MAX_UNFINISHED_TOKENS:
+            text = self._give_up()
+            self._broken = not self._pieces.form.byte_level
+            self._age = 0
         self.whole = not self._pending or self._waiting > MAX_UNFINISHED_TOKENS
         if self.whole:
             self._waiting = 0
-        if not self._pending:
-            self._age = 0
         return text
 
     def _give_up(self) -> str:

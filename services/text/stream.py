@@ -81,7 +81,7 @@ class ChoiceDecoder:
         self._text = ""
         """Their text, as far as it is complete."""
         self._marks: list[tuple[int, int]] = []
-        """Whole points in those, as (ids, characters)."""
+        """Whole points between those, as (ids, characters)."""
         self.received = 0
         """Ids fed."""
         self.delivered = delivered
@@ -116,29 +116,27 @@ class ChoiceDecoder:
         """Decode ids without delivering any; returns the last delta if a stop string ends the choice."""
         decoder, searching = self._decoder, self._automaton is not None
         for token_id in token_ids:
-            text = decoder.push(token_id)
+            whole = decoder.whole
+            text = own = decoder.push(token_id)
             self.received += 1
             if self.received > self._silent:
-                self._take(token_id, text)
+                if self._ids:
+                    self._mark(whole)
+                elif decoder.earlier is not None:
+                    own = text[decoder.earlier :]  # the rest was delivered with the ids before
+                self._ids.append(token_id)
+                self._text += own
             if searching and text:
                 delta = self._search(text)
                 if delta is not None:
                     return delta
-            if decoder.whole and self._ids:
-                self._marks.append((len(self._ids), len(self._text)))
         return None
 
-    def _take(self, token_id: int, text: str) -> None:
-        """Hold an id and the text it completes, as far as that was not delivered with the ids before."""
-        earlier = self._decoder.earlier
-        if earlier is None:
-            self._text += text
-        elif self._ids:
+    def _mark(self, whole: bool) -> None:
+        """Note the point before the last id pushed if it is whole; ``whole``: it was before that id."""
+        earlier = 0 if whole else self._decoder.earlier
+        if earlier is not None:
             self._marks.append((len(self._ids), len(self._text) + earlier))
-            self._text += text
-        else:
-            self._text = text[earlier:]
-        self._ids.append(token_id)
 
     def _flush(self) -> Delta | None:
         """Add what stands for an unfinished character; returns the last delta if a stop string ends in it."""
