@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr long kRowsWorthThreads = 1 << 16;  // numbers: fewer are done before another thread has woken
+constexpr long kRowsWorthThreads = 1 << 18;  // numbers: fewer are done before another thread has woken
 
 inline float sum_of_lanes(Vec v) {
     float lanes[kLanes], total = 0.0f;
