@@ -78,10 +78,6 @@ class Peers:
         """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
         return self._routes.choose(engine=engine)
 
-    def joined(self, route: Route) -> bool:
-        """Whether the pair still stands."""
-        return self._routes.joined(route)
-
     def has_engine(self, engine: PeerId) -> bool:
         """Whether this life of the engine is attached to."""
         return engine in self._engines

@@ -71,18 +71,6 @@ class Routes:
         for node in self._nodes(peer):
             node.taking = taking
 
-    def joined(self, route: Route) -> bool:
-        """Whether the pair still stands, taking work or not."""
-        engine = self._engines.get(route.engine.name)
-        detokenizer = self._detokenizers.get(route.detokenizer.name)
-        return (
-            engine is not None
-            and detokenizer is not None
-            and engine.peer == route.engine
-            and detokenizer.peer == route.detokenizer
-            and detokenizer.peer in engine.attached
-        )
-
     def any_joined(self) -> bool:
         """Whether any pair takes work."""
         return any(engine.taking for engine, _ in self._pairs())

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission import Admission, admit
 from services.processor.client import ClientRequest, ClientStream
 from services.processor.desk import BATCH_BYTES, THREADS, Desk
 from services.processor.peers import Peers
@@ -127,3 +128,25 @@ async def test_other_work_counts_while_it_waits(office: Office) -> None:
     await office.go()
     assert await detokenize == "text"
     office.ask("after", 10)
+
+
+async def test_what_ended_while_it_was_tokenized_does_not_set_out(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized, told = threading.Event(), threading.Event()
+
+    def slowly(*args: object) -> Admission:
+        admission = admit(*args)  # type: ignore[arg-type]
+        tokenized.set()
+        told.wait()
+        return admission
+
+    monkeypatch.setattr("services.processor.desk.admit", slowly)
+    cancelled, other = office.ask("cancelled", 10), office.ask("other", 10)
+    going = asyncio.create_task(office.go())
+    await asyncio.to_thread(tokenized.wait)
+    office.ring.end(cancelled, Cause.CANCELLED)
+    told.set()
+    await going
+    assert (cancelled.live, other.live is None) == (None, False)
+    assert office.ring.num_live == 1

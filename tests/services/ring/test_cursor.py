@@ -11,6 +11,7 @@ from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Code, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
+from services.ring.logprobs import PackedLogprobs
 
 PEER = PeerId("p", 1)
 
@@ -125,3 +126,53 @@ def test_nothing_is_said_of_a_request_that_the_peer_never_heard_of() -> None:
     link.mark("1-1")
     assert not link.pending
     assert link.take() is None
+
+
+@pytest.mark.parametrize(("ends_with", "epoch"), [("drop", 2), ("withdraw", 1)])
+def test_a_peer_that_waits_under_an_earlier_epoch_is_told_the_end(ends_with: str, epoch: int) -> None:
+    """A rejection ends the later epoch by itself, but not the one that the peer has heard of."""
+    link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
+    link.carry(one)
+    link.take()
+    one.epoch = 2
+    link.carry(one)
+    getattr(link, ends_with)("1-1")
+    frame = link.take()
+    assert frame is not None
+    assert (frame.closed, frame.opened) == ([("1-1", epoch)], [])
+    assert link.take() is None
+
+
+def test_what_is_carried_again_is_not_closed() -> None:
+    link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
+    link.carry(one)
+    link.take()
+    link.drop("1-1")
+    one.epoch = 2
+    link.carry(one)
+    frame = link.take()
+    assert frame is not None
+    assert (frame.closed, frame.opened, frame.epochs) == ([], [one], [2])
+
+
+def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:
+    link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
+    for epoch in (1, 2):
+        one.epoch = epoch
+        link.carry(one)
+        link.take()
+    link.withdraw("1-1")
+    assert not link.pending
+
+
+def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
+    link, one = OutboundLink(PEER), entry("1-1", {0: [1, 2]})
+    one.prompt_logprobs = PackedLogprobs.of([TokenLogprob(-float(i), 1, (i,), (-1.0,)) for i in range(100)])
+    link.carry(one)
+    frames = []
+    while (frame := link.take(600)) is not None:
+        frames.append(frame)
+    assert len(frames) > 3
+    assert [bool(frame.token_ids) for frame in frames] == [False] * (len(frames) - 1) + [True]
+    offsets = [offset for frame in frames for _, _, offset, _ in frame.prompt_logprobs]
+    assert offsets == sorted(set(offsets))

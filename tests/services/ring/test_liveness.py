@@ -71,3 +71,14 @@ def test_an_engine_whose_steps_are_long_has_longer_to_step() -> None:
     assert "no step" in (watched.suspicion(40.5) or "")
     watched.beat(41.0, 8, busy=True, longest_step=2.0)
     assert watched.suspicion(41.0) is None
+
+
+def test_an_engine_that_gets_work_after_a_long_rest_has_its_whole_time() -> None:
+    watch = Liveness(0.0)
+    for second in range(100):
+        watch.beat(float(second), 7)
+    watch.beat(100.0, 7, busy=True)
+    assert watch.suspicion(100.5) is None
+    for second in range(101, 112):
+        watch.beat(float(second), 7, busy=True)
+    assert watch.suspicion(111.5) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.ring.events import Cause, ChoiceEnd, Code, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
@@ -40,21 +42,101 @@ def test_an_output_context_has_a_limit(board: Switchboard) -> None:
     assert "output_context" in message
 
 
-def test_what_a_submitter_that_came_back_does_not_claim_is_forgotten(board: Switchboard) -> None:
-    """A Done may have been lost with its old stream."""
+@pytest.mark.parametrize("was_gone", [True, False])
+def test_what_a_submitter_that_came_back_does_not_claim_is_forgotten(board: Switchboard, was_gone: bool) -> None:
+    """A Done may have been lost with its old stream, whether that ended before or is superseded."""
     peer = PeerId("p", 1)
     link, _ = board.attach(peer, 0.0)
     board.attach(PeerId("d", 1), 0.0)
     for name in ("1-1", "1-2", "1-3"):
         board.submit(peer, submission(name, deliver_to="d"))
     board.submit(peer, submission("1-4"))
-    board.detach(link, 1.0)
-    board.attach(peer, 1.5)
+    if was_gone:
+        board.detach(link, 1.0)
+    board.attach(peer, 1.5 if was_gone else 1.0)
     board.submit(peer, submission("1-1", 2, deliver_to="d"))
     board.redirect(peer, "1-2", 2, "d", {})
     board.expire(1.0 + GRACE)
     assert board.num_ledgers == 3, "what it submitted or redirected, and what is delivered to itself"
     assert code_of(lambda: board.redirect(peer, "1-3", 2, "d", {}))[0] is Code.NOT_FOUND
+
+
+def test_the_end_of_a_superseded_stream_changes_nothing(board: Switchboard) -> None:
+    """It comes when the newer one is there already."""
+    peer = PeerId("p", 1)
+    old, _ = board.attach(peer, 0.0)
+    new, superseded = board.attach(peer, 1.0)
+    assert superseded is old
+    board.submit(peer, submission())
+    board.detach(old, 2.0)
+    assert board.attached() == [peer]
+    board.expire(2.0 + GRACE)
+    assert board.num_ledgers == 1
+    board.detach(new, 5.0)
+    board.expire(5.0 + GRACE)
+    assert (board.attached(), board.num_ledgers) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("by", "epoch", "choice", "position", "stops"),
+    [
+        ("d", 2, 0, 2, True),
+        ("p", 2, 0, 2, False),
+        ("d", 1, 0, 2, False),
+        ("d", 3, 0, 2, False),
+        ("d", 2, 1, 2, False),
+        ("d", 2, 0, 0, False),
+        ("d", 2, 0, 4, False),
+    ],
+)
+def test_only_the_receiver_stops_a_choice_and_where_it_has_tokens(
+    by: str, epoch: int, choice: int, position: int, stops: bool
+) -> None:
+    core = Core()
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS)
+    for name in ("p", "d"):
+        board.attach(PeerId(name, 1), 0.0)
+    board.submit(PeerId("p", 1), submission("1-1", 2, deliver_to="d"))
+    (core_id,) = core.running
+    board.progress(core_id, 0, [7, 8, 9], [], None)
+    board.stop(PeerId(by, 1), "1-1", epoch, choice, position)
+    assert board.num_unfinished == (0 if stops else 1)
+    assert core.running == {core_id: set() if stops else {0}}
+
+
+@pytest.mark.parametrize("command", ["cancel", "done"])
+@pytest.mark.parametrize(("by", "epoch", "ends"), [("p", 2, True), ("p", 3, True), ("p", 1, False), ("d", 2, False)])
+def test_only_the_submitter_ends_a_request_and_not_by_an_earlier_epoch(
+    board: Switchboard, command: str, by: str, epoch: int, ends: bool
+) -> None:
+    for name in ("p", "d"):
+        board.attach(PeerId(name, 1), 0.0)
+    board.submit(PeerId("p", 1), submission("1-1", 2, deliver_to="d"))
+    getattr(board, command)(PeerId(by, 1), "1-1", epoch)
+    assert board.num_unfinished == (0 if ends else 1)
+
+
+@pytest.mark.parametrize("request_id", ["2-1", "1", "x-1", "1-1-1", "", "1-" + "9" * 100])
+def test_a_submitter_names_requests_of_its_own_life_only(board: Switchboard, request_id: str) -> None:
+    board.attach(PeerId("p", 1), 0.0)
+    code, message = code_of(lambda: board.submit(PeerId("p", 1), submission(request_id)))
+    assert code is Code.INVALID_ARGUMENT
+    assert message.startswith("request_id: ")
+    assert board.num_ledgers == 0
+
+
+def test_a_link_that_is_cut_again_and_again_does_not_prolong_the_grace(board: Switchboard) -> None:
+    peer = PeerId("p", 1)
+    board.attach(PeerId("d", 1), 0.0)
+    link, _ = board.attach(peer, 0.0)
+    board.submit(peer, submission(deliver_to="d"))
+    for now in (1.0, 1.5, 2.0, 2.5):
+        board.detach(link, now)
+        link, _ = board.attach(peer, now)
+    board.expire(0.9 + GRACE)
+    assert board.num_ledgers == 1
+    board.expire(1.0 + GRACE)
+    assert board.num_ledgers == 0
 
 
 def test_a_redirect_cannot_name_choices_that_there_are_not(board: Switchboard) -> None:

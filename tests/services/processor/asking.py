@@ -1,0 +1,55 @@
+"""One request in a ring of one process: how tests ask for it, and look at what came of it."""
+
+from __future__ import annotations
+
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+
+from tests.services.ring.world import EOS, AttachStream, World, token_at
+
+SEED = 19631
+"""Whose choices 0 and 1 have no eos among the first 60 tokens."""
+
+
+def ask(max_tokens: int = 20, n: int = 1) -> inference_pb2.GenerateRequest:
+    request = inference_pb2.GenerateRequest(request_id="r", text="ab")
+    request.sampling.seed, request.sampling.n = SEED, n
+    request.stopping.max_tokens = max_tokens
+    return request
+
+
+def expected(count: int, choice: int = 0) -> list[int]:
+    ids = [token_at(SEED, choice, position) for position in range(count)]
+    assert EOS not in ids
+    return ids
+
+
+def settle(world: World, rounds: int = 30) -> None:
+    for _ in range(rounds):
+        world.flow()
+        world.client_reads()
+
+
+def events(world: World, kind: str) -> list[inference_pb2.GenerateResponse]:
+    world.client_reads()
+    return [response for response in world.received if response.WhichOneof("event") == kind]
+
+
+def ids(world: World, choice: int = 0) -> list[int]:
+    deltas = [response.delta for response in events(world, "delta")]
+    return [token for delta in deltas if delta.choice == choice for token in delta.token_ids]
+
+
+def end(world: World) -> inference_pb2.Terminal:
+    (response,) = events(world, "terminal")
+    return response.terminal
+
+
+def processors_stream(world: World, engine: str = "engine-0") -> AttachStream:
+    return world.engines[engine].streams["processor"]
+
+
+def sent_submits(world: World) -> list[engine_pb2.Submit]:
+    """What the processor wrote and nobody has read."""
+    frames = [engine_pb2.AttachRequest.FromString(data) for data in processors_stream(world).commands]
+    return [command.submit for frame in frames for command in frame.commands if command.HasField("submit")]

@@ -1,0 +1,103 @@
+"""How long a request waits for a route, and what of the time counts."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from services.ring.events import Cause, Code
+from tests.services.processor.asking import (
+    ask,
+    end,
+    events,
+    ids,
+    settle,
+)
+from tests.services.ring.world import World
+
+
+def test_patience_ends_with_what_was_delivered(world: World) -> None:
+    world.ring._patience = 5.0
+    world.ask(ask())
+    world.flow(tokens=2)
+    world.flow(tokens=2)
+    world.kill_engine("engine-0")
+    world.ring.tick(time.monotonic() + 4.0)
+    assert not events(world, "terminal")
+    world.ring.tick(time.monotonic() + 6.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert end(world).error.details, "when to come back"
+    assert end(world).usage.completion_tokens == len(ids(world)) > 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time that the world sees."""
+    clock = SimpleNamespace(now=1000.0)
+    for module in ("services.processor.ring", "tests.services.ring.world"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
+    """Time passes, in which every command is read and answered; engines compute nothing."""
+    clock.now += seconds
+    world.flow(tokens=0)
+    world.flow(tokens=0)
+
+
+def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
+    world.ring._patience = 5.0
+    world.engines["engine-0"].board.draining = True  # nobody was told
+    world.ask(ask())
+    for _ in range(4):
+        wait(world, clock, 1.0)
+        assert not events(world, "terminal")
+        (live,) = world.ring._live.values()
+        assert live.ring.epoch > 1, "it is tried again and again"
+    wait(world, clock, 1.5)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert "draining" in end(world).error.message
+    settle(world)
+    assert world.quiet
+
+
+def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
+    world.ring._patience = 5.0
+    world.ask(ask())
+    for _ in range(2):
+        world.flow(tokens=1)
+        world.flow(tokens=1)
+        world.kill_engine("engine-0")
+        wait(world, clock, 4.0)
+        world.heal()
+        settle(world, rounds=1)
+    settle(world)
+    assert end(world).cause == Cause.LENGTH
+
+
+def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
+    world.ring._patience = 5.0
+    world.ask(ask())
+    world.flow(tokens=1)
+    world.flow(tokens=1)
+    world.kill_detokenizer("detokenizer-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "terminal")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert "detokenizer-0" in end(world).error.message
+
+
+def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamespace) -> None:
+    world.ring._patience = 5.0
+    world.ask(ask())
+    for _ in range(5):
+        wait(world, clock, 10.0)
+    world.kill_engine("engine-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "terminal")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
