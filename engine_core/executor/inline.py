@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 from engine_core.config import CacheSize, EngineConfig
@@ -53,8 +54,19 @@ class InlineExecutor(Executor):
             stage.bytes = self.cache_size.num_blocks * self.cache_size.bytes_per_block
             tokens = self.cache_size.num_blocks * self.cache_size.block_size
             stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
-        with progress.stage("warm up"):
+        with progress.stage("warm up") as stage:
             worker.warm_up()
+            stage.detail = self._test_numerics(worker)
+
+    def _test_numerics(self, worker: Worker) -> str:
+        """What the worker's self-test found, for a person; a fingerprint that holds for others only if it passed."""
+        if worker.is_bitwise_stable():
+            return "a row's bits do not depend on its batch"
+        self.numerics_fingerprint = f"unstable {uuid.uuid4().hex}"
+        return (
+            "WARNING: a row's bits depend on its batch here, so a request that moves to another engine goes on with a "
+            "valid sample, but perhaps not with the tokens it would have had"
+        )
 
     def _size_cache(self, worker: Worker, progress: StartupProgress) -> CacheSize:
         cache = self._config.cache

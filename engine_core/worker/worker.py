@@ -23,6 +23,7 @@ from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, require_room_for_weights, size
 from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.self_test import is_bitwise_stable
 
 _PROBED_SIZES = 4
 """Of how many sizes of steps the kernels are made to see what memory they take."""
@@ -170,6 +171,10 @@ class Worker:
             plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
             runner.execute(plan, self._kv_caches[:1])
             live = plan.seq_ids
+
+    def is_bitwise_stable(self) -> bool:
+        """Whether a row's bits do not depend on its step, tried on the first layer and the head."""
+        return is_bitwise_stable(self.model.first_layers(1), self._attention, self.limits.block_size, self.device)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step; needs ``allocate``."""

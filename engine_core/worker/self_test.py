@@ -1,0 +1,91 @@
+"""A test at start-up: on this processor, with the layers as they were loaded, a row's bits do not depend on its step.
+
+That is what lets a request go on elsewhere with the very tokens it would have had. It holds by construction of the
+native kernels, and was measured of oneDNN's; libraries and processors that nobody has tried are found out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.models.base import CausalLM
+
+_LENGTHS = (37, 1, 6)
+"""Tokens of the sequences: more than a block, a single one, a few."""
+
+Step = Sequence[tuple[int, int]]
+"""Sequences of a step, each with how many of its next tokens are computed."""
+
+_TOGETHER: Sequence[Step] = [list(enumerate(_LENGTHS))]
+_ALONE: Sequence[Step] = [[work] for work in enumerate(_LENGTHS)]
+_IN_PARTS: Sequence[Step] = [[(2, 5), (0, 20)], [(0, 16)], [(0, 1), (1, 1), (2, 1)]]
+"""Prompts in chunks, and at last a token of each, as when decoding."""
+
+
+@torch.inference_mode()
+def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, block_size: int, device: torch.device) -> bool:
+    """Whether logits have the same bits however sequences share steps, are cut, and with one thread or all.
+
+    Pass a model that is cut to its first layers: all are alike.
+    """
+    expected = _logits(model, attention, block_size, device, _TOGETHER)
+    if not torch.equal(expected, _logits(model, attention, block_size, device, _IN_PARTS)):
+        return False
+    with _one_thread():
+        return torch.equal(expected, _logits(model, attention, block_size, device, _ALONE))
+
+
+def _logits(
+    model: CausalLM, attention: AttentionBackend, block_size: int, device: torch.device, steps: Sequence[Step]
+) -> torch.Tensor:
+    """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a cache of their own."""
+    blocks = [-(-length // block_size) for length in _LENGTHS]
+    caches = attention.allocate(model.kv_cache_spec(block_size), sum(blocks), device)
+    tables = torch.split(torch.arange(sum(blocks), dtype=torch.int32), blocks)
+    tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(_LENGTHS)]
+    computed = [0] * len(_LENGTHS)
+    logits: list[list[torch.Tensor]] = [[] for _ in _LENGTHS]
+    for step in steps:
+        ranges = [torch.arange(computed[sequence], computed[sequence] + count) for sequence, count in step]
+        metadata = _metadata(step, ranges, tables, block_size)
+        ids = torch.cat([tokens[sequence][places] for (sequence, _), places in zip(step, ranges, strict=True)])
+        hidden = model.forward(ids, torch.cat(ranges), caches, metadata)
+        parts = torch.split(model.compute_logits(hidden), [count for _, count in step])
+        for (sequence, count), part in zip(step, parts, strict=True):
+            logits[sequence].append(part)
+            computed[sequence] += count
+    return torch.cat([part for sequence in logits for part in sequence])
+
+
+def _metadata(
+    step: Step, ranges: Sequence[torch.Tensor], tables: Sequence[torch.Tensor], block_size: int
+) -> AttentionMetadata:
+    counts = [count for _, count in step]
+    lengths = [int(places[-1]) + 1 for places in ranges]
+    block_tables = torch.zeros(len(step), max(len(table) for table in tables), dtype=torch.int32)
+    slots = []
+    for row, ((sequence, _), places) in enumerate(zip(step, ranges, strict=True)):
+        block_tables[row, : len(tables[sequence])] = tables[sequence]
+        slots.append(block_tables[row, places // block_size].long() * block_size + places % block_size)
+    return AttentionMetadata(
+        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        block_tables=block_tables,
+        slot_mapping=torch.cat(slots),
+        max_query_len=max(counts),
+        max_seq_len=max(lengths),
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

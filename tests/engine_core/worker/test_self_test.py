@@ -1,0 +1,110 @@
+"""The self-test passes on the layers that there are, and finds those whose bits depend on the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.attention.choice import choose_attention
+from engine_core.executor.inline import InlineExecutor
+from engine_core.layers.base import Layers, LinearLayer
+from engine_core.layers.linear import Linear
+from engine_core.layers.torch_layers import TorchLayers
+from engine_core.llm import configure
+from engine_core.loading.build import build_model
+from engine_core.progress import Stage, StartupProgress
+from engine_core.worker import worker
+from engine_core.worker.self_test import is_bitwise_stable
+
+from ..models.driver import CPU, layers_of, open_at
+from ..models.tiny_models import CASES, make_model, save_model
+
+
+class SlightlyOff(Linear):
+    """Off by a last bit or so where a condition holds."""
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        y = super().__call__(x, residual=residual, dtype=dtype)
+        return y * (1 + 2**-20) if self.is_off(x) else y
+
+    def is_off(self, x: torch.Tensor) -> bool:
+        raise NotImplementedError
+
+
+class OffAlone(SlightlyOff):
+    def is_off(self, x: torch.Tensor) -> bool:
+        return len(x) == 1
+
+
+class OffWithOneThread(SlightlyOff):
+    def is_off(self, x: torch.Tensor) -> bool:
+        return torch.get_num_threads() == 1
+
+
+class OffInSmallSteps(SlightlyOff):
+    def is_off(self, x: torch.Tensor) -> bool:
+        return 1 < len(x) < 4
+
+
+def is_stable(directory: Path, layers: Layers | None = None, block_size: int = 16) -> bool:
+    checkpoint = open_at(directory)
+    attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
+    model = build_model(checkpoint, attention, layers or layers_of(checkpoint), CPU)
+    return is_bitwise_stable(model.first_layers(1), attention, block_size, CPU)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("case", ["llama-gqa", "qwen3-tied-head-dim"])
+def test_the_layers_that_there_are_pass(case: str, block_size: int, tmp_path: Path) -> None:
+    assert is_stable(save_model(make_model(CASES[case]), tmp_path), block_size=block_size)
+
+
+@pytest.mark.parametrize("layer", [OffAlone, OffWithOneThread, OffInSmallSteps])
+def test_layers_that_depend_on_the_step_are_found(layer: type[SlightlyOff], tmp_path: Path) -> None:
+    class Off(TorchLayers):
+        def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+            return layer(weight, bias)
+
+    assert not is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), Off())
+
+
+class Details:
+    """Remembers what each stage said."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, str] = {}
+
+    def stage_started(self, stage: Stage) -> None: ...
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
+
+    def stage_finished(self, stage: Stage) -> None:
+        self.of[stage.name] = stage.detail
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_start_up_says_what_was_found(stable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not stable:
+        monkeypatch.setattr(worker, "is_bitwise_stable", lambda *args: False)
+    save_model(make_model(CASES["llama-gqa"]), tmp_path)
+    details, fingerprints = Details(), set()
+    for _ in range(2):
+        executor = InlineExecutor(configure(model=str(tmp_path), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
+        executor.start(StartupProgress(details))
+        fingerprints.add(executor.numerics_fingerprint)
+        executor.close()
+    assert ("WARNING" in details.of["warm up"]) == (not stable)
+    assert len(fingerprints) == (1 if stable else 2)
