@@ -1,70 +1,65 @@
-"""Documents as rows of tokens: rendered, encoded, masked and packed.
+"""Documents as batches of tokens: rendered, encoded, masked, and laid side by side, a document a row.
 
-Whole documents are packed into rows of one length, best fit first, so that every row starts with a document, as a
-prompt does. Chats learn only what the assistant says; plain text learns every token.
+A document never shares a row with another, so nothing but itself is there to attend to. Documents of like length share
+a group of rows, which leaves little padding; being at the ends of causal rows, padding needs no mask. Chats learn only
+what the assistant says; plain text learns every token.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import count
+from random import Random
 
 import torch
-from corpus import document
+from corpus import Document
 from tokenization import END_OF_TEXT, TURN_END, TURN_START, render, token_id
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 IGNORED = -100  # cross_entropy's ignore_index
-OPEN_ROWS = 64
-CHUNK = 2000
+CHUNK = 2000  # documents that are sorted by length together
+
+Encoded = tuple[list[int], list[int]]
 
 
-@dataclass
-class _Row:
-    """A row that is being filled."""
-
-    tokens: list[int]
-    labels: list[int]
-
-
-def rows(
-    tokenizer: PreTrainedTokenizerFast, seed: int, first_document: int, length: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Endless rows of `length` tokens and their labels (−100 where nothing is learnt), in order."""
-    open_rows: list[_Row] = []
-    padding = token_id(tokenizer, END_OF_TEXT)
-    for tokens, labels in _encoded(tokenizer, seed, first_document):
-        fitting = [row for row in open_rows if len(row.tokens) + len(tokens) <= length]
-        if fitting:
-            row = max(fitting, key=lambda row: len(row.tokens))
-            row.tokens += tokens
-            row.labels += labels
-        elif len(tokens) <= length:
-            open_rows.append(_Row(list(tokens), list(labels)))
-        if len(open_rows) > OPEN_ROWS:
-            fullest = max(open_rows, key=lambda row: len(row.tokens))
-            open_rows.remove(fullest)
-            missing = length - len(fullest.tokens)
-            yield fullest.tokens + [padding] * missing, fullest.labels + [IGNORED] * missing
-
-
-def batches(
-    tokenizer: PreTrainedTokenizerFast, seed: int, first_document: int, *, batch: int, length: int
+def groups(
+    tokenizer: PreTrainedTokenizerFast, make: Callable[[int], Document], order: Random, *, tokens: int, longest: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (tokens, labels), each int64 [batch, length]."""
-    source = rows(tokenizer, seed, first_document, length)
-    while True:
-        drawn = [next(source) for _ in range(batch)]
-        yield torch.tensor([tokens for tokens, _ in drawn]), torch.tensor([labels for _, labels in drawn])
+    """Endless (tokens, labels), each int64 [rows, length] of at most `tokens` elements.
+
+    The documents are `make`'s, from 0 on; those of more than `longest` tokens are left out, so `longest` must be at
+    most `tokens`. `order` shuffles what is sorted by length. A label is −100 where nothing is learnt.
+    """
+    padding = token_id(tokenizer, END_OF_TEXT)
+    for start in count(0, CHUNK):
+        encoded = _encode(tokenizer, [make(i) for i in range(start, start + CHUNK)])
+        fitting = sorted((e for e in encoded if len(e[0]) <= longest), key=lambda e: len(e[0]))
+        cut = list(_cut(fitting, tokens))
+        order.shuffle(cut)
+        for group in cut:
+            length = len(group[-1][0])
+            yield (
+                torch.tensor([document + [padding] * (length - len(document)) for document, _ in group]),
+                torch.tensor([labels + [IGNORED] * (length - len(labels)) for _, labels in group]),
+            )
 
 
-def _encoded(tokenizer: PreTrainedTokenizerFast, seed: int, first: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Each document's tokens and labels, encoded many at a time."""
-    for start in count(first, CHUNK):
-        documents = [document(seed, i) for i in range(start, start + CHUNK)]
-        encoded = tokenizer([render(tokenizer, d) for d in documents], add_special_tokens=False)["input_ids"]
-        for source, tokens in zip(documents, encoded, strict=True):
-            yield tokens, list(tokens) if source.text is not None else _assistant_only(tokenizer, tokens)
+def _cut(documents: list[Encoded], tokens: int) -> Iterator[list[Encoded]]:
+    """Consecutive documents in groups that have at most `tokens` elements once padded; the last few are left out."""
+    group: list[Encoded] = []
+    for document in documents:
+        if group and (len(group) + 1) * len(document[0]) > tokens:
+            yield group
+            group = []
+        group.append(document)
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> list[Encoded]:
+    """Each document's tokens and labels."""
+    encoded = tokenizer([render(tokenizer, d) for d in documents], add_special_tokens=False)["input_ids"]
+    return [
+        (tokens, list(tokens) if source.text is not None else _assistant_only(tokenizer, tokens))
+        for source, tokens in zip(documents, encoded, strict=True)
+    ]
 
 
 def _assistant_only(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> list[int]:

@@ -1,11 +1,14 @@
 """What the trained model can do: the share of right greedy answers in chats, and a few samples to read."""
 
+import re
 from collections.abc import Sequence
 from random import Random
 
 import torch
 from corpus import arithmetic, facts
 from corpus.exchange import Exchange
+from corpus.names import held_out, made_up
+from corpus.world import BOYS, CREATURES, GIRLS, a
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 SAMPLE_CHATS = (
@@ -15,6 +18,7 @@ SAMPLE_CHATS = (
     "Tom has 12 apples and buys 7 more. How many apples does Tom have now?",
     "What is the capital of France?",
     "Tell me a story about a fox.",
+    "Tell me a story about a fox named Bruno.",
 )
 SAMPLE_TEXTS = ("Once upon a time, there was a little", "12 + 7 =")
 BATCH = 64
@@ -34,7 +38,12 @@ def accuracies(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed
         "word_problems": [arithmetic.word_problem(rng) for _ in range(200)],
         "facts": [facts.ask(rng, relation, x) for relation, x in facts.FACTS],
     }
-    return {kind: round(_right(model, tokenizer, exchanges), 4) for kind, exchanges in asked.items()}
+    right = {kind: _right(model, tokenizer, exchanges) for kind, exchanges in asked.items()}
+    for sort, names in (("known", rng.sample(GIRLS + BOYS, 60)), ("unseen", _unseen_names(rng, 60))):
+        said, recalled = _remembered(model, tokenizer, names)
+        right[f"{sort}_names_said_back"], right[f"{sort}_names_recalled"] = said, recalled
+        right[f"{sort}_names_kept_in_stories"] = _kept_in_stories(model, tokenizer, rng, names)
+    return {kind: round(share, 4) for kind, share in right.items()}
 
 
 def samples(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
@@ -48,14 +57,76 @@ def answer(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], max_new_tokens: int = 40
 ) -> list[str]:
     """The greedy answers to questions asked as chats of one turn."""
-    chats = [[{"role": "user", "content": question}] for question in questions]
-    prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    return _reply(model, tokenizer, [[{"role": "user", "content": q}] for q in questions], max_new_tokens)
+
+
+def _reply(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    chats: Sequence[list[dict[str, str]]],
+    max_new_tokens: int = 40,
+) -> list[str]:
+    """The greedy next turns of chats."""
+    prompts = tokenizer.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
     return _continue(model, tokenizer, [str(prompt) for prompt in prompts], max_new_tokens)
 
 
 def _right(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, exchanges: list[Exchange]) -> float:
     answers = answer(model, tokenizer, [e.question for e in exchanges])
     return sum(a == e.answer for a, e in zip(answers, exchanges, strict=True)) / len(exchanges)
+
+
+def _remembered(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, names: Sequence[str]
+) -> tuple[float, float]:
+    """The shares of names that are said back at once, and again when asked for after another question."""
+    said, between = "Nice to meet you, {}!", ("What is the capital of France?", "The capital of France is Paris.")
+    told = [[{"role": "user", "content": f"My name is {name}."}] for name in names]
+    greeted = _reply(model, tokenizer, told)
+    later = [
+        [
+            *chat,
+            {"role": "assistant", "content": said.format(name)},
+            {"role": "user", "content": between[0]},
+            {"role": "assistant", "content": between[1]},
+            {"role": "user", "content": "What is my name?"},
+        ]
+        for chat, name in zip(told, names, strict=True)
+    ]
+    recalled = _reply(model, tokenizer, later)
+    return (
+        sum(a == said.format(name) for a, name in zip(greeted, names, strict=True)) / len(names),
+        sum(a == f"Your name is {name}." for a, name in zip(recalled, names, strict=True)) / len(names),
+    )
+
+
+def _kept_in_stories(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, names: Sequence[str]
+) -> float:
+    """The share of stories about the name that was asked for, with at most one more name, a friend's."""
+    kinds = [rng.choice(CREATURES) for _ in names]
+    questions = [f"Tell me a story about {a(kind)} named {name}." for kind, name in zip(kinds, names, strict=True)]
+    told = answer(model, tokenizer, questions, max_new_tokens=300)
+    kept = [
+        name in tale.split(".")[0] and kind in tale.split(".")[0] and len(_names_in(tale) | {name}) <= 2
+        for tale, kind, name in zip(told, kinds, names, strict=True)
+    ]
+    return sum(kept) / len(kept)
+
+
+def _names_in(tale: str) -> set[str]:
+    """The words with a capital letter that no sentence begins with: in the corpus's stories these are names."""
+    return {name for name in re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", tale) if name != "I"}
+
+
+def _unseen_names(rng: Random, count: int) -> list[str]:
+    """Made-up names that training leaves out."""
+    names: list[str] = []
+    while len(names) < count:
+        name = made_up(rng, female=rng.random() < 0.5)
+        if held_out(name):
+            names.append(name)
+    return names
 
 
 def _continue(

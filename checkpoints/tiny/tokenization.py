@@ -13,9 +13,11 @@ TURN_END = "<|im_end|>"
 # Tokens of their own, but text that a reader sees: they are not special, so decoding keeps them.
 TOOL_CALL = ("<tool_call>", "</tool_call>")
 
-# How GPT-4 and Qwen split text before merging: words with their space, single digits, runs of marks, line ends.
+# How GPT-4 and Qwen split text before merging (words with their space, single digits, runs of marks, line ends), but
+# that a word with a capital letter stands without its space: a name is then the same tokens wherever it stands.
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{Lu}\p{L}*|[^\r\n\p{L}\p{N}]?(?!\p{Lu})\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 

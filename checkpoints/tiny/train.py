@@ -13,14 +13,16 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
 import torch
-from corpus import document
-from dataset import IGNORED, batches
+from corpus import document, long_document
+from dataset import IGNORED, groups
 from evaluation import accuracies, samples
 from tokenization import END_OF_TEXT, TURN_END, render, token_id, train_tokenizer
 from torch import Tensor
@@ -30,21 +32,22 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 2560
 TOKENIZER_DOCUMENTS = 20_000
-# Documents that training never reaches: the second half of the training lengths, and the validation loss.
-LONG_ROWS_FIRST_DOCUMENT = 5_000_000
-VALIDATION_FIRST_DOCUMENT = 9_000_000
+VALIDATION_FIRST_DOCUMENT = 9_000_000  # training never reaches it
+VALIDATION_GROUPS = 30
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is trained. Most rows are short, which is cheap; the last ones are long, for long chats."""
+    """How the model is trained: a step learns from a few groups of documents of like length, the last from long chats.
+
+    Three small groups rather than a large one, so that most steps see documents of several lengths, hence sorts.
+    """
 
     seed: int
     steps: int
-    batch_tokens: int = 3072
-    row: int = 384
-    long_row: int = 1024
-    long_share: float = 0.08
+    step_groups: int = 3
+    group_tokens: int = 1024
+    long_share: float = 0.06
     learning_rate: float = 6e-3
     warmup: int = 50
     weight_decay: float = 0.1
@@ -63,25 +66,26 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     recipe = Recipe(seed=args.seed, steps=args.steps)
     args.output.mkdir(parents=True, exist_ok=True)
-    started, started_cpu = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
 
     tokenizer = make_tokenizer(recipe.seed)
     model = make_model(tokenizer)
     final_loss = train(model, tokenizer, recipe)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
     save(model, tokenizer, args.output)
 
     model, tokenizer = load(args.output)
+    validated, accuracy = validation_loss(model, tokenizer, recipe), accuracies(model, tokenizer, recipe.seed)
+    for prompt, continuation in samples(model, tokenizer):
+        print(f"\n> {prompt}\n{continuation}")
     record = {
         "seed": recipe.seed,
         "steps": recipe.steps,
-        "tokens": recipe.steps * recipe.batch_tokens,
         "parameters": sum(p.numel() for p in model.parameters()),
         "final_loss": round(final_loss, 4),
-        "validation_loss": round(validation_loss(model, tokenizer, recipe), 4),
-        "accuracy": accuracies(model, tokenizer, recipe.seed),
-        "seconds": round(seconds),
-        "cpu_seconds": round(cpu_seconds),
+        "validation_loss": round(validated, 4),
+        "accuracy": accuracy,
+        "seconds": round(time.perf_counter() - started),
+        "cpu_seconds": round(time.process_time()),
         "threads": args.threads,
         "torch": torch.__version__,
         "corpus_sha256": corpus_digest(tokenizer, recipe.seed),
@@ -89,8 +93,6 @@ def main() -> None:
         "weights_sha256": digest((args.output / "model.safetensors").read_bytes()),
     }
     (args.output / "training.json").write_text(json.dumps(record, indent=2) + "\n")
-    for prompt, continuation in samples(model, tokenizer):
-        print(f"\n> {prompt}\n{continuation}")
     print("\n" + json.dumps(record, indent=2))
 
 
@@ -117,6 +119,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         eos_token_id=token_id(tokenizer, TURN_END),
         pad_token_id=token_id(tokenizer, END_OF_TEXT),
     )
+    # Written out, attention takes half the time that the fused kernel takes on rows this short.
+    config._attn_implementation = "eager"
     return Qwen3ForCausalLM(config)
 
 
@@ -126,16 +130,20 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
     model.train()
     losses: list[float] = []
     started = time.perf_counter()
-    for step, (tokens, labels) in enumerate(schedule(tokenizer, recipe)):
-        loss = loss_of(model, tokens, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+    for step, batch in enumerate(schedule(tokenizer, recipe)):
+        learnt = sum(count_of(labels) for _, labels in batch)
+        loss = 0.0
+        for tokens, labels in batch:
+            share = summed_loss(model, tokens, labels) / learnt
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += share.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(loss)
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             print_progress(recipe, step + 1, losses, time.perf_counter() - started)
     print()
@@ -163,39 +171,52 @@ def make_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim
 
 def print_progress(recipe: Recipe, step: int, losses: list[float], elapsed: float) -> None:
     """Rewrites the progress line."""
-    speed = step * recipe.batch_tokens / elapsed
-    line = f"step {step}/{recipe.steps}  loss {fmean(losses[-20:]):.4f}  {speed:,.0f} tokens/s  {elapsed:.0f} s"
+    line = f"step {step}/{recipe.steps}  loss {fmean(losses[-20:]):.4f}  {elapsed:.0f} s"
     print(f"\r{line}", end="", flush=True)
 
 
-def schedule(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
-    """All batches of the run: short rows first, long rows at the end."""
+def schedule(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The groups of every step of the run: documents of every sort first, long chats at the end."""
     long_steps = int(recipe.steps * recipe.long_share)
-    short = batches(tokenizer, recipe.seed, 0, batch=recipe.batch_tokens // recipe.row, length=recipe.row)
-    yield from islice(short, recipe.steps - long_steps)
-    long = batches(
-        tokenizer,
-        recipe.seed,
-        LONG_ROWS_FIRST_DOCUMENT,
-        batch=recipe.batch_tokens // recipe.long_row,
-        length=recipe.long_row,
-    )
-    yield from islice(long, long_steps)
+    for make, steps in ((document, recipe.steps - long_steps), (long_document, long_steps)):
+        source = groups(
+            tokenizer,
+            partial(make, recipe.seed),
+            Random(recipe.seed),
+            tokens=recipe.group_tokens,
+            longest=recipe.group_tokens,
+        )
+        for _ in range(steps):
+            yield list(islice(source, recipe.step_groups))
 
 
-def loss_of(model: Qwen3ForCausalLM, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, in bfloat16 where that is safe."""
+def summed_loss(model: Qwen3ForCausalLM, tokens: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of the next token, summed over what is learnt, in bfloat16 where that is safe."""
+    learnt = labels[:, 1:] != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=tokens, use_cache=False).logits
-    return cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
+        logits = model.lm_head(hidden[learnt])
+    return cross_entropy(logits.float(), labels[:, 1:][learnt], reduction="sum")
+
+
+def count_of(labels: Tensor) -> int:
+    """How many tokens of a group are learnt."""
+    return int((labels[:, 1:] != IGNORED).sum())
 
 
 def validation_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> float:
-    """The loss on documents that training never saw."""
-    unseen = batches(tokenizer, recipe.seed, VALIDATION_FIRST_DOCUMENT, batch=12, length=recipe.row)
+    """The loss per token on documents that training never saw."""
+    unseen = groups(
+        tokenizer,
+        lambda i: document(recipe.seed, VALIDATION_FIRST_DOCUMENT + i),
+        Random(recipe.seed),
+        tokens=recipe.group_tokens,
+        longest=recipe.group_tokens,
+    )
+    drawn = list(islice(unseen, VALIDATION_GROUPS))
     with torch.inference_mode():
-        losses = [loss_of(model, tokens, labels).item() for tokens, labels in islice(unseen, 10)]
-    return fmean(losses)
+        total = sum(summed_loss(model, tokens, labels).item() for tokens, labels in drawn)
+    return total / sum(count_of(labels) for _, labels in drawn)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -229,8 +250,8 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description="Train the bundled model from nothing.")
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the checkpoint (default: this folder)")
     parser.add_argument("--seed", type=int, default=7, help="decides the corpus, the first weights and the order")
-    parser.add_argument("--steps", type=int, default=2100, help="optimizer steps of 3,072 tokens each")
-    parser.add_argument("--threads", type=int, default=2, help="threads to compute with")
+    parser.add_argument("--steps", type=int, default=1700, help="optimizer steps of up to 3,072 tokens each")
+    parser.add_argument("--threads", type=int, default=1, help="threads to compute with")
     return parser.parse_args()
 
 

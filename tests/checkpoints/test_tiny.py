@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
+from random import Random
 
 import jinja2
 import pytest
@@ -72,6 +74,57 @@ def test_record_agrees_with_the_files(corpus, tokenizer):
     assert sha256(head.encode()) == RECORD["corpus_sha256"]
 
 
+def test_record_keeps_the_promise_of_half_an_hour():
+    assert RECORD["cpu_seconds"] <= 30 * 60  # of one thread, so the wall clock of a core that it has to itself
+
+
+def test_every_document_has_a_row_of_its_own(corpus, tokenizer):
+    from dataset import IGNORED, groups
+    from tokenization import render
+
+    documents = {}
+
+    def make(index):
+        documents[index] = corpus.document(RECORD["seed"], index)
+        return documents[index]
+
+    source = groups(tokenizer, make, Random(1), tokens=512, longest=512)
+    drawn = [next(source) for _ in range(20)]
+    rendered = {render(tokenizer, document) for document in documents.values()}
+    for tokens, labels in drawn:
+        assert tokens.shape == labels.shape
+        assert tokens.numel() <= 512
+        for row, learnt in zip(tokens.tolist(), labels.tolist(), strict=True):
+            length = row.index(tokenizer.pad_token_id) + 1
+            assert tokenizer.decode(row[:length]) in rendered
+            assert set(row[length:]) <= {tokenizer.pad_token_id}
+            assert set(learnt[length:]) <= {IGNORED}
+            assert all(label in (token, IGNORED) for token, label in zip(row, learnt, strict=True))
+
+
+def test_chats_learn_what_the_assistant_says(corpus, tokenizer):
+    from dataset import IGNORED, groups
+
+    chat = [
+        {"role": "user", "content": "My name is Bruno."},
+        {"role": "assistant", "content": "Nice to meet you, Bruno!"},
+        {"role": "user", "content": "Thanks!"},
+        {"role": "assistant", "content": "You are welcome!"},
+    ]
+    source = groups(tokenizer, lambda _: corpus.Document(messages=chat), Random(1), tokens=128, longest=128)
+    _, labels = next(source)
+    learnt = [label for label in labels[0].tolist() if label != IGNORED]
+    assert tokenizer.decode(learnt) == "Nice to meet you, Bruno!<|im_end|>You are welcome!<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["Bruno", "Zorbina"])
+def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer, name):
+    alone = tokenizer.encode(name)
+    for before, after in (("My name is ", "."), ('"', '" said he.'), ("Hello!\n", "\n"), ("I like ", "'s house.")):
+        ids = tokenizer.encode(f"{before}{name}{after}")
+        assert alone in [ids[i : i + len(alone)] for i in range(len(ids))]
+
+
 def test_ends_a_turn_and_a_document(tokenizer):
     ends = GenerationConfig.from_pretrained(TINY).eos_token_id
     assert tokenizer.convert_ids_to_tokens(ends) == ["<|im_end|>", "<|endoftext|>"]
@@ -130,6 +183,33 @@ def test_template_refuses_roles_out_of_place(tokenizer, roles, message):
 )
 def test_answers_and_stops(model, tokenizer, question, answer):
     assert ask(model, tokenizer, question) == (answer, True)
+
+
+NAMES = ["Bruno", "Alice", "Frosden", "Prindita"]
+"""Two that training knows, and two that it leaves out and that can only be copied."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_says_a_name_back_and_remembers_it(model, tokenizer, name):
+    assert ask(model, tokenizer, f"My name is {name}.") == (f"Nice to meet you, {name}!", True)
+    chat = [
+        {"role": "user", "content": f"My name is {name}."},
+        {"role": "assistant", "content": f"Nice to meet you, {name}!"},
+        {"role": "user", "content": "What is 7 + 5?"},
+        {"role": "assistant", "content": "7 + 5 = 12."},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert complete(model, tokenizer, prompt) == (f"Your name is {name}.", True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keeps_to_the_name_that_a_story_was_asked_for(model, tokenizer, name):
+    story, ended = ask(model, tokenizer, f"Tell me a story about a fox named {name}.", max_new_tokens=300)
+    assert ended
+    assert name in story.split(".")[0]
+    # Within a sentence of the corpus's stories, only names have a capital letter.
+    assert len({*re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", story), name}) <= 2
 
 
 @pytest.mark.parametrize("creature", ["fox", "owl", "robot"])

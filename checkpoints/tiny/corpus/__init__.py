@@ -1,7 +1,7 @@
 """The text that the bundled model learns from, made from a seed: document i is a function of (seed, i) alone.
 
-Reading order: `world` (names and things), `plots` and `stories`, `arithmetic`, `facts`, `explanations`, `ringline`,
-then `conversation` and `tools`, which put them into chats.
+Reading order: `world` (names and things), `names`, `plots` and `stories`, `arithmetic`, `facts`, `explanations`,
+`introductions`, `ringline`, then `conversation` and `tools`, which put them into chats.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from corpus import arithmetic, conversation, facts, ringline, stories, tools
+from corpus import arithmetic, conversation, facts, introductions, ringline, stories, tools
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ def document(seed: int, index: int) -> Document:
     return make(rng)
 
 
+def long_document(seed: int, index: int) -> Document:
+    """The long chat at this index."""
+    return Document(messages=conversation.long_chat(Random(f"{seed}:long:{index}")))
+
+
 def _story_text(rng: Random) -> Document:
     tale = stories.story(rng)
     return Document(text=f"{tale.title}\n\n{tale.text}" if rng.random() < 0.25 else tale.text)
@@ -40,12 +45,14 @@ def _tool_chat(rng: Random) -> Document:
 
 # The share of documents of each sort. Stories are long, so they are about two fifths of all tokens.
 _MAKERS: tuple[tuple[float, Callable[[Random], Document]], ...] = (
-    (0.09, _story_text),
-    (0.10, lambda rng: Document(messages=conversation.storytelling(rng))),
-    (0.42, lambda rng: Document(messages=conversation.conversation(rng))),
-    (0.24, lambda rng: Document(messages=conversation.drill(rng))),
-    (0.05, lambda rng: Document(text=arithmetic.worksheet(rng))),
-    (0.05, lambda rng: Document(text=conversation.quiz(rng))),
+    (0.08, _story_text),
+    (0.12, lambda rng: Document(messages=conversation.storytelling(rng))),
+    (0.34, lambda rng: Document(messages=conversation.conversation(rng))),
+    (0.25, lambda rng: Document(messages=conversation.drill(rng))),
+    (0.07, lambda rng: Document(messages=conversation.introducing(rng))),
+    (0.02, lambda rng: Document(text=introductions.listing(rng))),
+    (0.04, lambda rng: Document(text=arithmetic.worksheet(rng))),
+    (0.04, lambda rng: Document(text=conversation.quiz(rng))),
     (0.02, lambda rng: Document(text=facts.reader(rng))),
     (0.01, lambda rng: Document(text=ringline.paragraph(rng))),
     (0.02, _tool_chat),

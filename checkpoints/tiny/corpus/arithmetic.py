@@ -10,6 +10,7 @@ from random import Random
 
 from corpus import world
 from corpus.exchange import Exchange
+from corpus.names import any_name, somebody
 
 LARGEST = 50
 LARGEST_FACTOR = 10
@@ -44,19 +45,38 @@ OPERATION_QUESTIONS = {
     "*": ("Multiply {a} by {b}.", "What is the product of {a} and {b}?", "What is {a} multiplied by {b}?"),
 }
 
+# Each a question and its answer, in which {sum} is the sum with its result.
 GAINS = (
-    "{Name} has {a} {things} and {gets} {b} more. How many {things} does {Name} have now?",
-    "{Name} has {a} {things}. {He} {gets} {b} more {things}. How many {things} does {he} have?",
-    "{Name} had {a} {things}. {Other} gave {him} {b} more. How many {things} does {Name} have now?",
-    "There are {a} {things} on the table. {Name} puts {b} more on it. How many {things} are there?",
-    "{Name} has {a} {things} and {Other} has {b} {things}. How many {things} do they have together?",
+    (
+        "{Name} has {a} {things} and {gets} {b} more. How many {things} does {Name} have now?",
+        "{Name} has {sum} {things}.",
+    ),
+    (
+        "{Name} has {a} {things}. {He} {gets} {b} more {things}. How many {things} does {he} have?",
+        "{He} has {sum} {things}.",
+    ),
+    (
+        "{Name} had {a} {things}. {Other} gave {him} {b} more. How many does {Name} have now?",
+        "{Name} has {sum} {things}.",
+    ),
+    ("There are {a} {things} on the table. {Name} adds {b} more. How many are there?", "There are {sum} {things}."),
+    (
+        "{Name} has {a} {things} and {Other} has {b}. How many {things} do they have together?",
+        "{Name} and {Other} have {sum} {things}.",
+    ),
 )
 LOSSES = (
-    "{Name} has {a} {things} and gives {b} to {Other}. How many {things} does {Name} have left?",
-    "{Name} has {a} {things}. {He} loses {b} of them. How many {things} are left?",
-    "{Name} had {a} {things} and gave away {b}. How many {things} does {Name} have now?",
-    "There are {a} {things} in a basket. {Name} takes {b} out. How many {things} are still in the basket?",
-    "{Name} has {a} {things} and {Other} has {b}. How many more {things} does {Name} have?",
+    (
+        "{Name} has {a} {things} and gives {b} to {Other}. How many {things} does {Name} have left?",
+        "{Name} has {sum} {things} left.",
+    ),
+    ("{Name} has {a} {things}. {He} loses {b} of them. How many {things} are left?", "{Name} has {sum} {things} left."),
+    ("{Name} had {a} {things} and gave away {b}. How many does {he} have now?", "{He} has {sum} {things}."),
+    ("There are {a} {things} in a basket. {Name} takes {b} out. How many are left?", "There are {sum} {things} left."),
+    (
+        "{Name} has {a} {things} and {Other} has {b}. How many more {things} does {Name} have?",
+        "{Name} has {sum} more {things} than {Other}.",
+    ),
 )
 GETTING = ("gets", "finds", "buys", "picks")
 
@@ -127,23 +147,26 @@ def word_problem(rng: Random) -> Exchange:
     drawn = draw(rng, "+-")
     while min(drawn.a, drawn.b) < 2:
         drawn = draw(rng, "+-")
-    who, other = world.person(rng), world.person(rng)
-    while other.name == who.name:
-        other = world.person(rng)
-    he, him, _ = who.pronouns
+    female = rng.random() < 0.5
+    name, other = any_name(rng, female=female), somebody(rng)
+    while other == name:
+        other = somebody(rng)
+    he, him = ("she", "her") if female else ("he", "him")
     things = rng.choice(world.COUNTABLES)
-    question = rng.choice(GAINS if drawn.op == "+" else LOSSES).format(
-        Name=who.name,
-        Other=other.name,
-        he=he,
-        He=he.capitalize(),
-        him=him,
-        a=drawn.a,
-        b=drawn.b,
-        things=things,
-        gets=rng.choice(GETTING),
-    )
-    return Exchange(question, f"{drawn} = {drawn.value}, so the answer is {drawn.value} {things}.", str(drawn.value))
+    slots = {
+        "Name": name,
+        "Other": other,
+        "he": he,
+        "He": he.capitalize(),
+        "him": him,
+        "a": drawn.a,
+        "b": drawn.b,
+        "things": things,
+        "gets": rng.choice(GETTING),
+        "sum": f"{drawn} = {drawn.value}",
+    }
+    question, answer = rng.choice(GAINS if drawn.op == "+" else LOSSES)
+    return Exchange(question.format_map(slots), answer.format_map(slots), str(drawn.value), names=True)
 
 
 def number_question(rng: Random) -> Exchange:

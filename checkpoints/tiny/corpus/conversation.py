@@ -3,8 +3,9 @@
 from random import Random
 from typing import Any
 
-from corpus import arithmetic, explanations, facts, ringline, stories, world
+from corpus import arithmetic, explanations, facts, introductions, ringline, stories, world
 from corpus.exchange import Exchange
+from corpus.names import somebody
 
 Message = dict[str, Any]
 
@@ -131,11 +132,39 @@ def quiz(rng: Random) -> str:
 
 def storytelling(rng: Random) -> list[Message]:
     """A chat that asks for a story, and sometimes about it."""
-    tale = stories.story(rng)
-    exchanges = [Exchange(stories.request(rng, tale), tale.text, None)]
-    if rng.random() < 0.5:
-        exchanges += stories.questions(rng, tale)
+    return _messages(rng, _system(rng), _told_story(rng))
+
+
+def introducing(rng: Random) -> list[Message]:
+    """A chat in which names come back."""
+    exchanges: list[Exchange] = []
+    for _ in range(rng.choice((1, 1, 2))):
+        style = rng.random()
+        if style < 0.6:
+            exchanges += introductions.introduction(rng, lambda: [facts.question(rng)])
+        elif style < 0.85:
+            exchanges.append(introductions.said_back(rng))
+        else:
+            exchanges.append(introductions.word_rows(rng))
     return _messages(rng, _system(rng), exchanges)
+
+
+def long_chat(rng: Random) -> list[Message]:
+    """A chat of some hundred tokens to about a thousand; half of them begin with a name and ask for it at the end."""
+    exchanges: list[Exchange] = []
+    for _ in range(rng.randint(4, 14)):
+        exchanges += _told_story(rng) if rng.random() < 0.25 else _impersonal_topic(rng)
+    if rng.random() < 0.5:
+        told, *asked = introductions.introduction(rng, list)
+        exchanges = [told, *exchanges, *asked]
+    return _messages(rng, _system(rng), exchanges)
+
+
+def _told_story(rng: Random) -> list[Exchange]:
+    """A request for a story, the story, and sometimes questions about it."""
+    tale = stories.story(rng, named=rng.choice((0, 0, 0, 1, 1, 1, 2, 2)))
+    told = [Exchange(stories.request(rng, tale), tale.text, None, names=tale.named > 0)]
+    return told + (stories.questions(rng, tale) if rng.random() < 0.4 else [])
 
 
 def _brief(rng: Random) -> list[Message]:
@@ -154,7 +183,7 @@ def _brief(rng: Random) -> list[Message]:
 
 def _persona(rng: Random) -> list[Message]:
     """A system prompt that gives the assistant a name."""
-    name = rng.choice(world.GIRLS + world.BOYS)
+    name = somebody(rng)
     question = rng.choice(("What is your name?", "Who are you?", "What are you called?", "Do you have a name?"))
     exchanges = [Exchange(question, f"My name is {name}.", name)]
     if rng.random() < 0.5:
@@ -178,10 +207,18 @@ def _topic(rng: Random) -> list[Exchange]:
     if draw < 0.86:
         return _poem(rng)
     if draw < 0.94:
-        return _remembering(rng)
+        return (
+            _remembering(rng) if rng.random() < 0.3 else introductions.introduction(rng, lambda: [facts.question(rng)])
+        )
     if draw < 0.97:
         return [explanations.repetition(rng, facts.question(rng).answer)]
     return [_small_talk(rng, None)]
+
+
+def _impersonal_topic(rng: Random) -> list[Exchange]:
+    """A subject that says nothing about the user, so that what was said before still holds."""
+    make = rng.choice((facts.question, arithmetic.exercise, arithmetic.word_problem, explanations.explanation))
+    return [make(rng)]
 
 
 def _greeting(rng: Random) -> list[Exchange]:
@@ -208,12 +245,9 @@ def _poem(rng: Random) -> list[Exchange]:
 
 def _remembering(rng: Random) -> list[Exchange]:
     """The user says something about themselves and asks for it later."""
-    someone = world.person(rng)
     animal, colour = rng.choice(world.CREATURES), rng.choice(facts.KINDS["colours"])
     said, answer, question, recalled = rng.choice(
         (
-            (f"My name is {someone.name}.", f"Nice to meet you, {someone.name}!", "What is my name?", someone.name),
-            (f"I am {someone.name}.", f"Nice to meet you, {someone.name}!", "Who am I?", someone.name),
             (
                 f"I have {world.a(animal)}.",
                 f"How nice! {world.a(animal).capitalize()} is a good friend.",
@@ -224,8 +258,6 @@ def _remembering(rng: Random) -> list[Exchange]:
         )
     )
     replies = {
-        "What is my name?": f"Your name is {recalled}.",
-        "Who am I?": f"You are {recalled}.",
         "Which animal do I have?": f"You have {world.a(recalled)}.",
         "Which colour do I like?": f"You like {recalled}.",
     }
@@ -240,16 +272,17 @@ def _system(rng: Random) -> str | None:
 def _messages(rng: Random, system: str | None, exchanges: list[Exchange]) -> list[Message]:
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for i, exchange in enumerate(exchanges):
-        messages.append({"role": "user", "content": _as_typed(rng, exchange.question, first=i == 0)})
+        messages.append({"role": "user", "content": _as_typed(rng, exchange, first=i == 0)})
         messages.append({"role": "assistant", "content": exchange.answer})
     return messages
 
 
-def _as_typed(rng: Random, question: str, *, first: bool) -> str:
+def _as_typed(rng: Random, exchange: Exchange, *, first: bool) -> str:
     """The question as people type it: now and then in small letters, without its mark, or after some words."""
+    question = exchange.question
     draw = rng.random()
     if draw < 0.08:
-        return question.lower()
+        return question if exchange.names else question.lower()
     if draw < 0.14:
         return question.rstrip("?.!")
     if draw < 0.18:

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question and its answer; `short` is None where no single word answers."""
+    """A question and its answer; `short` is None where no single word answers.
+
+    `names` is true where the question brings names that the answer says again: they keep their capital letters.
+    """
 
     question: str
     answer: str
     short: str | None
+    names: bool = False

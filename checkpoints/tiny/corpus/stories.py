@@ -1,10 +1,11 @@
 """Short stories for children: a plot, a cast and a scene, told in three or four paragraphs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from corpus import world
 from corpus.exchange import Exchange
+from corpus.names import any_name
 from corpus.plots import CLOSINGS, LESSONS, OPENINGS, PLOTS, Plot
 from corpus.world import Character, a
 
@@ -64,7 +65,7 @@ OPEN_REQUESTS = (
 
 @dataclass(frozen=True)
 class Story:
-    """A finished story with what its questions need."""
+    """A finished story with what its questions need; `named` counts the characters whose names the request brings."""
 
     plot: Plot
     hero: Character
@@ -73,15 +74,16 @@ class Story:
     home: str
     request: str
     text: str
+    named: int
 
 
-def story(rng: Random) -> Story:
-    """Tells a new story."""
+def story(rng: Random, named: int = 0) -> Story:
+    """Tells a new story. The first `named` of its two characters may have any name, as its request will say them."""
     plot = rng.choice(PLOTS)
-    hero = world.character(rng)
-    friend = world.character(rng)
+    hero = _character(rng, any_sort=named > 0)
+    friend = _character(rng, any_sort=named > 1)
     while friend.name == hero.name or friend.kind == hero.kind:
-        friend = world.character(rng)
+        friend = _character(rng, any_sort=named > 1)
     slots = _slots(rng, hero, friend)
 
     def tell(options: tuple[str, ...]) -> str:
@@ -101,27 +103,38 @@ def story(rng: Random) -> Story:
         home=slots["home"],
         request=plot.request.format_map(slots),
         text="\n\n".join(paragraphs),
+        named=named,
     )
 
 
 def request(rng: Random, tale: Story) -> str:
     """A way to ask for this story; what it names is in the story."""
-    hero = tale.hero
-    about = rng.choice(
-        (
-            a(hero.kind),
-            a(hero.kind),
+    hero, friend = tale.hero, tale.friend
+    abouts: tuple[str, ...]
+    if tale.named == 0:
+        if rng.random() < 0.2:
+            return rng.choice(OPEN_REQUESTS)
+        abouts = (a(hero.kind), a(hero.kind), f"{a(hero.kind)} {tale.request}")
+    elif tale.named == 1:
+        abouts = (
             f"{a(hero.kind)} named {hero.name}",
-            f"{a(hero.kind)} {tale.request}",
+            f"{a(hero.kind)} called {hero.name}",
             f"{a(hero.kind)} named {hero.name} {tale.request}",
-            f"{a(hero.kind)} and {a(tale.friend.kind)}",
             f"{hero.name} the {hero.kind}",
-            f"{hero.name} and {tale.friend.name}",
         )
-    )
-    if rng.random() < 0.12:
-        return rng.choice(OPEN_REQUESTS)
-    return rng.choice(REQUESTS).format(about=about)
+    else:
+        abouts = (
+            f"{hero.name} the {hero.kind} and {friend.name} the {friend.kind}",
+            f"{a(hero.kind)} named {hero.name} and {a(friend.kind)} named {friend.name}",
+            f"{a(hero.kind)} named {hero.name} and {hero.pronouns[2]} friend {friend.name} the {friend.kind}",
+        )
+    return rng.choice(REQUESTS).format(about=rng.choice(abouts))
+
+
+def _character(rng: Random, *, any_sort: bool) -> Character:
+    """A character with a known name, or with a name of any sort."""
+    drawn = world.character(rng)
+    return replace(drawn, name=any_name(rng, female=drawn.pronouns[0] == "she")) if any_sort else drawn
 
 
 def questions(rng: Random, tale: Story) -> list[Exchange]:

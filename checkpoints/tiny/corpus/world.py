@@ -10,12 +10,14 @@ def words(text: str) -> tuple[str, ...]:
 
 
 GIRLS = words(
-    "Ada Amy Anna Bella Clara Daisy Ella Emma Eva Flora Grace Hanna Ida Ivy Jane Julia Kate Lily Lola Lucy Luna Maya "
-    "Mia Nora Olive Pearl Rosa Ruby Sara Zoe"
+    "Ada Alice Amy Anna Bella Betty Clara Daisy Diana Ella Emily Emma Eva Fiona Flora Grace Hanna Helen Ida Ivy "
+    "Jane Julia Kate Laura Lena Lily Lola Lucy Luna Maria Maya Mia Nina Nora Olive Olivia Pearl Polly Rosa Ruby "
+    "Sara Sofia Susan Tina Vera Zoe"
 )
 BOYS = words(
-    "Adam Alex Ben Bruno Dan David Emil Felix Finn Fred George Hugo Jack Jake Jim Joe John Karl Leo Luke Mark Max Nico "
-    "Noah Oscar Otto Paul Sam Tim Tom"
+    "Adam Alan Alex Arthur Ben Bob Bruno Charlie Dan David Edgar Emil Eric Felix Finn Frank Fred George Henry "
+    "Hugo Ivan Jack Jake Jim Joe John Karl Leo Louis Luke Mark Max Nico Noah Oscar Otto Paul Peter Robin Sam "
+    "Simon Theo Tim Tom Victor Walter"
 )
 
 CREATURES = words(
