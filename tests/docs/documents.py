@@ -12,8 +12,11 @@ DOCUMENTS = tuple(
     sorted(
         [
             ROOT / "README.md",
-            ROOT / "engine_core" / "README.md",
+            ROOT / "benchmarks" / "README.md",
+            ROOT / "checkpoints" / "tiny" / "README.md",
             ROOT / "clients" / "python" / "README.md",
+            ROOT / "engine_core" / "README.md",
+            ROOT / "engine_core" / "kernels" / "README.md",
             *(ROOT / "docs").glob("*.md"),
         ]
     )

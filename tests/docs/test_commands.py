@@ -22,6 +22,7 @@ SERVERS = ("serve", "engine", "processor", "detokenizer", "demo")
 CONVERSATION = "Hello!\n/exit\n"
 SMALL_LOAD = ("--input-len", "8", "--output-len", "4")
 NOT_OURS = {"--scheduling-policy"}
+FLAG = re.compile(r"(?<!\S)--[a-z-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
 LINES = command_lines(("ringline", "make", "pip", "python", "echo"))
@@ -38,6 +39,18 @@ def subcommand(line: str) -> str:
 
 def lines_of(name: str) -> list[str]:
     return [line for line in LINES if program(line) == name]
+
+
+def unknown_to_script(command: str) -> list[str]:
+    """What a line that runs a program of the repository names but the program does not know."""
+    words = command.split()
+    path = ROOT / (f"{words[2].replace('.', '/')}.py" if words[1] == "-m" else words[1])
+    if not path.exists():
+        return [words[2] if words[1] == "-m" else words[1]]
+    # Those that several benchmarks share are declared beside what they choose.
+    sources = [path, *(path.parent / name for name in ("report.py", "shapes.py") if path.parent.name == "benchmarks")]
+    known = {flag for source in sources for flag in re.findall(r'"(--[a-z-]+)"', source.read_text())}
+    return [flag for flag in FLAG.findall(command) if flag not in known]
 
 
 def options_of_all() -> set[str]:
@@ -99,7 +112,7 @@ def test_what_pip_installs_from_here_is_here(line: str) -> None:
     assert all((ROOT / path / "pyproject.toml").exists() for path in what if path.startswith("."))
 
 
-@pytest.mark.parametrize("line", lines_of("python"))
+@pytest.mark.parametrize("line", [line for line in lines_of("python") if " grpc_tools." in line])
 def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
     assert OLDEST.exists(), "run `make setup`, which installs the generator"
     (tmp_path / "protos").symlink_to(ROOT / "protos")
@@ -118,12 +131,24 @@ def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(tmp_path))
 
 
+@pytest.mark.parametrize("line", [line for line in lines_of("python") if " grpc_tools." not in line])
+def test_programs_take_their_options(line: str) -> None:
+    assert unknown_to_script(line) == []
+
+
 def test_commands_and_flags_that_are_named_exist() -> None:
     known, wrong = options_of_all() | NOT_OURS, []
+    of_benchmarks = {
+        flag for path in (ROOT / "benchmarks").glob("*.py") for flag in re.findall(r'"(--[a-z-]+)"', path.read_text())
+    }
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document, code in inline_code():
         words = code.split()
-        missing = [flag for flag in re.findall(r"(?<!\S)--[a-z-]+", code) if flag not in known]
+        if words[0].endswith("python") and len(words) > 1 and "…" not in code:
+            wrong += [f"{document.name}: {word}" for word in unknown_to_script(code)]
+            continue
+        here = known | of_benchmarks if document.parent.name == "benchmarks" else known
+        missing = [flag for flag in FLAG.findall(code) if flag not in here]
         if words[0] == "ringline" and len(words) > 1 and words[1] not in (*COMMANDS, *known):
             missing.append(words[1])
         if words[0] == "make" and len(words) > 1 and words[1] not in targets:

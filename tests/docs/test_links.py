@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import DOCUMENTS, ROOT, anchors, links
+from tests.docs.documents import DOCUMENTS, ROOT, anchors, inline_code, links
+
+BASES = (".", "engine_core", "clients/python")
+"""Where paths in running text begin, besides the document's own folder."""
+MADE_BY_COMMANDS = {"results/", "results/offline.json"}
+_PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*(/|/[\w*-]+\.\w+|/[\w-]+\*)")
+_MODULE = re.compile(r"(benchmarks|engine_core|services)(\.\w+)+")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -20,3 +27,23 @@ def test_links_lead_somewhere(document: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_paths_that_are_named_exist() -> None:
+    missing = []
+    for document, code in inline_code():
+        if _PATH.fullmatch(code) and code not in MADE_BY_COMMANDS:
+            bases = (document.parent, *(ROOT / base for base in BASES))
+            if not any(next(base.glob(code.rstrip("/")), None) for base in bases):
+                missing.append(f"{document.name}: {code}")
+    assert missing == []
+
+
+def test_modules_that_are_named_exist() -> None:
+    missing = []
+    for document, code in inline_code():
+        if _MODULE.fullmatch(code):
+            path = ROOT / code.replace(".", "/")
+            if not path.is_dir() and not path.with_suffix(".py").exists():
+                missing.append(f"{document.name}: {code}")
+    assert missing == []
