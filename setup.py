@@ -1,6 +1,6 @@
 """Builds the native kernels with the server's distribution. All else about it is in pyproject.toml.
 
-Without a compiler the distribution is installed without them, and the engine computes attention with torch.
+Without a compiler the distribution is installed without them, and the engine computes with torch.
 """
 
 from __future__ import annotations

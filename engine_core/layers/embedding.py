@@ -2,8 +2,9 @@
 
 A checkpoint with tied embeddings has one matrix for both uses, but the projection wants it packed (twice as fast at
 small batches) while a lookup wants rows. A second copy would cost a quarter more memory on a 0.6 B model, so rows are
-read back out of the packed weight: oneDNN's layout is blocks of B rows, in which V consecutive columns of all B rows
-lie together. Which B and V is found by comparing rows at load; where none or several fit, a plain copy is kept.
+read back out of the packed weight. Layers that pack it themselves know where its rows are. oneDNN's layout is blocks of
+B rows, in which V consecutive columns of all B rows lie together; which B and V is found by comparing rows at load, and
+where none or several fit, a plain copy is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A linear layer whose weight is packed once for the device's matrix kernels, with results that do not depend on the
-other rows of the batch.
+"""A linear layer of oneDNN, for where there are no native kernels: its weight is packed once, and results do not depend
+on the other rows of the batch.
 
-On CPU the weight is reordered for oneDNN and only the packed copy is kept. Measured on AVX-512 and AVX2, a packed
+The weight is reordered for oneDNN and only the packed copy is kept. Measured on AVX-512 and AVX2, a packed
 product gives a row the same bits for every number of rows but one, and for every thread count: one row alone takes
 another kernel, so it is computed as two. MKL's kernels (``torch.nn.functional.linear`` in float32) have no such
 property.
