@@ -70,7 +70,7 @@ class Kernel:
 def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
     """Products with packed weights."""
     weight_bytes = 2 if quantization is None else 1
-    layers, _ = choose_layers((16,), torch.bfloat16, quantization)
+    layers, _ = choose_layers((16,), 16, torch.bfloat16, quantization)
     for name in names:
         height, width = _LINEARS[name]
         copies = -(-_UNCACHED_BYTES // (height * width * weight_bytes))

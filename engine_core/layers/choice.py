@@ -11,8 +11,10 @@ from engine_core.layers.native import NativeLayers
 from engine_core.layers.torch_layers import TorchLayers
 
 
-def choose_layers(widths: tuple[int, ...], dtype: torch.dtype, quantization: str | None) -> tuple[Layers, str]:
-    """The fastest layers for rows and heads of those widths and type, and a description for a person.
+def choose_layers(
+    widths: tuple[int, ...], head_dim: int, dtype: torch.dtype, quantization: str | None
+) -> tuple[Layers, str]:
+    """The fastest layers for rows of those widths and heads of that size and type, and a description for a person.
 
     ``quantization`` is as in ``ModelConfig``. Raises ``ConfigError`` where it cannot be computed.
     """
@@ -21,8 +23,10 @@ def choose_layers(widths: tuple[int, ...], dtype: torch.dtype, quantization: str
         "" if int8_kernels is None else f", 8-bit linear layers by native kernels for {int8_kernels.instruction_set}"
     )
     try:
-        if not NativeLayers.supports(widths, dtype):
-            raise KernelsUnavailableError(f"native kernels do not compute widths of {widths} in {dtype}")
+        if not NativeLayers.supports(widths, head_dim, dtype):
+            raise KernelsUnavailableError(
+                f"native kernels do not compute rows of {widths} and heads of {head_dim} {dtype}"
+            )
         kernels = load_kernels()
     except KernelsUnavailableError as error:
         return TorchLayers(int8_kernels), f"layers by torch: {error}{rounded}"

@@ -24,6 +24,8 @@ _UNIT = 16
 """What the kernels take at a time: widths are multiples of it."""
 _TILE = 64
 """Outputs to whose multiple a weight is padded."""
+_MOST_HEAD_DIM = 1024
+"""``kMostHeadDim`` of cpu/rotation.h."""
 
 
 class NativeLinear:
@@ -112,7 +114,7 @@ class NativeRotation:
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
     ) -> None:
-        """Keep copies of the norms' weights [D]; D is a multiple of 16."""
+        """Keep copies of the norms' weights [D]; D is a multiple of 16, at most 1024."""
         self._kernels = kernels
         self._weights = None if norms is None else torch.stack([norm.float() for norm in norms])
         self._split = [num_heads, num_kv_heads, num_kv_heads]
@@ -151,9 +153,10 @@ class NativeLayers(Layers):
         self._gate = GateArguments()
 
     @staticmethod
-    def supports(widths: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether the kernels can compute rows and heads of those widths and type."""
-        return all(width % _UNIT == 0 for width in widths) and dtype in NUMBER_TYPES
+    def supports(widths: tuple[int, ...], head_dim: int, dtype: torch.dtype) -> bool:
+        """Whether the kernels can compute rows of those widths, and heads of that size, of that type."""
+        whole_units = all(width % _UNIT == 0 for width in (*widths, head_dim))
+        return whole_units and head_dim <= _MOST_HEAD_DIM and dtype in NUMBER_TYPES
 
     def numerics(self) -> str:
         return f"native {self._kernels.instruction_set}, build {self._kernels.build}"

@@ -12,6 +12,7 @@ import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call, Int8Packing, Int8Weight
 from engine_core.kernels.library import Int8Kernels
+from engine_core.kernels.memory import empty_for_streaming
 
 PANEL = 32
 """Columns that the kernel computes together."""
@@ -39,7 +40,7 @@ class Int8Linear:
         self.dtype = weight.dtype
         self._kernels = kernels
         panels, words = -(-self.out_features // PANEL), -(-self.in_features // _WORD)
-        self._weight = torch.zeros(panels, words, PANEL, _WORD, dtype=torch.int8)
+        self._weight = empty_for_streaming((panels, words, PANEL, _WORD), torch.int8).zero_()
         self._scales = torch.zeros(panels * PANEL)
         self._column_sums = torch.zeros(panels * PANEL, dtype=torch.int32)
         self._pack(weight.contiguous())

@@ -35,8 +35,8 @@ class DecoderShape:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Sizes of the rows that layers compute, and of heads."""
-        return self.hidden_size, self.intermediate_size, self.head_dim
+        """Sizes of the rows that layers compute."""
+        return self.hidden_size, self.intermediate_size
 
 
 def read_shape(

@@ -25,6 +25,7 @@ from engine_core.worker.memory import MemoryProfile, require_room_for_weights, s
 from engine_core.worker.model_runner import ModelRunner
 from engine_core.worker.self_test import is_bitwise_stable
 
+# For layers that compile per size alone, which native ones do not.
 _PROBED_SIZES = 4
 """Of how many sizes of steps the kernels are made to see what memory they take."""
 _WARM_UP_SECONDS = 0.5
@@ -69,7 +70,7 @@ class Worker:
         self.usable = usable_memory()
         shape, dtype = self.checkpoint.shape, self.checkpoint.dtype
         self._attention, attention = choose_attention(shape.head_dim, dtype)
-        self._layers, layers = choose_layers(shape.widths, dtype, self.checkpoint.quantization)
+        self._layers, layers = choose_layers(shape.widths, shape.head_dim, dtype, self.checkpoint.quantization)
         self._chosen = f"{attention}; {layers}"
 
     def describe_device(self) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from engine_core.kernels import memory
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.layers.choice import choose_layers
 from engine_core.layers.native import NativeLayers, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.torch_layers import TorchLayers
@@ -148,7 +149,7 @@ def test_silu_of_far_values(layers: NativeLayers) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 1024)])
 def test_rotation_equals_torch(
     layers: NativeLayers, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
 ) -> None:
@@ -171,6 +172,13 @@ def test_rotation_equals_torch(
 
 
 def test_which_sizes_are_supported() -> None:
-    assert NativeLayers.supports((1024, 48), torch.float16)
-    assert not NativeLayers.supports((1024, 40), torch.float16)
-    assert not NativeLayers.supports((1024,), torch.float64)
+    assert NativeLayers.supports((1024, 48), 1024, torch.float16)
+    assert not NativeLayers.supports((1024, 40), 64, torch.float16)
+    assert not NativeLayers.supports((1024,), 40, torch.float16)
+    assert not NativeLayers.supports((1024,), 64, torch.float64)
+
+
+def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
+    layers, why = choose_layers((1024,), 1040, torch.bfloat16, None)
+    assert isinstance(layers, TorchLayers)
+    assert "heads of 1040" in why

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_core.errors import ConfigError
+from engine_core.kernels import memory
 from engine_core.kernels.library import (
     INT8_INSTRUCTION_SETS,
     Int8Kernels,
@@ -202,6 +203,12 @@ def test_memory_is_what_was_told_before(n: int, k: int) -> None:
     assert layer.nbytes == int8_bytes(n, k) == held
 
 
+def test_only_the_packed_weight_is_kept_in_huge_pages() -> None:
+    layer = Int8Linear(random((2048, 1024), torch.bfloat16, 1), None, KERNELS[0])
+    assert layer._weight.nbytes == 2048 * 1024
+    assert layer._weight.data_ptr() % memory._HUGE_PAGE == 0
+
+
 def test_embedding_reads_the_rounded_rows_of_the_head() -> None:
     table = random((131, 67), torch.bfloat16, 1)
     head = Int8Linear(table, None, KERNELS[0])
@@ -222,7 +229,7 @@ def test_the_option_chooses_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random((32, 32), torch.bfloat16, 1)
 
     def chosen(width: int, quantization: str | None) -> Layers:
-        return choose_layers((width,), torch.bfloat16, quantization)[0]
+        return choose_layers((width,), 64, torch.bfloat16, quantization)[0]
 
     assert isinstance(chosen(32, None).linear(weight), NativeLinear)
     for width, kind in ((32, NativeLayers), (40, TorchLayers)):

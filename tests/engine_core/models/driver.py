@@ -25,7 +25,8 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
 
 
 def layers_of(checkpoint: Checkpoint) -> Layers:
-    return choose_layers(checkpoint.shape.widths, checkpoint.dtype, checkpoint.quantization)[0]
+    shape = checkpoint.shape
+    return choose_layers(shape.widths, shape.head_dim, checkpoint.dtype, checkpoint.quantization)[0]
 
 
 def load(
