@@ -23,7 +23,7 @@ def empty_for_streaming(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
     try:
         # One page more than is needed, so that the tensor begins where a huge page does.
         memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise RuntimeError(f"no memory for {size} bytes: {error}") from error
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE

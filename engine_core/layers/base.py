@@ -69,7 +69,7 @@ class Layers(ABC):
     """Makes the layers of a model. Whoever passes a weight lets go of it: what is needed is copied."""
 
     compiles_per_size: bool
-    """Whether steps of a size that was not seen before make kernels first, which take time and memory."""
+    """Whether steps of a size that was not seen before make kernels first, which take time and memory: oneDNN's do."""
 
     @abstractmethod
     def numerics(self) -> str:

@@ -45,11 +45,10 @@ class TorchRotation:
 class TorchLayers(Layers):
     """Everything by torch; linear layers with 8-bit weights where there are kernels for those."""
 
-    compiles_per_size = True
-
     def __init__(self, int8_kernels: Int8Kernels | None = None) -> None:
         """Compute linear layers with ``int8_kernels`` if given."""
         self._int8_kernels = int8_kernels
+        self.compiles_per_size = int8_kernels is None
 
     def numerics(self) -> str:
         return "torch"

@@ -64,3 +64,10 @@ def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
         executor.start(StartupProgress())
     with pytest.raises(ExecutorError, match="does not run"):
         executor.execute(plan_of(1, [5]))
+
+
+@pytest.mark.parametrize("told", [1 << 60, 1 << 70])
+def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: int) -> None:
+    executor = InlineExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
+    with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower .*--kv-cache-memory-bytes"):
+        executor.start(StartupProgress())

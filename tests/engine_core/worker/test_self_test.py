@@ -72,6 +72,14 @@ def test_the_layers_that_there_are_pass(case: str, block_size: int, tmp_path: Pa
     assert is_stable(save_model(make_model(CASES[case]), tmp_path), block_size=block_size)
 
 
+def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> None:
+    model = make_model(CASES["llama-gqa"])
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+        model.lm_head.weight[5] = torch.inf
+    assert is_stable(save_model(model, tmp_path))
+
+
 @pytest.mark.parametrize("layer", [OffAlone, OffWithOneThread, OffInSmallSteps])
 def test_layers_that_depend_on_the_step_are_found(layer: type[SlightlyOff], tmp_path: Path) -> None:
     class Off(TorchLayers):
