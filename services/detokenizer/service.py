@@ -19,6 +19,7 @@ from services.ring.identity import CONTRACT_VERSION, PeerId, hello_problem
 log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 1 << 20
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
@@ -58,18 +59,22 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         try:
             subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
         except Refused as refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+            await context.abort(_CODES[refused.status.code], str(refused))
         log.info("subscribed", peer=hello.name, incarnation=hello.incarnation)
         try:
             await self._serve(subscriber, context)
+            code, message = grpc.StatusCode.ABORTED, "a newer stream of the same processor took this one's place"
         except TimeoutError:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
             message = f"the subscriber took nothing for {self._stall_timeout:g} s"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
+        # Last: a subscriber that takes nothing does not take its status either, and this waits until it does.
+        await context.abort(code, message)
 
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Write what is new, until another stream takes this one's place."""
         welcome = link_pb2.Welcome(
             name=self._me.name,
             incarnation=self._me.incarnation,
@@ -82,9 +87,7 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             await subscriber.wake.wait()
             subscriber.wake.clear()
             if subscriber.superseded:
-                await context.abort(
-                    grpc.StatusCode.ABORTED, "a newer stream of the same processor took this one's place"
-                )
+                return
             while subscriber.outbox.pending or subscriber.load_due:
                 response = self._next(subscriber)
                 if self._draining and not draining_told:

@@ -9,6 +9,9 @@ from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.outbox import Outbox
 
+MAX_SUBSCRIBERS = 256
+"""At a time: each is told the load, and may be owed the text of every request."""
+
 
 class Subscriber:
     """One subscription."""
@@ -30,8 +33,10 @@ class Subscribers:
         self._by_name: dict[str, Subscriber] = {}
 
     def add(self, peer: PeerId) -> Subscriber:
-        """A processor subscribed; raises ``Refused`` if a newer life of it is there."""
+        """A processor subscribed; raises ``Refused`` if a newer life of it is there, or too many others are."""
         old = self._by_name.get(peer.name)
+        if old is None and len(self._by_name) >= MAX_SUBSCRIBERS:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"hello: {MAX_SUBSCRIBERS} are subscribed, and no more are taken")
         if old is not None:
             if old.peer.incarnation > peer.incarnation:
                 raise Refused(
@@ -40,7 +45,7 @@ class Subscribers:
                 )
             old.superseded = True
             old.wake.set()
-            self._gone(old.peer)
+            self._forget(old)
         subscriber = self._by_name[peer.name] = Subscriber(peer)
         return subscriber
 
@@ -48,7 +53,7 @@ class Subscribers:
         """A subscription ended."""
         if self._by_name.get(subscriber.peer.name) is subscriber:
             del self._by_name[subscriber.peer.name]
-            self._gone(subscriber.peer)
+            self._forget(subscriber)
 
     def find(self, peer: PeerId) -> Subscriber | None:
         """The subscription of exactly this life of a processor, if it is there."""
@@ -66,3 +71,8 @@ class Subscribers:
         for subscriber in self._by_name.values():
             if subscriber.outbox.pending:
                 subscriber.wake.set()
+
+    def _forget(self, subscriber: Subscriber) -> None:
+        """Drop what it is owed at once: gRPC may keep its call until it takes what is under way."""
+        self._gone(subscriber.peer)
+        subscriber.outbox.clear()

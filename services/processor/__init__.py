@@ -4,6 +4,7 @@ main           the process: start-up, life, end
 service        the RPCs
 validation     what a request may ask for
 admission      a request → prompt ids and everything resolved
+lookups        what is answered from the vocabulary alone
 desk           requests waiting to be admitted, off the event loop
 vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed

@@ -31,7 +31,6 @@ class ClientStream:
         self.tenant = tenant
         self.outbox = Outbox()
         self.wake = asyncio.Event()
-        self.closed = False
         self._by_client_id: dict[str, ClientRequest] = {}
         self._by_ring_id: dict[str, ClientRequest] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
@@ -64,6 +63,13 @@ class ClientStream:
         """A frame was refused before it became a request."""
         self._refusals.append(refusal(client_id, in_reply_to, status))
         self.wake.set()
+
+    def clear(self) -> None:
+        """The stream is over: forget what it is owed, for gRPC may keep the call until the client takes its status."""
+        self._by_client_id.clear()
+        self._by_ring_id.clear()
+        self._refusals.clear()
+        self.outbox.clear()
 
     def take(self) -> list[inference_pb2.GenerateResponse]:
         """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live."""

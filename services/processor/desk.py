@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 from ringline.inference.v1 import inference_pb2
@@ -24,6 +25,8 @@ from services.ring.identity import PeerId
 from services.ring.request import RingRequest
 
 log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 THREADS = 4
 BATCH_BYTES = 64 << 10
@@ -81,7 +84,7 @@ class Desk:
         if (work := self._waiting.pop(call.ring_id, None)) is not None:
             self._waiting_bytes -= work.size
 
-    async def run(self, function: Callable[[], object], size: int) -> object:
+    async def run(self, function: Callable[[], _T], size: int) -> _T:
         """Run something else that takes its time, on a message of ``size`` bytes, in a worker thread.
 
         Raises ``Refused`` while too much waits already, and what ``function`` raises.

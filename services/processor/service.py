@@ -5,35 +5,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.admission import render_chat
 from services.processor.client import MAX_REFUSALS, ClientRequest, ClientStream
 from services.processor.desk import Desk
+from services.processor.lookups import detokenize, list_models, tokenize
 from services.processor.responses import refusal
 from services.processor.ring import Ring
-from services.processor.validation import (
-    MAX_REQUEST_ID_BYTES,
-    check_model,
-    check_request_id,
-    check_token_ids,
-    refuse,
-)
+from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId, ring_id
 from services.runtime.metrics import ProcessorMetrics
-from services.runtime.wire import status_to_proto
+from services.runtime.wire import status_from_proto, status_to_proto
 
 log = structlog.get_logger(__name__)
 
 TENANT_KEY = "x-ringline-tenant"
+_Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
+_Response = TypeVar("_Response")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -88,19 +84,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         client = ClientStream(_tenant(context))
         self._sessions.add(client)
         try:
-            self._begin(client, request, 1, context.time_remaining())
-            error = await self._write_generate(client, context)
-        except Refused as refused:
-            self._metrics.request_refused(refused.status.code.name)
-            await context.write(refusal(_usable_id(request), 1, refused.status))
-            error = refused.status
+            error = await self._answer(client, request, context)
         except TimeoutError:
             error = self._stalled()
         finally:
-            self._sessions.discard(client)
-            self._abandon(client)
+            self._release(client)
         if error is not None:
             await _abort(context, error)
+
+    async def _answer(
+        self,
+        client: ClientStream,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Status | None:
+        """Write one request's answer; returns the status of one that failed."""
+        try:
+            self._begin(client, request, 1, context.time_remaining())
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name)
+            await self._send(context, refusal(_usable_id(request), 1, refused.status))
+            return refused.status
+        return await self._write_generate(client, context)
 
     async def Session(  # type: ignore[override]  # it writes through the context
         self,
@@ -111,18 +116,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._sessions.add(client)
         reader = asyncio.create_task(self._read_session(client, request_iterator))
         writer = asyncio.create_task(self._write_session(client, context, reader))
+        error: Status | None = None
         try:
             done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
         except TimeoutError:
-            await _abort(context, self._stalled())
+            error = self._stalled()
         finally:
             reader.cancel()
             writer.cancel()
-            self._sessions.discard(client)
-            self._abandon(client)
+            self._release(client)
             await asyncio.gather(reader, writer, return_exceptions=True)
+        if error is not None:
+            # Last: a client that takes nothing does not take its status either, and this waits until it does.
+            await _abort(context, error)
 
     async def _read_session(self, client: ClientStream, frames: AsyncIterator[inference_pb2.SessionRequest]) -> None:
         ordinal = 0
@@ -198,10 +206,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._desk.drop(call)
         self._ring.end(call, cause)
 
-    def _abandon(self, client: ClientStream) -> None:
-        """The client is gone: what it had under way ends."""
+    def _release(self, client: ClientStream) -> None:
+        """The client's stream is over: what it had under way ends, and nothing is kept for it."""
+        self._sessions.discard(client)
         for call in client.requests():
             self._end(call, Cause.CANCELLED)
+        client.clear()
 
     async def _write_generate(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
         """Write until the last terminal; returns the status of a request that failed."""
@@ -212,7 +222,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             for response in client.take():
                 await self._send(context, response)
                 if response.HasField("terminal") and response.terminal.HasField("error"):
-                    error = Status(Code(response.terminal.error.code), response.terminal.error.message)
+                    error = status_from_proto(response.terminal.error)
             if client.num_live == 0:
                 return error
 
@@ -253,75 +263,34 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.TokenizeResponse:
-        def tokenize() -> inference_pb2.TokenizeResponse:
-            vocabulary = self._known(request.model)
-            rendered = ""
-            match request.WhichOneof("input"):
-                case "text":
-                    text, special = request.text, True
-                case "chat":
-                    text = rendered = render_chat(request.chat, vocabulary)
-                    special = False
-                case _:
-                    raise refuse("input", "none is set: expected text or chat")
-            if request.HasField("add_special_tokens"):
-                special = request.add_special_tokens
-            return inference_pb2.TokenizeResponse(
-                token_ids=vocabulary.tokenizer.encode(text, add_special_tokens=special),
-                rendered=rendered,
-                max_model_len=vocabulary.limits.max_model_len,
-            )
-
-        response = await self._off_loop(tokenize, request.ByteSize(), context)
-        assert isinstance(response, inference_pb2.TokenizeResponse)
-        return response
+        return await self._look_up(tokenize, request, context)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.DetokenizeResponse:
-        def detokenize() -> inference_pb2.DetokenizeResponse:
-            vocabulary = self._known(request.model)
-            ids = list(request.token_ids)
-            check_token_ids("token_ids", ids, vocabulary.limits)
-            skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-            text = vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
-            return inference_pb2.DetokenizeResponse(text=text)
-
-        response = await self._off_loop(detokenize, request.ByteSize(), context)
-        assert isinstance(response, inference_pb2.DetokenizeResponse)
-        return response
+        return await self._look_up(detokenize, request, context)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        vocabulary = self._vocabulary.current
-        if vocabulary is None:
-            return inference_pb2.ListModelsResponse()
-        model = vocabulary.model
-        return inference_pb2.ListModelsResponse(
-            models=[
-                inference_pb2.Model(
-                    name=model.model,
-                    architecture=model.architecture,
-                    vocab_size=model.vocab_size,
-                    max_model_len=model.max_model_len,
-                    eos_token_ids=model.eos_token_ids,
-                    has_chat_template=bool(vocabulary.chat.names),
-                    tokenizer_fingerprint=model.tokenizer_fingerprint,
-                )
-            ]
-        )
+        return list_models(self._vocabulary.current)
 
-    def _known(self, model: str) -> Vocabulary:
-        vocabulary = self._vocabulary.current
-        if vocabulary is None:
-            raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
-        check_model(model, vocabulary.limits)
-        return vocabulary
+    async def _look_up(
+        self,
+        look_up: Callable[[_Request, Vocabulary], _Response],
+        request: _Request,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> _Response:
+        """Off the event loop; a refusal becomes the RPC's status."""
 
-    async def _off_loop(self, function: Any, size: int, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+        def known() -> _Response:
+            vocabulary = self._vocabulary.current
+            if vocabulary is None:
+                raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+            return look_up(request, vocabulary)
+
         try:
-            return await self._desk.run(function, size)
+            return await self._desk.run(known, request.ByteSize())
         except Refused as refused:
             await _abort(context, refused.status)
 

@@ -184,6 +184,10 @@ class Outbox:
         if news is not None and news.epoch <= epoch:
             del self._news[request_id]
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._news.clear()
+
     def take(self, max_bytes: int) -> list[RequestNews]:
         """Everything new up to about ``max_bytes``, at least one delta; it is no longer here afterwards.
 

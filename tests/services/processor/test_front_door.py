@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import pytest
+from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.processor.desk import THREADS, Desk
@@ -17,10 +19,12 @@ from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.validation import MAX_REQUEST_ID_BYTES
 from services.processor.vocabulary import VocabularySource
+from services.ring.events import Cause, Code, Status
 from services.ring.identity import PeerId
 from services.runtime.metrics import ProcessorMetrics
 from tests.services.processor.vocabularies import vocabulary
 
+T = TypeVar("T")
 MAX_LIVE = 3
 ROOM = 10_000
 """Bytes that may wait at the desk."""
@@ -29,16 +33,16 @@ ROOM = 10_000
 class FrontDoor:
     """A processor without engines: what it takes, waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_timeout: float = 30.0) -> None:
         source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
         peers = Peers(source)
         self.metrics = ProcessorMetrics()
-        peers.events = ring = Ring(peers, self.metrics, patience=60.0)
+        peers.events = ring = self.ring = Ring(peers, self.metrics, patience=60.0)
         self.desk = Desk(source, ring, me, max_waiting_bytes=ROOM)
         bounds = SessionBounds(
-            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=30.0, drain_grace=1.0
+            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=stall_timeout, drain_grace=1.0
         )
         self.service = InferenceService(me, source, ring, self.desk, self.metrics, bounds)
         self.go = threading.Event()
@@ -180,3 +184,50 @@ async def read_into(shown: list[inference_pb2.GenerateResponse], call: grpc.aio.
     """All that a Generate call answers; raises its error."""
     async for response in call:
         shown.append(response)  # noqa: PERF401  # also when it fails
+
+
+async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path: Path) -> None:
+    door = FrontDoor(stall_timeout=0.2)
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
+    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    await server.start()
+    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+    held = door.hold_up()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+        await write(call, ask("waits"))
+        (client,) = await until(lambda: door.service._sessions)
+        await until(lambda: client.num_live == 1)
+        for _ in range(2000):  # more than the window of a client that does not read
+            client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
+        await until(lambda: not door.service._sessions)
+        assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
+        assert not call.done(), "it has not taken its status"
+        call.cancel()
+    await server.stop(0)
+    door.go.set()
+    await asyncio.gather(*held)
+    door.desk.close()
+
+
+async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDoor, front) -> None:
+    call = front.Generate(ask("a"))
+    (client,) = await until(lambda: door.service._sessions)
+    await until(lambda: client.num_live == 1)
+    await until(lambda: client.requests()[0].live is not None)
+    refused = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=1500)
+    door.ring.end(client.requests()[0], Cause.ERROR, refused)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await read_into([], call)
+    error = from_rpc(failure.value)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after == 1.5
+
+
+async def until(condition: Callable[[], T]) -> T:
+    """What the condition says, once it is true."""
+    async with asyncio.timeout(20):
+        while not (found := condition()):  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+    return found

@@ -1,0 +1,92 @@
+"""Subscriptions over gRPC: what is kept for a processor that takes nothing, and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscribers
+from services.ring.identity import PeerId
+
+ME = PeerId("processor-0", 5)
+
+
+class Door:
+    """A detokenizer without engines."""
+
+    def __init__(self) -> None:
+        self.gone: list[PeerId] = []
+        self.subscribers = Subscribers(self.gone.append)
+        self.service = DetokenizerService(
+            PeerId("detokenizer-0", 1),
+            self.subscribers,
+            detokenizer_pb2.Load,
+            stall_timeout=0.2,
+            max_message_bytes=1 << 22,
+            drain_grace=1.0,
+        )
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def stub(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
+    server = grpc.aio.server()
+    detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(door.service, server)
+    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    await server.start()
+    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+        yield detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+    await server.stop(0)
+
+
+def hello(name: str = ME.name) -> detokenizer_pb2.SubscribeRequest:
+    return detokenizer_pb2.SubscribeRequest(
+        hello=link_pb2.Hello(name=name, incarnation=ME.incarnation, contract_version=1)
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_nothing_is_kept_for_a_processor_that_takes_nothing(door: Door, stub) -> None:
+    call = stub.Subscribe(hello())
+    assert (await call.read()).HasField("welcome")
+    subscriber = door.subscribers.find(ME)
+    assert subscriber is not None
+    for position in range(10):  # more than the window of a peer that does not read
+        subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
+    door.subscribers.wake()
+    await until(lambda: door.subscribers.find(ME) is None)
+    assert door.gone == [ME]
+    assert not subscriber.outbox.pending
+    assert not call.done(), "it has not taken its status"
+    call.cancel()
+
+
+async def test_only_so_many_may_subscribe(door: Door, stub) -> None:
+    calls = [stub.Subscribe(hello(f"processor-{number}")) for number in range(MAX_SUBSCRIBERS)]
+    for call in calls:
+        assert (await call.read()).HasField("welcome")
+    one_more = stub.Subscribe(hello("one-more"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await one_more.read()
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    again = stub.Subscribe(hello("processor-0"))  # takes the place of its own
+    assert (await again.read()).HasField("welcome")
+    for call in [*calls, again]:
+        call.cancel()
