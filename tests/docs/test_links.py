@@ -47,3 +47,16 @@ def test_modules_that_are_named_exist() -> None:
             if not path.is_dir() and not path.with_suffix(".py").exists():
                 missing.append(f"{document.name}: {code}")
     assert missing == []
+
+
+def test_the_protocol_page_names_what_is_in_the_contract() -> None:
+    contract = " ".join(path.read_text() for path in (ROOT / "protos" / "ringline").rglob("*.proto"))
+    known = {*re.findall(r"\w+", contract), "MergeFrom"}  # the last is protobuf's own
+    wrong = [
+        name
+        for document, code in inline_code()
+        if document.name == "protocol.md" and "/" not in code
+        for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\b(?:[A-Z][a-z]+){2,}\b", code)
+        if name not in known
+    ]
+    assert wrong == []
