@@ -28,6 +28,8 @@ class Engines:
     def __init__(self) -> None:
         self.subscribers = Subscribers(self._subscriber_gone)
         self._tokenizer: Tokenizer | None = None
+        self._fingerprints: dict[str, str] = {}
+        """By address: the tokenizer of the engine that was found there last."""
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._lock = asyncio.Lock()
         self._decoded_before = 0
@@ -53,21 +55,25 @@ class Engines:
         """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
         model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         self.model_name = model.model
-        engine = PeerId(model.name, model.incarnation)
+        fingerprint = self._fingerprints[address] = model.tokenizer_fingerprint
         async with self._lock:
-            ours = self._tokenizer
-            if ours is not None and ours.fingerprint() == model.tokenizer_fingerprint:
-                return engine
-            if ours is not None and self._decoders:
-                raise LinkRefused(
-                    f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, expected {ours.fingerprint()}"
-                )
-            self._tokenizer = await self._fetch(stub, model.tokenizer_fingerprint)
-        return engine
+            if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
+                self._check(fingerprint)
+                fetched = await self._fetch(stub, fingerprint)
+                self._check(fingerprint)  # somebody may have come meanwhile
+                self._tokenizer = fetched
+        return PeerId(model.name, model.incarnation)
+
+    def _check(self, fingerprint: str) -> None:
+        """Refuse an engine whose tokenizer is not that of the engines that are attached."""
+        if self._decoders and self._tokenizer is not None and self._tokenizer.fingerprint() != fingerprint:
+            raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}, expected {self._tokenizer.fingerprint()}")
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """Attached."""
-        assert self._tokenizer is not None
+        fingerprint = self._fingerprints[link.address]
+        if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
+            raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
         self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers)
         log.info("engine attached", engine=engine.name, address=link.address)
 

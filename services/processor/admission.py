@@ -56,6 +56,8 @@ class Admission:
     wants_prefill_progress: bool
     num_prompt_scores: int
     """Log probabilities of the prompt that an engine is asked for."""
+    model: engine_pb2.GetModelResponse
+    """What it was checked against and tokenized for."""
 
 
 def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant: str, reply_to: PeerId) -> Admission:
@@ -113,6 +115,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
         choices=choices or dict.fromkeys(range(sampling.n), ()),
         wants_prefill_progress=output.prefill_progress,
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
+        model=model,
     )
 
 

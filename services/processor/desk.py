@@ -157,6 +157,9 @@ class Desk:
                 continue
             if isinstance(result, Status):
                 self._ring.end(call, Cause.ERROR, result)
+            elif self._vocabulary.current is None or self._vocabulary.current.model is not result.model:
+                message = "the engines serve something else since it came"
+                self._ring.end(call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
             elif call.deadline is not None and time.monotonic() >= call.deadline:
                 self._ring.end(call, Cause.DEADLINE)
             else:

@@ -72,7 +72,8 @@ class Peers:
         self._routes = Routes()
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
-        self._fingerprints: dict[str, str] = {}
+        self._models: dict[str, engine_pb2.GetModelResponse] = {}
+        """By address: what was found there last."""
 
     def choose(self, engine: PeerId | None = None) -> Route | None:
         """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
@@ -85,6 +86,10 @@ class Peers:
     def fingerprint(self, engine: PeerId) -> str:
         """The engine's numerics."""
         return self._engines[engine].fingerprint
+
+    def max_command_bytes(self, engine: PeerId) -> int:
+        """The largest command that the engine takes."""
+        return self._engines[engine].link.max_command_bytes
 
     def send(self, engine: PeerId, commands: Iterable[engine_pb2.Command]) -> None:
         """Send commands; they are lost with the engine if it is."""
@@ -104,15 +109,15 @@ class Peers:
 
     async def prepare(self, stub: Any, address: str) -> PeerId:
         """Learn what the engine serves, and who it is, before attaching to it."""
-        nobody = not self._engines and self.events.idle
-        model = await self._vocabulary.learn(stub, replace=nobody)
-        self._fingerprints[address] = model.numerics_fingerprint
+        model = await self._vocabulary.learn(stub, free=lambda: not self._engines and self.events.idle)
+        self._models[address] = model
         return PeerId(model.name, model.incarnation)
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
         """Attached."""
-        now = time.monotonic()
-        self._engines[engine] = _Engine(engine, link, Liveness(now), self._fingerprints[link.address])
+        model = self._models[link.address]
+        self._vocabulary.check(model)  # another engine may have been faster, with another model
+        self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics_fingerprint)
         self._routes.engine_up(engine)
         log.info("engine attached", engine=engine.name, address=link.address)
 

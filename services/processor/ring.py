@@ -28,7 +28,7 @@ from services.runtime.wire import packed_from_proto, status_from_proto
 log = structlog.get_logger(__name__)
 
 MAX_CRASH_RESUBMITS = 2
-"""A request that was being computed in so many engines that died is not given to another."""
+"""So often a request is given to another engine after one died that had it."""
 MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
 _CLIENT_EPOCH = 0
@@ -192,6 +192,11 @@ class Ring:
             submit.resume.extend(
                 sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
             )
+        if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
+            # It would end the link, and with it every other request that is on its way.
+            problem = f"prompt: with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
+            self.end(live.call, Cause.ERROR, Status(Code.INVALID_ARGUMENT, problem))
+            return
         fingerprint = self._peers.fingerprint(route.engine)
         if live.fingerprint is not None and live.ring.completion_tokens:
             self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,8 @@ class VocabularySource:
         self.current: Vocabulary | None = None
         self._lock = asyncio.Lock()
 
-    async def learn(self, stub: Any, *, replace: bool) -> engine_pb2.GetModelResponse:
-        """Ask an engine; ``replace`` says that nothing holds on to the present vocabulary.
+    async def learn(self, stub: Any, *, free: Callable[[], bool]) -> engine_pb2.GetModelResponse:
+        """Ask an engine; ``free()`` says whether nothing holds on to the present vocabulary.
 
         Raises ``LinkRefused`` for an engine that serves something else, ``grpc.aio.AioRpcError`` for one that
         does not answer.
@@ -47,11 +48,19 @@ class VocabularySource:
         async with self._lock:
             if self.current is not None and _same(self.current.model, model):
                 return model
-            if self.current is not None and not replace:
-                raise LinkRefused(_difference(self.current.model, model))
-            self.current = await self._fetch(stub, model)
+            if not free():
+                self.check(model)
+            fetched = await self._fetch(stub, model)
+            if not free():  # somebody came meanwhile
+                self.check(model)
+            self.current = fetched
         log.info("learned model", model=model.model, tokenizer=model.tokenizer_fingerprint)
         return model
+
+    def check(self, model: engine_pb2.GetModelResponse) -> None:
+        """Raise ``LinkRefused`` for an engine that serves something else than is served here."""
+        if self.current is not None and not _same(self.current.model, model):
+            raise LinkRefused(_difference(self.current.model, model))
 
     async def _fetch(self, stub: Any, model: engine_pb2.GetModelResponse) -> Vocabulary:
         try:

@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
 MAX_FRAME_BYTES = 1 << 20
+_FRAME_BYTES = 64
+"""What the frame around a single command may add to it."""
 
 
 class EngineOwner(Protocol):
@@ -33,7 +35,10 @@ class EngineOwner(Protocol):
         """Before attaching: learn what the engine serves; returns who it is. Raises ``LinkRefused``."""
 
     def engine_up(self, link: EngineLink, engine: PeerId) -> None:
-        """The engine said Welcome: commands may be sent."""
+        """The engine said Welcome: commands may be sent.
+
+        Raises ``LinkRefused`` if what ``prepare`` learned of it fits no longer; then it was never up.
+        """
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """A frame arrived."""
@@ -69,6 +74,8 @@ class EngineLink:
         self._wake = asyncio.Event()
         self._call: Any = None
         self.up = False
+        self.max_command_bytes = 0
+        """The largest command that the engine takes; known once it is up."""
 
     def send(self, commands: Iterable[engine_pb2.Command]) -> None:
         """Send commands in order; they are dropped with the stream if it ends first."""
@@ -112,9 +119,11 @@ class EngineLink:
             self._call = None
 
     async def _carry(self, engine: PeerId, first: engine_pb2.AttachResponse) -> None:
-        self._commands, self.up = [], True
+        self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
         self._owner.engine_up(self, engine)
+        self._commands, self.up = [], True
         writer = asyncio.create_task(self._write())
+        writer.add_done_callback(self._writer_ended)
         try:
             self._owner.engine_frame(self, engine, first)
             while (frame := await self._call.read()) is not grpc.aio.EOF:
@@ -137,6 +146,12 @@ class EngineLink:
                 except TimeoutError:
                     self.give_up(f"it took no command for {self._stall_timeout:g} s")
                     return
+
+    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """A link over which nothing can be sent is none."""
+        error = None if writer.cancelled() else writer.exception()
+        if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
+            self.give_up(f"commands cannot be written: {error!r}")  # those: the call ended, and the reader learns why
 
     def _next_batch(self) -> list[engine_pb2.Command]:
         size = 0

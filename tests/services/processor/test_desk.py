@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
+from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
@@ -29,7 +31,7 @@ class Office:
     """A desk whose threads can be held up, and a client before it."""
 
     def __init__(self, max_waiting_bytes: int) -> None:
-        source = VocabularySource()
+        source = self.source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
         peers = Peers(source)
@@ -150,3 +152,19 @@ async def test_what_ended_while_it_was_tokenized_does_not_set_out(
     await going
     assert (cancelled.live, other.live is None) == (None, False)
     assert office.ring.num_live == 1
+
+
+async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(office: Office) -> None:
+    call = office.ask("r", 10)
+    reading = office.source.current
+    assert reading is not None
+
+    def admitted_meanwhile(work: object, request: object) -> Admission:
+        office.source.current = replace(reading, model=engine_pb2.GetModelResponse(model="another"))
+        return admit(request, reading, "", PeerId("processor", 1))  # type: ignore[arg-type]
+
+    office.desk._admit_one = admitted_meanwhile  # type: ignore[method-assign]
+    await office.go()
+    (response,) = [response for response in office.client.take() if response.HasField("terminal")]
+    assert response.terminal.error.code == Code.UNAVAILABLE
+    assert call.live is None

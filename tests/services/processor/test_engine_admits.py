@@ -107,6 +107,7 @@ class Wire:
     """An engine's link that keeps what is sent."""
 
     address = "engine"
+    max_command_bytes = 1 << 24
 
     def __init__(self) -> None:
         self.sent: list[object] = []
@@ -121,7 +122,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
     ring = Ring(peers := Peers(VocabularySource()), METRICS, patience=1.0)
     peers.events = ring
-    peers._fingerprints["engine"] = ""
+    peers._models["engine"] = VOCABULARY.model
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine)  # type: ignore[arg-type]
     call = ClientRequest("1-1", "", 1, ClientStream(""), 0.0, None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from ringline.engine.v1 import engine_pb2
 
+from services.processor.vocabulary import Vocabulary
 from services.ring.liveness import BEAT_LIMIT
 from services.runtime.redial import LinkRefused
 from tests.services.processor.asking import ask, processors_stream
-from tests.services.ring.world import World
+from tests.services.ring.world import MODEL_MESSAGE, World
 
 
 class Stub:
@@ -47,3 +49,39 @@ async def test_another_vocabulary_waits_until_nobody_holds_on_to_the_present_one
     world.detach(processors_stream(world))
     with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
         await world.peers.prepare(Stub(), "unix:engine-9")
+
+
+async def test_of_two_engines_that_come_at_once_with_different_models_one_is_attached(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.detach(processors_stream(world))
+    address = world.engines["engine-0"].me.name
+
+    class First(Stub):
+        async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
+            return MODEL_MESSAGE
+
+    async def fetch(stub: Stub, model: engine_pb2.GetModelResponse) -> Vocabulary:
+        return replace(world.vocabulary, model=model)
+
+    monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
+    await world.peers.prepare(First(), address)
+    await world.peers.prepare(Stub(), "unix:engine-9")  # before the first is attached: nothing holds on to its model
+    with pytest.raises(LinkRefused, match="model is 'm', expected 'another'"):
+        world.attach(world.engines["engine-0"], world.me, world.peers)
+    assert not world.peers.has_engine(world.engines["engine-0"].me)
+
+
+async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.detach(processors_stream(world))
+
+    async def fetch(stub: Stub, model: engine_pb2.GetModelResponse) -> Vocabulary:
+        world.attach(world.engines["engine-0"], world.me, world.peers)
+        return replace(world.vocabulary, model=model)
+
+    monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
+    with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
+        await world.peers.prepare(Stub(), "unix:engine-9")
+    assert world.peers._vocabulary.current is world.vocabulary

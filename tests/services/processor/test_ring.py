@@ -21,7 +21,7 @@ from tests.services.processor.asking import (
     sent_submits,
     settle,
 )
-from tests.services.ring.world import ORPHAN_GRACE, World
+from tests.services.ring.world import MODEL_MESSAGE, ORPHAN_GRACE, World
 
 
 def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
@@ -182,7 +182,9 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     world.flow(tokens=2)
     world.flow(tokens=2)
     world.kill_engine("engine-0")
-    world.peers._fingerprints["engine-0"] = numerics
+    world.peers._models["engine-0"] = engine_pb2.GetModelResponse(
+        model="m", tokenizer_fingerprint=MODEL_MESSAGE.tokenizer_fingerprint, numerics_fingerprint=numerics
+    )
     world.heal()
     settle(world)
     (continued,) = events(world, "continued")
@@ -250,4 +252,25 @@ def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:
     assert end(world).cause == Cause.STOP
     assert ids(world) == expected(stop)
     assert end(world).usage.completion_tokens == stop
+    assert world.quiet
+
+
+def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
+    """Sent all the same, it would end the link for every request on it, again and again."""
+    world.ask(ask())
+    (submit,) = sent_submits(world)
+    world.flow(tokens=1)
+    world.flow(tokens=1)
+    world.kill_engine("engine-0")
+    world.heal()
+    processors_stream(world).max_command_bytes = submit.ByteSize()  # but now it has grown by what was delivered
+    beside = ask()
+    beside.request_id = "beside"
+    world.ask(beside)
+    settle(world)
+    ended = {response.request_id: response.terminal for response in events(world, "terminal")}
+    assert ended["r"].error.code == Code.INVALID_ARGUMENT
+    assert ended["r"].error.message.startswith("prompt: ")
+    assert ended["r"].usage.completion_tokens > 0
+    assert ended["beside"].cause == Cause.LENGTH
     assert world.quiet

@@ -7,7 +7,7 @@ clock. Each movement of a frame is a call, so that a test decides who does what 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -57,6 +57,10 @@ def make_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = make_tokenizer()
+MODEL_MESSAGE = engine_pb2.GetModelResponse(
+    model="m", tokenizer_fingerprint=TOKENIZER.fingerprint(), numerics_fingerprint="numerics"
+)
+"""What every engine says of itself."""
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]
 EOS = TOKENIZER.encode("!")[0]
 
@@ -152,6 +156,7 @@ class AttachStream:
     def __init__(self, engine: Engine, peer: PeerId, link: OutboundLink, owner: Peers | Engines) -> None:
         self.engine, self.peer, self.link, self.owner = engine, peer, link, owner
         self.address = engine.me.name
+        self.max_command_bytes = 1 << 24
         self.commands: deque[bytes] = deque()
         self.responses: deque[bytes] = deque()
 
@@ -221,6 +226,7 @@ class Detokenizer:
         self.me = me
         self.engines = Engines()
         self.engines._tokenizer = TOKENIZER
+        self.engines._fingerprints = defaultdict(TOKENIZER.fingerprint)
         self.subscriber: Subscriber | None = None
         self.texts: deque[bytes] = deque()
 
@@ -238,7 +244,7 @@ class World:
         self.now = 0.0
         vocabulary = VocabularySource()
         self.vocabulary = vocabulary.current = Vocabulary(
-            engine_pb2.GetModelResponse(model="m", tokenizer_fingerprint=TOKENIZER.fingerprint()),
+            MODEL_MESSAGE,
             TOKENIZER,
             ChatTemplates({}),
             ModelLimits("m", TOKENIZER.vocab_size, MAX_MODEL_LEN, 20),
@@ -254,7 +260,7 @@ class World:
         self.engines = {name: Engine(self.new_life(name)) for name in engines}
         self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
         for name in self.engines:
-            self.peers._fingerprints[name] = "numerics"
+            self.peers._models[name] = MODEL_MESSAGE
         self.heal()
         self.flow()
 

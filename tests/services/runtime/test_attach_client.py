@@ -132,3 +132,16 @@ async def test_whoever_welcomes_must_be_who_was_asked(tmp_path: Path) -> None:
     assert owner.news.empty()
     assert any("answered in the place of engine-0" in entry.get("reason", "") for entry in logs)
     await server.stop(0)
+
+
+async def test_a_link_over_which_nothing_can_be_sent_is_dialled_again(addresses: tuple[OneDoor, list[str]]) -> None:
+    owner = Owner()
+    with capture_logs() as logs:
+        link = EngineLink(addresses[1][0], ME, owner, Claims(), stall_timeout=5.0, max_message_bytes=1 << 22)
+        task = asyncio.create_task(link.run())
+        async with asyncio.timeout(20):
+            assert (await owner.news.get())[0] == "up"
+            link.send([None])  # type: ignore[list-item]  # no command
+            assert [(await owner.news.get())[0] for _ in range(2)] == ["down", "up"]
+        await end(task)
+    assert any("cannot be written" in entry.get("reason", "") for entry in logs)
