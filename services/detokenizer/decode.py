@@ -111,9 +111,20 @@ class EngineDecoder:
             return
         # What an earlier link brought of it and was not sent yet comes again.
         subscriber.outbox.drop(opened.request_id, opened.epoch)
-        if context.tokenizer_fingerprint != self._tokenizer.fingerprint():
-            self._refuse(opened, subscriber, context.tokenizer_fingerprint)
+        ours = self._tokenizer.fingerprint()
+        if context.tokenizer_fingerprint != ours:
+            problem = f"the prompt's ids are of tokenizer {context.tokenizer_fingerprint}, this detokenizer has {ours}"
+            self._refuse(opened, subscriber, Status(Code.FAILED_PRECONDITION, problem))
             return
+        try:
+            choices = self._choices(opened, context)
+        except ValueError as error:  # raised further, it would end the link for every request on it
+            self._refuse(opened, subscriber, Status(Code.INVALID_ARGUMENT, f"output_context: {error}"))
+            return
+        self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
+
+    def _choices(self, opened: engine_pb2.Opened, context: detokenizer_pb2.OutputContext) -> dict[int, _Choice]:
+        """A decoder for each choice; raises ``ValueError`` for a context that none can be made with."""
         options = DecodeOptions(
             context=tuple(context.prompt_tail),
             stop=tuple(context.stop_strings),
@@ -122,17 +133,11 @@ class EngineDecoder:
         )
         pieces = self._tokenizer.pieces(skip_special_tokens=context.skip_special_tokens)
         delivered = {one.choice: one.count for one in opened.delivered}
-        self._requests[opened.request_id] = _Request(
-            opened.epoch,
-            subscriber,
-            {choice: _Choice(ChoiceDecoder(pieces, options, delivered.get(choice, 0))) for choice in opened.choices},
-        )
+        return {choice: _Choice(ChoiceDecoder(pieces, options, delivered.get(choice, 0))) for choice in opened.choices}
 
-    def _refuse(self, opened: engine_pb2.Opened, subscriber: Subscriber, fingerprint: str) -> None:
-        status = Status(
-            Code.FAILED_PRECONDITION,
-            f"the prompt's ids are of tokenizer {fingerprint}, this detokenizer has {self._tokenizer.fingerprint()}",
-        )
+    def _refuse(self, opened: engine_pb2.Opened, subscriber: Subscriber, status: Status) -> None:
+        """End every choice, and follow the request no longer."""
+        self._requests.pop(opened.request_id, None)
         delivered = {one.choice: one.count for one in opened.delivered}
         for choice in opened.choices:
             end = ChoiceEnd(Cause.ERROR, delivered.get(choice, 0), error=status)

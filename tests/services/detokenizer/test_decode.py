@@ -358,3 +358,15 @@ def test_what_an_engine_forgets_is_dropped_but_not_what_another_goes_on_with() -
     (news,) = detokenizer.frame(closed)
     assert (news.epoch, news.choices[0].ids) == (2, [*BYTES[0], *BYTES[1]])
     assert (detokenizer.decoder.num_requests, other.num_requests) == (0, 1)
+
+
+def test_a_context_that_cannot_be_used_ends_its_request_and_no_other() -> None:
+    detokenizer = Detokenizer()
+    read: dict[int, Read] = {}
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened(stop_strings=[""])]), read)
+    end = read[0].end
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code is Code.INVALID_ARGUMENT
+    assert end.error.message.startswith("output_context: ")
+    assert detokenizer.decoder.num_requests == 0
