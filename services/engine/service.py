@@ -119,25 +119,31 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"timeout: {timeout:g} s is out of range: expected more than 0"
             )
-        if loop.recorder is not None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a profile is being recorded already")
         profile = StepProfile(request.steps)
 
-        def start(_: EngineCore) -> None:
+        def start(_: EngineCore) -> bool:
+            if loop.recorder is not None:
+                return False
             profile.start()
             loop.recorder = profile
+            return True
 
         def finish(_: EngineCore) -> None:
             profile.finish()
-            loop.recorder = None
+            if loop.recorder is profile:
+                loop.recorder = None
 
-        await self._between_steps(loop, start, context)
+        if not await self._between_steps(loop, start, context):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a profile is being recorded already")
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(asyncio.wrap_future(profile.result))
         except TimeoutError:
             await self._between_steps(loop, finish, context)
             return profile.result.result()
+        finally:
+            if not profile.result.done():
+                loop.call(finish)  # whoever asked is gone
 
     def load(self) -> engine_pb2.Load:
         """The load at this moment; it does not wait for the step under way."""

@@ -304,6 +304,25 @@ async def test_a_profile_of_the_next_steps(backend: Backend, engine) -> None:
     assert "aten::" in profile.table or "mkldnn" in profile.table
 
 
+async def test_one_profile_is_recorded_at_a_time_and_none_for_nobody(engine) -> None:
+    def profile() -> grpc.aio.UnaryUnaryCall:
+        return engine.Profile(engine_pb2.ProfileRequest(steps=5, timeout=Duration(seconds=1)))
+
+    results = await asyncio.gather(profile(), profile(), return_exceptions=True)
+    (refused,) = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
+    assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+    given_up = engine.Profile(engine_pb2.ProfileRequest(steps=5))
+    await asyncio.sleep(0.2)
+    given_up.cancel()
+    async with asyncio.timeout(10):  # much less than what was given up would take
+        while True:
+            try:
+                assert (await profile()).steps == 0
+                break
+            except grpc.aio.AioRpcError as busy:
+                assert busy.code() is grpc.StatusCode.FAILED_PRECONDITION  # noqa: PT017 - it may take a moment
+
+
 async def test_the_prefix_cache_can_be_reset(backend: Backend, engine) -> None:
     long = backend.submit(1, max_tokens=1)
     del long.submit.prompt_token_ids[:]
