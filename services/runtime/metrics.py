@@ -150,7 +150,7 @@ class EngineReading:
 
 
 class EngineMetrics(ServiceMetrics):
-    """What is computed. Observed in the thread of the steps."""
+    """What is computed. Written on the event loop."""
 
     def __init__(self, read: Callable[[], EngineReading | None]) -> None:
         """``read`` gives the engine's state, None until it has loaded; it is called from another thread."""
