@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
-constexpr long kWorthThreads = 1 << 19;      // products
-constexpr long kRowsWorthThreads = 1 << 16;  // numbers to round
+constexpr long kWorthThreads = 1 << 23, kRowsPerRead = 8;  // as in linear.h: twice the products in the same time
+constexpr long kRowsWorthThreads = 1 << 18;                // numbers to round
 constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
 constexpr long kPieceBlocks = 8;             // of rows: they stay in the L2 cache
 constexpr int kPiecesPerThread = 4;
@@ -62,7 +62,8 @@ public:
           words_((weight.in_features + 3) / 4),
           panels_((weight.out_features + kPanel - 1) / kPanel),
           rows_(call.rows, weight.in_features) {
-        threads_ = call.rows * weight.in_features * weight.out_features < kWorthThreads ? 1 : call.num_threads;
+        const long worth = call.rows < kRowsPerRead ? kRowsPerRead : call.rows;
+        threads_ = worth * weight.in_features * weight.out_features < kWorthThreads ? 1 : call.num_threads;
         const long row_pieces = (rows_.blocks() + kPieceBlocks - 1) / kPieceBlocks;
         const long shared = panels_ * row_pieces / (threads_ * kPiecesPerThread);
         const long fitting = kPieceBytes / (words_ * 4 * kPanel);

@@ -22,7 +22,9 @@ constexpr int kTilePanels = 4;
 constexpr int kTileOutputs = kPanel * kTilePanels;
 constexpr long kPartBytes = 128 << 10;    // of a tile: two parts and some rows must fit into the L2 cache
 constexpr int kMostUnitRows = 16 * kBlockRows;
-constexpr long kLinearWorthThreads = 1 << 16;  // weights: fewer are multiplied before another thread has woken
+// Products: fewer are done before another thread has woken, which takes 10 to 50 µs. For few rows, reading the weights takes
+// as long as multiplying them by kRowsPerRead rows.
+constexpr long kLinearWorthThreads = 1 << 22, kRowsPerRead = 8;
 
 // Rows are divided into blocks of nearly equal size.
 struct RowBlocks {
@@ -50,9 +52,9 @@ public:
           tiles_((args.out_features + kTileOutputs - 1) / kTileOutputs),
           panel_(args.in_features * kPanel),
           part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))),
-          threads_(args.out_features * args.in_features < kLinearWorthThreads ? 1 : args.num_threads) {
-        // Enough units for every thread: tiles alone if there are many, else tiles for groups of rows.
-        groups_ = (args.rows + kMostUnitRows - 1) / kMostUnitRows;
+          groups_((args.rows + kMostUnitRows - 1) / kMostUnitRows) {
+        const long rows = args.rows < kRowsPerRead ? kRowsPerRead : args.rows;
+        threads_ = rows * args.out_features * args.in_features < kLinearWorthThreads ? 1 : args.num_threads;
     }
 
     // Returns 0, or 1 when there is no memory.
@@ -200,8 +202,8 @@ private:
     long tiles_;
     long panel_;  // elements of a panel
     long part_;   // inputs that are taken at a time
-    int threads_;
     long groups_;  // of rows
+    int threads_;
 };
 
 inline int linear(const RinglineLinear& args) {
