@@ -14,7 +14,7 @@ from engine_core.step import TokenLogprobs
 from engine_core.validation import MAX_LOGPROBS
 from services.engine.limits import check_size
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
-from services.ring.switchboard import Submission
+from services.ring.submission import Submission
 
 RETRY_AFTER_MS = 500
 _CAUSES = {
@@ -23,8 +23,6 @@ _CAUSES = {
     FinishCause.CANCELLED: Cause.CANCELLED,
     FinishCause.DEADLINE: Cause.DEADLINE,
 }
-
-
 _FIELDS = {
     "bad_words_token_ids": "bad_words",
     **{name: f"sampling.{name}" for name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
@@ -63,8 +61,17 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         keeps_logprobs=params.logprobs is not None,
         prompt_tokens=len(request.prompt_token_ids),
         prompt_logprobs=params.prompt_logprobs,
+        num_ids=_num_ids(submit),
         order=request,
     )
+
+
+def _num_ids(submit: engine_pb2.Submit) -> int:
+    """Every token id of it that is kept while it is computed."""
+    lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.sampling.logit_bias]
+    lists += [resumed.token_ids for resumed in submit.resume]
+    lists += [word.ids for word in submit.bad_words]
+    return sum(map(len, lists))
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:

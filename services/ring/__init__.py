@@ -5,6 +5,8 @@ identity     peers, ring ids, epochs
 events       what travels: deltas, ends, prompt progress
 ledger       what the engine remembers of each request until its submitter says Done
 cursor       an outbound link of the engine: where it is in each ledger entry, and the next frame
+submission   a Submit, as far as the ring looks into it
+quota        what requests hold together, within a size
 switchboard  the engine's door: attached peers, ledger, links; what each command does
 outbox       coalesced text towards a reader that may be slow
 request      the processor's view of one request: epoch, positions, terminals, usage

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from services.ring.events import ChoiceEnd, Prefill, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.ring.logprobs import PackedLogprobs
+from services.ring.logprobs import PackedLogprobs, wire_bytes
 
 MAX_FRAME_BYTES = 1 << 20
 # Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
-_ENTRY_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _ALTERNATIVE_BYTES = 160, 5, 16, 10
+_ENTRY_BYTES, _TOKEN_BYTES = 160, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,12 @@ class OutboundLink:
         """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
         if not self.pending:
             return None
-        frame = OutputFrame(peers=self._peers, closed=list(self._closed.items()))
-        self._peers, self._closed = None, {}
+        frame = OutputFrame(
+            peers=self._peers, closed=list(islice(self._closed.items(), max(1, max_bytes // _ENTRY_BYTES)))
+        )
+        self._peers = None
+        for request_id, _ in frame.closed:
+            del self._closed[request_id]
         size = _ENTRY_BYTES * len(frame.closed)
         size += self._take_rejections(frame, max_bytes - size)
         dirty, self._dirty = self._dirty, {}
@@ -220,7 +225,7 @@ def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int)
         logprobs: Sequence[TokenLogprob] = ()
         token_bytes = _TOKEN_BYTES
         if log.logprobs:
-            token_bytes += max(map(_logprob_bytes, log.logprobs[:1]))
+            token_bytes += wire_bytes(len(log.logprobs[0].top_ids))  # all have equally many
         stop = min(stop, start + max(1, (room - _ENTRY_BYTES) // token_bytes))
         if log.logprobs is not None:
             logprobs = log.logprobs[max(0, start - log.resumed) : max(0, stop - log.resumed)]
@@ -241,7 +246,3 @@ def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int)
         frame.ends.append((entry.request_id, entry.epoch, choice, log.end))
         size += _ENTRY_BYTES
     return size, False
-
-
-def _logprob_bytes(entry: TokenLogprob) -> int:
-    return _LOGPROB_BYTES + _ALTERNATIVE_BYTES * len(entry.top_ids)

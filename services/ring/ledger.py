@@ -75,6 +75,8 @@ class LedgerEntry:
     """As far as they are computed."""
     prompt_logprob_bytes: int = 0
     """What they will take when all are."""
+    id_bytes: int = 0
+    """What the token ids take that it came with."""
 
     @property
     def finished(self) -> bool:

@@ -61,7 +61,7 @@ class PackedLogprobs:
     @property
     def entry_bytes(self) -> int:
         """Upper estimate of one entry's size on the wire."""
-        return _ENTRY_BYTES + _ALTERNATIVE_BYTES * self.top_count
+        return wire_bytes(self.top_count)
 
     def extend(self, other: PackedLogprobs) -> None:
         """Add what follows; raises ``ValueError`` if that has another number of alternatives."""
@@ -82,6 +82,11 @@ class PackedLogprobs:
             self.top_ids[start * k : stop * k],
             self.top_logprobs[start * k : stop * k],
         )
+
+
+def wire_bytes(top_count: int) -> int:
+    """An upper estimate of what one entry with ``top_count`` alternatives takes on the wire."""
+    return _ENTRY_BYTES + _ALTERNATIVE_BYTES * top_count
 
 
 def memory_bytes(num_tokens: int, top_count: int) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.ring.events import ChoiceEnd, Prefill, TokenLogprob
-from services.ring.logprobs import PackedLogprobs
+from services.ring.logprobs import PackedLogprobs, wire_bytes
 
-_REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _ALTERNATIVE_BYTES = 96, 96, 5, 16, 10
+_REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
 
 
@@ -36,7 +36,7 @@ class ChoiceNews:
         self.logprobs.extend(logprobs)
         size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
         if logprobs:
-            size += len(logprobs) * max(map(_logprob_bytes, logprobs))
+            size += len(logprobs) * wire_bytes(len(logprobs[0].top_ids))  # all have equally many
         self.sizes.append((len(ids), len(logprobs), size))
 
     def wire_bytes(self) -> int:
@@ -204,7 +204,3 @@ class Outbox:
             if rest is not None:
                 self._news[request_id] = rest
         return taken
-
-
-def _logprob_bytes(entry: TokenLogprob) -> int:
-    return _LOGPROB_BYTES + _ALTERNATIVE_BYTES * len(entry.top_ids)

@@ -6,41 +6,20 @@ what the core computed through ``progress``; time comes in as an argument. It wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
-from services.ring.identity import PeerId, is_ring_id_of
+from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
-from services.ring.logprobs import PackedLogprobs, memory_bytes
+from services.ring.logprobs import PackedLogprobs
+from services.ring.quota import MAX_ID_BYTES, MAX_PROMPT_LOGPROB_BYTES, Quota
+from services.ring.submission import Submission
 
-MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 MAX_PEERS = 256
 """Attached at a time: each change of who is there is told to all of them, as a list of all of them."""
-MAX_PROMPT_LOGPROB_BYTES = 256 << 20
-"""Log probabilities of prompts are held up to this size together, of one prompt always."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A Submit, as far as the ring looks into it."""
-
-    request_id: str
-    epoch: int
-    deliver_to: str
-    """Empty: the submitter."""
-    output_context: bytes
-    choices: Mapping[int, Sequence[int]]
-    """Unfinished choices and the ids they already have."""
-    keeps_logprobs: bool
-    prompt_tokens: int
-    prompt_logprobs: int | None
-    """Alternatives per prompt token, if their log probabilities are asked for."""
-    order: object
-    """What the engine core makes of it; opaque here."""
 
 
 class CorePort(Protocol):
@@ -63,6 +42,7 @@ class Switchboard:
         orphan_grace: float,
         max_ledgers: int,
         max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
+        max_id_bytes: int = MAX_ID_BYTES,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
         """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
@@ -73,9 +53,9 @@ class Switchboard:
         self._orphan_grace = orphan_grace
         self._max_ledgers = max_ledgers
         self._on_removed = on_removed
-        self._max_prompt_logprob_bytes = max_prompt_logprob_bytes
-        self._prompt_logprob_bytes = 0
-        """Of all requests, whether computed yet or not."""
+        # Whether computed yet or not.
+        self._prompt_logprobs = Quota("prompt_logprobs", "them", max_prompt_logprob_bytes)
+        self._ids = Quota("prompt_token_ids", "prompts and resumed choices", max_id_bytes)
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._links: dict[str, OutboundLink] = {}
@@ -160,9 +140,11 @@ class Switchboard:
             choices={choice: ChoiceLog(ids, submission.keeps_logprobs) for choice, ids in submission.choices.items()},
             delivered={choice: len(ids) for choice, ids in submission.choices.items() if ids},
             in_reply_to=in_reply_to,
-            prompt_logprob_bytes=_prompt_logprob_bytes(submission),
+            prompt_logprob_bytes=submission.prompt_logprob_bytes,
+            id_bytes=submission.id_bytes,
         )
-        self._prompt_logprob_bytes += entry.prompt_logprob_bytes
+        self._prompt_logprobs.take(entry.prompt_logprob_bytes)
+        self._ids.take(entry.id_bytes)
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
         receiver.carry(entry)
         self._core.add(entry.core_id, submission.order)
@@ -285,19 +267,7 @@ class Switchboard:
         link = self._links.get(peer.name)
         if link is None or link.peer != peer:
             raise Refused(Code.ABORTED, f"{peer.name} is attached no longer with incarnation {peer.incarnation}")
-        if not is_ring_id_of(submission.request_id, peer.incarnation):
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"request_id: {submission.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's "
-                f"incarnation {peer.incarnation}",
-            )
-        if submission.epoch < 1:
-            raise Refused(Code.INVALID_ARGUMENT, "epoch: 0 is not an epoch: expected at least 1")
-        if len(submission.output_context) > MAX_OUTPUT_CONTEXT_BYTES:
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"output_context: {len(submission.output_context)} bytes: expected at most {MAX_OUTPUT_CONTEXT_BYTES}",
-            )
+        submission.check(peer)
         old = self._entries.get(submission.request_id)
         if old is not None and submission.epoch <= old.epoch:
             raise Refused(Code.ALREADY_EXISTS, f"epoch: {submission.epoch} is not higher than {old.epoch}")
@@ -312,15 +282,8 @@ class Switchboard:
 
     def _check_memory(self, submission: Submission, old: LedgerEntry | None) -> None:
         """Until Done, a request's log probabilities stay, in case they have to be sent again."""
-        wanted = _prompt_logprob_bytes(submission)
-        held = self._prompt_logprob_bytes - (old.prompt_logprob_bytes if old is not None else 0)
-        if wanted and held and held + wanted > self._max_prompt_logprob_bytes:
-            raise Refused(
-                Code.RESOURCE_EXHAUSTED,
-                f"prompt_logprobs: this engine holds {held} bytes of them for other requests, and these take {wanted}: "
-                f"expected at most {self._max_prompt_logprob_bytes} together",
-                retry_after_ms=1000,
-            )
+        self._prompt_logprobs.check(submission.prompt_logprob_bytes, old.prompt_logprob_bytes if old is not None else 0)
+        self._ids.check(submission.id_bytes, old.id_bytes if old is not None else 0)
 
     def _receiver(self, name: str) -> OutboundLink:
         link = self._links.get(name)
@@ -342,7 +305,8 @@ class Switchboard:
             self._core.cancel(entry.core_id, None)
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
-        self._prompt_logprob_bytes -= entry.prompt_logprob_bytes
+        self._prompt_logprobs.give_back(entry.prompt_logprob_bytes)
+        self._ids.give_back(entry.id_bytes)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
 
@@ -354,14 +318,5 @@ class Switchboard:
 
     def _announce(self) -> None:
         peers = self.attached()
-        for link in self._iter_links():
+        for link in self._links.values():
             link.announce(peers)
-
-    def _iter_links(self) -> Iterator[OutboundLink]:
-        return iter(self._links.values())
-
-
-def _prompt_logprob_bytes(submission: Submission) -> int:
-    if submission.prompt_logprobs is None:
-        return 0
-    return memory_bytes(submission.prompt_tokens, submission.prompt_logprobs)

@@ -24,7 +24,7 @@ from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
 from services.ring.routes import Route
-from services.ring.switchboard import MAX_OUTPUT_CONTEXT_BYTES
+from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
 from services.runtime.metrics import ProcessorMetrics
 from tests.services.processor.vocabularies import MAX_MODEL_LEN, spec, vocabulary
 

@@ -12,7 +12,7 @@ from services.ring.cursor import OutboundLink, OutputFrame
 from services.ring.events import ChoiceEnd, Code, Refused, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.ring.switchboard import Submission
+from services.ring.submission import Submission
 
 GRACE = 2.0
 MAX_LEDGERS = 5
@@ -151,6 +151,7 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "keeps_logprobs": False,
         "prompt_tokens": 5,
         "prompt_logprobs": None,
+        "num_ids": 5,
         "order": {0},
     }
     return Submission(request_id, epoch, **(values | fields))  # type: ignore[arg-type]

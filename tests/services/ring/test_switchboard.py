@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.ring.switchboard import Submission, Switchboard
+from services.ring.submission import Submission
+from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, Known, Stream, logprob
 
 NAMES = ("p", "d", "q")
@@ -104,7 +105,7 @@ class SwitchboardMachine(RuleBasedStateMachine):
         if 0 < epoch <= self.spent.get(request_id, 0):
             return  # a submitter never uses an epoch again
         prompt_logprobs = 1 if scored else None
-        submission = Submission(request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, set(logs))
+        submission = Submission(request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, 9, set(logs))
         old = self.known.get(request_id)
         receiver = deliver_to or name
         code = None

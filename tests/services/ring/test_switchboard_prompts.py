@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.engine.frames import response_of
 from services.ring.events import Code, Prefill
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
@@ -60,3 +61,37 @@ def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
     for name, epoch in (("1-2", 2), ("1-3", 1), ("1-4", 1)):
         board.done(peer, name, epoch)
     board.submit(peer, submission("1-5", prompt_tokens=1000, prompt_logprobs=20))  # alone it may be any size
+
+
+def test_what_requests_bring_is_held_up_to_a_size() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_id_bytes=100 * 40)
+    board.attach(peer, 0.0)
+    board.submit(peer, submission("1-1", num_ids=1000))  # alone it may be larger
+    code, message = code_of(lambda: board.submit(peer, submission("1-2", num_ids=1)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert message.startswith("prompt_token_ids: ")
+    board.submit(peer, submission("1-1", epoch=2, num_ids=60))  # takes the place of its own
+    board.submit(peer, submission("1-2", num_ids=40))
+    code, _ = code_of(lambda: board.submit(peer, submission("1-3", num_ids=1)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    board.done(peer, "1-2", 1)
+    board.submit(peer, submission("1-3", num_ids=40))
+
+
+def test_many_requests_that_are_closed_at_once_come_in_several_frames() -> None:
+    core, submitter, reader = Core(), PeerId("p", 1), PeerId("d", 1)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=100)
+    board.attach(submitter, 0.0)
+    link, _ = board.attach(reader, 0.0)
+    names = [f"1-{number}" for number in range(100)]
+    for name in names:
+        board.submit(submitter, submission(name, deliver_to="d"))
+    link.take()
+    for name in names:
+        board.done(submitter, name, 1)
+    closed: list[tuple[str, int]] = []
+    while (frame := link.take(1000)) is not None:
+        assert response_of(frame).ByteSize() <= 1000
+        closed += frame.closed
+    assert closed == [(name, 1) for name in names]

@@ -7,7 +7,8 @@ import pytest
 from services.ring.events import Cause, ChoiceEnd, Code, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.ring.switchboard import MAX_OUTPUT_CONTEXT_BYTES, Switchboard
+from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
+from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, code_of, submission
 
 

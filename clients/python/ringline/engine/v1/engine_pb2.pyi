@@ -150,7 +150,9 @@ class Submit(google.protobuf.message.Message):
     """What remains of the request's time when this frame is sent, milliseconds, ≥ 1. Default: no limit."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size."""
+        """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine holds so many of all requests; a
+        Submit that would exceed that is refused with RESOURCE_EXHAUSTED.
+        """
 
     @property
     def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
@@ -859,7 +861,7 @@ class GetTokenizerResponse(google.protobuf.message.Message):
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """File name, of the allow-list, without a folder."""
+    """File name, of the allow-list; without a folder but for additional_chat_templates/NAME.jinja."""
     total_bytes: builtins.int
     """Size of the whole file, bytes."""
     data: builtins.bytes

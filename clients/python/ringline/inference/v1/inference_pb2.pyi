@@ -55,8 +55,8 @@ class GenerateRequest(google.protobuf.message.Message):
     cache_salt: builtins.str
     """Cached prefixes are shared only between requests of one tenant with equal salt, at most 256 bytes. Default: empty."""
     timeout_ms: builtins.int
-    """Time from now until the request ends with DEADLINE, milliseconds, in [1, 604800000] (a week). On Generate the call's own deadline
-    counts too. Default: none.
+    """Time from now until the request ends with DEADLINE, milliseconds, in [1, 604800000] (a week). On Generate the
+    call's own deadline counts too. Default: none.
     """
     @property
     def token_ids(self) -> ringline.types.v1.sampling_pb2.TokenIds:

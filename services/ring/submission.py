@@ -1,0 +1,61 @@
+"""A Submit, as far as the ring looks into it, and what is wrong with it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.ring.events import Code, Refused
+from services.ring.identity import PeerId, is_ring_id_of
+from services.ring.logprobs import memory_bytes
+
+MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
+_ID_BYTES = 40
+"""About what a token id takes in memory: a number, and its place in a tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a peer asks for."""
+
+    request_id: str
+    epoch: int
+    deliver_to: str
+    """Empty: the submitter."""
+    output_context: bytes
+    choices: Mapping[int, Sequence[int]]
+    """Unfinished choices and the ids they already have."""
+    keeps_logprobs: bool
+    prompt_tokens: int
+    prompt_logprobs: int | None
+    """Alternatives per prompt token, if their log probabilities are asked for."""
+    num_ids: int
+    """Token ids that it brings, of the prompt and whatever else."""
+    order: object
+    """What the engine core makes of it; opaque here."""
+
+    @property
+    def id_bytes(self) -> int:
+        """About what its token ids take in memory."""
+        return _ID_BYTES * self.num_ids
+
+    @property
+    def prompt_logprob_bytes(self) -> int:
+        """What the log probabilities of its prompt will take, when all are computed."""
+        return 0 if self.prompt_logprobs is None else memory_bytes(self.prompt_tokens, self.prompt_logprobs)
+
+    def check(self, peer: PeerId) -> None:
+        """Raise ``Refused`` for what ``peer`` may not submit."""
+        if not is_ring_id_of(self.request_id, peer.incarnation):
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"request_id: {self.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's "
+                f"incarnation {peer.incarnation}",
+            )
+        if self.epoch < 1:
+            raise Refused(Code.INVALID_ARGUMENT, "epoch: 0 is not an epoch: expected at least 1")
+        if len(self.output_context) > MAX_OUTPUT_CONTEXT_BYTES:
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"output_context: {len(self.output_context)} bytes: expected at most {MAX_OUTPUT_CONTEXT_BYTES}",
+            )
