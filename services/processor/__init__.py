@@ -9,6 +9,8 @@ desk           requests waiting to be admitted, off the event loop
 vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed
 ring           requests on the ring: submits, frames, moves, ends
+commands       a request on the ring as what engines are told of it
+records        what is told of requests: their times, and one log line each
 peers          links to engines and detokenizers, and which pairs are joined
 detokenizers   subscriptions
 text_frames    a detokenizer's frame → ring data

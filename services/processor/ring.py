@@ -12,10 +12,12 @@ import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import link_pb2, sampling_pb2
+from ringline.types.v1 import link_pb2
 
 from services.processor.client import ClientRequest, LiveRequest
+from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
+from services.processor.records import count_delta, log_finished
 from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
@@ -179,19 +181,7 @@ class Ring:
         self._stranded.pop(live.ring.request_id, None)
 
     def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
-        submit = engine_pb2.Submit()
-        submit.CopyFrom(live.admission.submit)
-        submit.request_id = live.ring.request_id
-        submit.epoch = live.ring.next_epoch()
-        submit.deliver_to = route.detokenizer.name
-        submit.output_context = live.admission.output_context
-        if live.call.deadline is not None:
-            submit.timeout_ms = max(1, round((live.call.deadline - time.monotonic()) * 1000))
-        unfinished = live.ring.unfinished()
-        if any(unfinished.values()) or len(unfinished) < live.admission.admitted.sampling.n:
-            submit.resume.extend(
-                sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
-            )
+        submit = submit_of(live, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
             # It would end the link, and with it every other request that is on its way.
             problem = f"prompt: with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
@@ -205,16 +195,9 @@ class Ring:
         self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
 
     def _redirect(self, live: LiveRequest, route: Route) -> None:
-        redirect = engine_pb2.Redirect(
-            request_id=live.ring.request_id,
-            epoch=live.ring.next_epoch(),
-            deliver_to=route.detokenizer.name,
-            delivered=[
-                engine_pb2.Delivered(choice=choice, count=count) for choice, count in live.ring.delivered().items()
-            ],
-        )
+        redirect = redirect_of(live, route.detokenizer.name)
         self._settle(live, route)
-        self._peers.send(route.engine, (engine_pb2.Command(redirect=redirect),))
+        self._peers.send(route.engine, (redirect,))
 
     def _replay(self, live: LiveRequest) -> None:
         """A frame did not fit: ask for the log again, from what is there."""
@@ -286,7 +269,7 @@ class Ring:
             )
             woken.add(client.wake)
             live.outage.heard()
-            self._count_delta(live, entry.choice, len(entry.ids), now)
+            count_delta(self._metrics, live, entry.choice, len(entry.ids), now)
         elif verdict is Verdict.REDIRECT:
             self._replay(live)
 
@@ -325,8 +308,7 @@ class Ring:
     def _forget_at(self, live: LiveRequest) -> None:
         """Tell the engine that has a request to forget it."""
         if live.route is not None:
-            done = engine_pb2.Done(request_id=live.ring.request_id, epoch=live.ring.epoch)
-            self._peers.send(live.route.engine, (engine_pb2.Command(done=done),))
+            self._peers.send(live.route.engine, (done_of(live),))
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
         call.ended = True
@@ -336,35 +318,4 @@ class Ring:
         assert news is not None
         news.closing = closing
         call.client.wake.set()
-        _log_finished(call, closing)
-
-    def _count_delta(self, live: LiveRequest, choice: int, tokens: int, now: float) -> None:
-        if not live.last_delta_at:
-            self._metrics.prefilled(live.ring.prompt_tokens)
-        last = live.last_delta_at.get(choice)
-        if last is None:
-            self._metrics.first_token(now - live.call.arrived, tokens)
-        else:
-            self._metrics.tokens(tokens, now - last)
-        live.last_delta_at[choice] = now
-
-
-def _log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
-    """The line that joins the client's name of a request to the ring's, under which the other services log it."""
-    told = log.bind(
-        request_id=call.ring_id,
-        client_request_id=call.client_id,
-        tenant=call.client.tenant,
-        seconds=round(time.monotonic() - call.arrived, 4),
-    )
-    if isinstance(closing, inference_pb2.Terminal):
-        told.debug("request refused", cause=Cause(closing.cause).name, error=closing.error.message)
-        return
-    ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
-    told.debug(
-        "request finished",
-        causes={choice: end and end.cause.name for choice, end in ends.items()},
-        prompt_tokens=closing.prompt_tokens,
-        cached_tokens=closing.cached_tokens,
-        completion_tokens=closing.completion_tokens,
-    )
+        log_finished(call, closing)

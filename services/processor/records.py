@@ -1,0 +1,47 @@
+"""What is told of requests to whoever runs the processor: their times, and one log line each."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.client import ClientRequest, LiveRequest
+from services.ring.events import Cause
+from services.runtime.metrics import ProcessorMetrics
+
+log = structlog.get_logger(__name__)
+
+
+def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, tokens: int, now: float) -> None:
+    """Tokens of a choice were delivered."""
+    if not live.last_delta_at:
+        metrics.prefilled(live.ring.prompt_tokens)
+    last = live.last_delta_at.get(choice)
+    if last is None:
+        metrics.first_token(now - live.call.arrived, tokens)
+    else:
+        metrics.tokens(tokens, now - last)
+    live.last_delta_at[choice] = now
+
+
+def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+    """The line that joins the client's name of a request to the ring's, under which the other services log it."""
+    told = log.bind(
+        request_id=call.ring_id,
+        client_request_id=call.client_id,
+        tenant=call.client.tenant,
+        seconds=round(time.monotonic() - call.arrived, 4),
+    )
+    if isinstance(closing, inference_pb2.Terminal):
+        told.debug("request refused", cause=Cause(closing.cause).name, error=closing.error.message)
+        return
+    ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
+    told.debug(
+        "request finished",
+        causes={choice: end and end.cause.name for choice, end in ends.items()},
+        prompt_tokens=closing.prompt_tokens,
+        cached_tokens=closing.cached_tokens,
+        completion_tokens=closing.completion_tokens,
+    )
