@@ -11,9 +11,12 @@ from ringline.types.v1 import link_pb2
 
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
+from services.runtime.claims import Claims
 from services.runtime.redial import LinkRefused, keep_linked
 
 WELCOME_TIMEOUT = 10.0
+CLAIMED_INTERVAL = 0.5
+"""Seconds between looks at whether a detokenizer is still subscribed to by another address."""
 
 
 class DetokenizerOwner(Protocol):
@@ -32,10 +35,16 @@ class DetokenizerOwner(Protocol):
 class Subscription:
     """One address, subscribed again and again."""
 
-    def __init__(self, address: str, me: PeerId, owner: DetokenizerOwner, *, max_message_bytes: int) -> None:
+    def __init__(
+        self, address: str, me: PeerId, owner: DetokenizerOwner, claims: Claims, *, max_message_bytes: int
+    ) -> None:
+        """``claims`` is shared by the subscriptions of the process."""
         self.address = address
         self._me = me
         self._owner = owner
+        self._claims = claims
+        self._found: PeerId | None = None
+        """Who was there last."""
         self._max_message_bytes = max_message_bytes
 
     async def run(self) -> None:
@@ -43,6 +52,9 @@ class Subscription:
         await keep_linked(self.address, self._subscribe, max_message_bytes=self._max_message_bytes)
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        # Who is there is known only by subscribing, and that would end the stream which another address has to it.
+        while self._found is not None and self._claims.has_another(self._found, self.address):  # noqa: ASYNC110
+            await asyncio.sleep(CLAIMED_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
         hello = link_pb2.Hello(name=self._me.name, incarnation=self._me.incarnation, contract_version=CONTRACT_VERSION)
         call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello))
@@ -51,8 +63,10 @@ class Subscription:
                 first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
-            backoff.reset()
-            await self._listen(call, PeerId(first.welcome.name, first.welcome.incarnation), first)
+            self._found = PeerId(first.welcome.name, first.welcome.incarnation)
+            with self._claims.claim(self._found, self.address):
+                backoff.reset()
+                await self._listen(call, self._found, first)
         finally:
             call.cancel()
 

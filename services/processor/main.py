@@ -71,7 +71,7 @@ class _Processor:
                 for address in settings.engines
             ),
             *(
-                Subscription(address, me, self._peers, max_message_bytes=server.max_message_bytes)
+                Subscription(address, me, self._peers, claims, max_message_bytes=server.max_message_bytes)
                 for address in settings.detokenizers
             ),
         ]

@@ -1,6 +1,6 @@
-"""Which address leads to which engine: of several that lead to the same life of one, a process uses the first.
+"""Which address leads to which peer: of several that lead to the same life of one, a process uses one.
 
-Else its streams would supersede each other without end: to an engine they are one peer that attaches again and again.
+Else its streams would supersede each other without end: to that peer they are one process that comes again and again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ class Claims:
         self._warned: set[tuple[str, PeerId]] = set()
 
     @contextmanager
-    def claim(self, engine: PeerId, address: str) -> Iterator[None]:
-        """Have an engine for as long as its link is tried and stands. Raises ``LinkRefused`` if another address has it.
+    def claim(self, peer: PeerId, address: str) -> Iterator[None]:
+        """Have a peer for as long as a link to it is tried and stands.
 
-        That is asked again and again, so that the address is used when it leads elsewhere, or the other is lost; the
-        warning comes once.
+        Raises ``LinkRefused`` if another address has it.
         """
-        first = self._addresses.setdefault(engine, address)
-        if first != address:
-            if (address, engine) not in self._warned:
-                self._warned.add((address, engine))
-                log.warning("two addresses of one engine", engine=engine.name, address=address, used=first)
-            raise LinkRefused(f"it is {engine.name}, which {first} leads to already")
+        if self.has_another(peer, address):
+            raise LinkRefused(f"it is {peer.name}, which {self._addresses[peer]} leads to already")
+        self._addresses[peer] = address
         try:
             yield
         finally:
-            del self._addresses[engine]
+            del self._addresses[peer]
+
+    def has_another(self, peer: PeerId, address: str) -> bool:
+        """Whether another address has a peer. It may be asked again and again; the warning comes once."""
+        used = self._addresses.get(peer, address)
+        if used != address and (address, peer) not in self._warned:
+            self._warned.add((address, peer))
+            log.warning("two addresses of one peer", peer=peer.name, address=address, used=used)
+        return used != address

@@ -108,7 +108,7 @@ async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[OneDoo
         assert kind == "up"
         assert (door.attached, owner.news.empty(), owner.asked[first]) == (1, True, 1)
         (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
-        assert (warning["address"], warning["used"], warning["engine"]) == (second, first, "engine-0")
+        assert (warning["address"], warning["used"], warning["peer"]) == (second, first, "engine-0")
         # The one that is used is lost, and the other takes its place.
         await end(tasks.pop(first))
         async with asyncio.timeout(20):

@@ -1,0 +1,83 @@
+"""Subscriptions: of several addresses that lead to one detokenizer one is used, and the next when that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from structlog.testing import capture_logs
+
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.subscribers import Subscribers
+from services.processor.detokenizers import Subscription
+from services.ring.identity import PeerId
+from services.runtime.claims import Claims
+
+ME = PeerId("processor-0", 1)
+DETOKENIZER = PeerId("detokenizer-0", 7)
+
+
+class Owner:
+    """Writes down what comes; a detokenizer is up once at a time."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.up = ""
+
+    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
+        assert detokenizer == DETOKENIZER
+        assert not self.up
+        self.up = address
+        self.news.put_nowait(("up", address))
+
+    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
+        assert self.up
+
+    def detokenizer_down(self, detokenizer: PeerId) -> None:
+        self.news.put_nowait(("down", self.up))
+        self.up = ""
+
+
+async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: Path) -> None:
+    server = grpc.aio.server()
+    service = DetokenizerService(
+        DETOKENIZER,
+        Subscribers(lambda peer: None),
+        detokenizer_pb2.Load,
+        stall_timeout=5.0,
+        max_message_bytes=1 << 22,
+        drain_grace=1.0,
+    )
+    detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(service, server)
+    addresses = [f"unix:{tmp_path}/{name}.sock" for name in ("one", "other")]
+    for address in addresses:
+        server.add_insecure_port(address)
+    await server.start()
+    owner, claims = Owner(), Claims()
+    with capture_logs() as logs:
+        tasks = {
+            address: asyncio.create_task(Subscription(address, ME, owner, claims, max_message_bytes=1 << 22).run())
+            for address in addresses
+        }
+        async with asyncio.timeout(20):
+            # At first they take it from each other, since nobody knows who is there. Soon one has it for good.
+            while True:
+                try:
+                    async with asyncio.timeout(1.0):
+                        await owner.news.get()
+                except TimeoutError:
+                    break
+        used = owner.up
+        (other,) = set(addresses) - {used}
+        warnings = [entry for entry in logs if entry["log_level"] == "warning"]
+        assert (other, used) in [(entry["address"], entry["used"]) for entry in warnings]
+        tasks.pop(used).cancel()
+        async with asyncio.timeout(20):
+            assert await owner.news.get() == ("down", used)
+            assert await owner.news.get() == ("up", other)
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    await server.stop(0)
