@@ -1,6 +1,7 @@
 """What a supervisor shows of its children's logs, which they write as JSON lines.
 
-As JSON they pass through. For people, start-up is one line per stage of the engine and one when a service serves, and
+As JSON they pass through, and what is none of their logs (a library's words, a traceback) as the event ``output``. For
+people, start-up is one line per stage of the engine and one when a service serves, and
 what needs attention; once everything is ready, every line.
 """
 
@@ -11,6 +12,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from services.runtime.telemetry import console_renderer, human_bytes
@@ -34,11 +36,10 @@ class ChildLogs:
 
     def line(self, child: str, line: str) -> None:
         """A child printed a line."""
-        if self._as_json:
-            self._print(self._stream, line)
-            return
         record = parse_record(line)
-        if record is None:
+        if self._as_json:
+            self._print(self._stream, _output_event(child, line) if record is None else line)
+        elif record is None:
             self._print(self._stream, f"{child}: {line}")
         elif (self._ready or not self._startup(child, record)) and self._shown(record):
             rendered = self._render(logging.getLogger(), "", {"service": child, **record})
@@ -101,6 +102,13 @@ def parse_record(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def _output_event(child: str, line: str) -> str:
+    """A line that is no event, as one: whoever reads JSON lines finds nothing else."""
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
+    return json.dumps(event, ensure_ascii=False)
 
 
 def explain(lines: Sequence[str]) -> str:

@@ -6,13 +6,14 @@ import re
 import secrets
 import time
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+from services.ring.identity import PEER_NAME
+
 _RANDOM_BITS = 20
 
 
 def valid_name(name: str) -> bool:
     """Whether ``name`` may stand in a Hello."""
-    return _NAME.fullmatch(name) is not None
+    return PEER_NAME.fullmatch(name) is not None
 
 
 def default_name(service: str, hostname: str, place: str) -> str:

@@ -100,7 +100,9 @@ def _new_locked() -> tuple[Path, IO[str]]:
 
 def running_stacks() -> list[StackState]:
     """The stacks that this user runs on this machine; directories of dead ones are removed."""
-    found = []
+    found: list[StackState] = []
+    if not os.path.lexists(_place()):
+        return found  # nobody ever started one
     for path in sorted(_base().glob("serve-*")):
         lock = _lock(path, "r+")
         if lock is not None:  # nobody holds it
@@ -134,10 +136,15 @@ def _lock(path: Path, mode: str) -> IO[str] | None:
     return file
 
 
-def _base() -> Path:
+def _place() -> Path:
     """``$XDG_RUNTIME_DIR/ringline``, or a directory of this user in the system's one for temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "ringline" if runtime else Path(tempfile.gettempdir()) / f"ringline-{os.getuid()}"
+    return Path(runtime) / "ringline" if runtime else Path(tempfile.gettempdir()) / f"ringline-{os.getuid()}"
+
+
+def _base() -> Path:
+    """That place, which is made if it is not there; raises ``FatalError`` unless it will do."""
+    base = _place()
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -32,9 +33,18 @@ def shown(*lines, **kwargs):
     return out.getvalue().splitlines(), stream.getvalue().splitlines()
 
 
-def test_as_json_every_line_passes_as_it_is():
-    lines = [record("attached"), STAGE, "no json", '{"torn']
-    assert shown(*lines, as_json=True) == ([], lines)
+def test_as_json_events_pass_as_they_are_and_other_lines_become_events():
+    events = [record("attached"), STAGE]
+    others = ["no json", '{"torn', '{"of": "another program"}', "ü 😀"]
+    out, stream = shown(*events, *others, as_json=True)
+    assert out == []
+    assert stream[:2] == events
+    told = [json.loads(line) for line in stream[2:]]
+    assert [line.pop("line") for line in told] == others
+    for line in told:
+        age = datetime.now(UTC) - datetime.fromisoformat(line.pop("time"))
+        assert timedelta(0) <= age < timedelta(minutes=1)
+        assert line == {"level": "info", "service": "engine", "event": "output"}
 
 
 def test_a_stage_is_one_line_with_its_seconds_and_bytes():
