@@ -273,3 +273,43 @@ async def test_threads_share_a_blocking_client(server):
         prompts = [f"prompt {number}" for number in range(16)]
         answers = await asyncio.gather(*(asyncio.to_thread(client.generate, prompt) for prompt in prompts))
     assert [answer.text for answer in answers] == prompts
+
+
+async def test_a_closed_stream_tells_what_it_had(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        stream = client.stream("Hi")
+        first = await anext(stream)
+        await stream.close()
+        with pytest.raises(ringline.Cancelled) as cancelled:
+            await stream.result()
+    assert cancelled.value.partial.choices[0].text.startswith(first.text)
+
+
+async def test_whatever_ends_the_reader_nobody_waits_for_ever(server, monkeypatch):
+    def broken(exchange, response):
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr("ringline.link.Exchange.take", broken)
+    server.plays(hello)
+    async with ringline.AsyncClient(server.address, retries=0) as client:
+        with pytest.raises(ringline.Unavailable):
+            await asyncio.wait_for(client.generate("Hi"), 20)
+
+
+async def test_a_stream_that_is_closed_while_its_call_begins_is_cancelled(server):
+    server.plays(forever)
+
+    def begin_and_close():
+        with ringline.Client(server.address) as client:
+            stream = client.stream("Hi")
+            begin = stream._open
+
+            def close_meanwhile(*args):
+                stream.close()
+                return begin(*args)
+
+            stream._open = close_meanwhile
+            return next(stream, None)
+
+    assert await asyncio.to_thread(begin_and_close) is None

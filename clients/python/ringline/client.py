@@ -235,6 +235,8 @@ class Stream(Iterator[Delta]):
             if milliseconds is not None:
                 self._request.timeout_ms = milliseconds
             self._call = self._open(self._request, self._deadline.backstop())
+            if self._closed.is_set():  # meanwhile, when there was no call yet to cancel
+                self._call.cancel()
         try:
             response = next(self._call)
         except StopIteration:

@@ -226,7 +226,8 @@ class Link:
                     self._drain()
         except grpc.RpcError as failure:
             cause = from_rpc(failure)
-        self._end(cause)
+        finally:  # whatever it was, those who wait are told
+            self._end(cause)
 
     def _deliver(self, response: pb.GenerateResponse) -> None:
         exchange = self._unanswered.get(response.in_reply_to) or self._live.get(response.request_id)

@@ -150,8 +150,11 @@ class AsyncStream(AsyncIterator[Delta]):
         """Wait for the end; the whole answer."""
         while await self._next_event() is not None:
             pass
-        if self._exchange is None or not self._exchange.reader.done:
-            raise Cancelled("the stream was closed")
+        closed = Cancelled("the stream was closed")
+        if self._exchange is None:
+            raise closed
+        if not self._exchange.reader.done:
+            raise self._exchange.reader.ended(closed)
         return self._exchange.reader.generation()
 
     async def close(self) -> None:
