@@ -123,3 +123,8 @@ class LiveRequest:
     """How many of the prompt's log probabilities the client was given."""
     last_delta_at: dict[int, float] = field(default_factory=dict)
     """By choice."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that an engine is told at first; about what is held of it, its output aside."""
+        return self.admission.submit.ByteSize() + len(self.admission.output_context)

@@ -163,7 +163,12 @@ class Desk:
             elif call.deadline is not None and time.monotonic() >= call.deadline:
                 self._ring.end(call, Cause.DEADLINE)
             else:
-                ring = RingRequest(call.ring_id, result.admitted.prompt_tokens, result.choices)
-                call.live = LiveRequest(call, result, ring)
-                self._ring.start(call.live)
+                self._start(call, result)
         self._next_batch()
+
+    def _start(self, call: ClientRequest, admission: Admission) -> None:
+        ring = RingRequest(call.ring_id, admission.admitted.prompt_tokens, admission.choices)
+        try:
+            self._ring.start(LiveRequest(call, admission, ring))
+        except Refused as refused:
+            self._ring.end(call, Cause.ERROR, refused.status)

@@ -22,6 +22,7 @@ from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.identity import PeerId
+from services.ring.quota import Quota
 from services.ring.request import Verdict
 from services.ring.routes import Route
 from services.runtime.metrics import ProcessorMetrics
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 MAX_CRASH_RESUBMITS = 2
 """So often a request is given to another engine after one died that had it."""
+MAX_LIVE_BYTES = 512 << 20
+"""What requests that are under way would be submitted with is held up to this size together, of one always."""
 MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
 _CLIENT_EPOCH = 0
@@ -40,13 +43,16 @@ _CLIENT_EPOCH = 0
 class Ring:
     """Implements ``PeerEvents``."""
 
-    def __init__(self, peers: Peers, metrics: ProcessorMetrics, *, patience: float) -> None:
+    def __init__(
+        self, peers: Peers, metrics: ProcessorMetrics, *, patience: float, max_live_bytes: int = MAX_LIVE_BYTES
+    ) -> None:
         """``patience`` in seconds: how long a request waits for a route, in one outage."""
         self._peers = peers
         self._metrics = metrics
         self._patience = patience
         self._live: dict[str, LiveRequest] = {}
         self._stranded: dict[str, LiveRequest] = {}
+        self._quota = Quota("prompt", "this processor", "them", max_live_bytes)
 
     @property
     def idle(self) -> bool:
@@ -61,7 +67,10 @@ class Ring:
     # From the client
 
     def start(self, live: LiveRequest) -> None:
-        """An admitted request sets out."""
+        """An admitted request sets out. Raises ``Refused`` while too much is under way."""
+        self._quota.check(live.size)
+        self._quota.take(live.size)
+        live.call.live = live
         self._live[live.ring.request_id] = live
         news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
         assert news is not None
@@ -300,6 +309,7 @@ class Ring:
             completion_tokens=ring.completion_tokens,
         )
         del self._live[ring.request_id]
+        self._quota.give_back(live.size)
         self._stranded.pop(ring.request_id, None)
         self._forget_at(live)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)

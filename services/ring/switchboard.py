@@ -54,8 +54,8 @@ class Switchboard:
         self._max_ledgers = max_ledgers
         self._on_removed = on_removed
         # Whether computed yet or not.
-        self._prompt_logprobs = Quota("prompt_logprobs", "them", max_prompt_logprob_bytes)
-        self._ids = Quota("prompt_token_ids", "prompts and resumed choices", max_id_bytes)
+        self._prompt_logprobs = Quota("prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes)
+        self._ids = Quota("prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes)
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._links: dict[str, OutboundLink] = {}

@@ -34,7 +34,7 @@ class Office:
         source = self.source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
-        peers = Peers(source)
+        peers = self.peers = Peers(source)
         self.ring = Ring(peers, ProcessorMetrics(), patience=60.0)
         peers.events = self.ring
         self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)
@@ -168,3 +168,19 @@ async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(offi
     (response,) = [response for response in office.client.take() if response.HasField("terminal")]
     assert response.terminal.error.code == Code.UNAVAILABLE
     assert call.live is None
+
+
+async def test_what_is_under_way_is_bounded_by_its_bytes_too(office: Office) -> None:
+    office.desk._ring = ring = Ring(office.peers, ProcessorMetrics(), patience=60.0, max_live_bytes=1)
+    calls = [office.ask(name, 10) for name in ("first", "second")]
+    await office.go()
+    ended = [response for response in office.client.take() if response.HasField("terminal")]
+    (refused,) = ended
+    assert refused.terminal.error.code == Code.RESOURCE_EXHAUSTED
+    assert refused.terminal.error.message.startswith("prompt: this processor holds ")
+    assert refused.terminal.error.details, "when to come again"
+    (live,) = [call for call in calls if call.live is not None]
+    ring.end(live, Cause.CANCELLED)
+    again = office.ask("again", 10)
+    await office.go()
+    assert again.live is not None

@@ -325,8 +325,7 @@ class World:
         call = ClientRequest(name, request.request_id, 1, self.client, time.monotonic(), None)
         self.client.add(call)
         ring = RingRequest(name, admission.admitted.prompt_tokens, admission.choices)
-        call.live = LiveRequest(call, admission, ring)
-        self.ring.start(call.live)
+        self.ring.start(LiveRequest(call, admission, ring))
         return call
 
     def processor_reads(self, detokenizer: Detokenizer) -> None:
