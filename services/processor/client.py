@@ -15,11 +15,13 @@ from services.processor.responses import refusal, responses_of
 from services.ring.events import Status
 from services.ring.identity import PeerId
 from services.ring.outage import Outage
-from services.ring.outbox import Outbox
+from services.ring.outbox import Outbox, RequestNews
 from services.ring.request import RingRequest
 from services.ring.routes import Route
 
 MAX_FRAME_BYTES = 1 << 20
+CLIENT_EPOCH = 0
+"""Towards clients there are no epochs: what was accepted stands."""
 MAX_REFUSALS = 1000
 """While so many wait to be written, the client's next requests are not read."""
 
@@ -58,6 +60,12 @@ class ClientStream:
         """A request began."""
         self._by_client_id[call.client_id] = call
         self._by_ring_id[call.ring_id] = call
+
+    def news(self, ring_id: str) -> RequestNews:
+        """What a request is owed, to add to."""
+        news = self.outbox.of(ring_id, CLIENT_EPOCH)
+        assert news is not None, "no epoch is lower"
+        return news
 
     def refuse(self, client_id: str, in_reply_to: int, status: Status) -> None:
         """A frame was refused before it became a request."""

@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.client import ClientRequest, LiveRequest
+from services.processor.client import CLIENT_EPOCH, ClientRequest, LiveRequest
 from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
 from services.processor.records import count_delta, log_finished
@@ -36,8 +36,6 @@ MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
 MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
-_CLIENT_EPOCH = 0
-"""Towards clients there are no epochs: what was accepted stands."""
 
 
 class Ring:
@@ -72,8 +70,7 @@ class Ring:
         self._quota.take(live.size)
         live.call.live = live
         self._live[live.ring.request_id] = live
-        news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
-        assert news is not None
+        news = live.call.client.news(live.ring.request_id)
         news.opening = live.admission.admitted
         news.opening_bytes = live.admission.admitted.ByteSize()
         live.call.client.wake.set()
@@ -221,8 +218,7 @@ class Ring:
             self._redirect(live, live.route)
 
     def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
-        news = live.call.client.outbox.of(live.ring.request_id, _CLIENT_EPOCH)
-        assert news is not None
+        news = live.call.client.news(live.ring.request_id)
         news.notices.append(inference_pb2.Continued(reason=reason, identical=identical))
         live.call.client.wake.set()
 
@@ -234,8 +230,7 @@ class Ring:
             return
         live.outage.heard()
         if live.admission.wants_prefill_progress:
-            news = live.call.client.outbox.of(prefill.request_id, _CLIENT_EPOCH)
-            assert news is not None
+            news = live.call.client.news(prefill.request_id)
             news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
             woken.add(live.call.client.wake)
 
@@ -250,8 +245,7 @@ class Ring:
         if fresh <= 0:
             return
         live.outage.heard()
-        news = live.call.client.outbox.of(scored.request_id, _CLIENT_EPOCH)
-        assert news is not None
+        news = live.call.client.news(scored.request_id)
         scores = packed_from_proto(scored.logprobs)
         news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
         live.prompt_scores += fresh
@@ -269,7 +263,7 @@ class Ring:
             client = live.call.client
             client.outbox.delta(
                 entry.request_id,
-                _CLIENT_EPOCH,
+                CLIENT_EPOCH,
                 entry.choice,
                 entry.first_position,
                 entry.ids,
@@ -298,7 +292,7 @@ class Ring:
 
     def _deliver_end(self, live: LiveRequest, choice: int, end: ChoiceEnd) -> None:
         self._metrics.choice_ended(end.cause.name.lower())
-        live.call.client.outbox.end(live.ring.request_id, _CLIENT_EPOCH, choice, end)
+        live.call.client.outbox.end(live.ring.request_id, CLIENT_EPOCH, choice, end)
 
     def _finish(self, live: LiveRequest) -> None:
         """Every choice has its terminal: the usage, the end of the clock, and Done for the engine."""
@@ -324,8 +318,7 @@ class Ring:
         call.ended = True
         if call.timer is not None:
             call.timer.cancel()
-        news = call.client.outbox.of(call.ring_id, _CLIENT_EPOCH)
-        assert news is not None
+        news = call.client.news(call.ring_id)
         news.closing = closing
         call.client.wake.set()
         log_finished(call, closing)

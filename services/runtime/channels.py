@@ -20,15 +20,6 @@ def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> gr
     return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
 
 
-async def wait_connected(channel: grpc.aio.Channel, seconds: float) -> bool:
-    """Whether ``channel`` is connected within ``seconds``; tries for all of that time."""
-    try:
-        await asyncio.wait_for(channel.channel_ready(), seconds)
-    except TimeoutError:
-        return False
-    return True
-
-
 async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
     """The health of ``service`` ("" is the whole server) in one word.
 

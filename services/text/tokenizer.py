@@ -92,10 +92,6 @@ class Tokenizer:
         piece = self._pieces[False][token_id]
         return piece.encode() if isinstance(piece, str) else piece or b""
 
-    def token_text(self, token_id: int) -> str:
-        """``token_bytes`` as text, with U+FFFD for parts of characters."""
-        return self.token_bytes(token_id).decode(errors="replace")
-
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry, such as a special token's."""
         found: int | None = self._tokenizer.token_to_id(token)

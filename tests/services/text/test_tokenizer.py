@@ -135,13 +135,14 @@ def test_token_bytes_make_up_the_text(kind):
 
     check()
     assert tokenizer.token_bytes(10**6) == b""
-    assert tokenizer.token_text(tokenizer.token_id("</s>")) == "</s>"
+    assert tokenizer.token_bytes(tokenizer.token_id("</s>")) == b"</s>"
 
 
-def test_token_text_shows_parts_of_characters(byte_level):
+def test_a_token_may_be_a_part_of_a_character(byte_level):
     first = byte_level.encode("😀")[0]
-    assert byte_level.token_bytes(first) == "😀".encode()[: len(byte_level.token_bytes(first))]
-    assert byte_level.token_text(first) == "\ufffd"
+    begin = byte_level.token_bytes(first)
+    assert 0 < len(begin) < 4
+    assert "😀".encode().startswith(begin)
 
 
 @pytest.mark.parametrize(("declared", "contents"), [(None, ["</s>"]), (3, ["</s>", "<|im_start|>"]), ([3, 4], None)])
