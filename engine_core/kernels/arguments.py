@@ -1,4 +1,4 @@
-"""What native kernels take, and the tables of them: the structures of cpu/interface.h, variants.h and int8_linear.h."""
+"""What native kernels take, and the tables of them: the structures of cpu/interface.h and variants.h."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RotationArguments(ctypes.Structure):
 
 
 class Int8Weight(ctypes.Structure):
-    """``RinglineInt8Weight`` of cpu/int8_linear.h."""
+    """``RinglineInt8Weight`` of cpu/interface.h."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -117,7 +117,7 @@ class Int8Weight(ctypes.Structure):
 
 
 class Int8Call(ctypes.Structure):
-    """``RinglineInt8Call`` of cpu/int8_linear.h."""
+    """``RinglineInt8Call`` of cpu/interface.h."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -132,7 +132,7 @@ class Int8Call(ctypes.Structure):
 
 
 class Int8Packing(ctypes.Structure):
-    """``RinglineInt8Packing`` of cpu/int8_linear.h."""
+    """``RinglineInt8Packing`` of cpu/interface.h."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -159,7 +159,7 @@ class KernelTable(ctypes.Structure):
 
 
 class Int8KernelTable(ctypes.Structure):
-    """``Int8Kernels`` of cpu/int8_linear.h."""
+    """``Int8Kernels`` of cpu/variants.h."""
 
     _fields_ = (
         ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))),

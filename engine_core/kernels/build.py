@@ -43,7 +43,6 @@ _X86_FLAGS = {
     "int8_linear_avx2": _AVX2_FLAGS,
 }
 _PORTABLE = ("kernels_portable", "int8_linear_portable")
-_EXPORTS = ("library", "int8_library")
 
 
 class BuildError(Exception):
@@ -82,7 +81,7 @@ def build(directory: Path) -> Path:
         built = {name: output for name, (output, error) in known.items() if not error}
         defines = [f"-DRINGLINE_{name.upper()}" for name in built]
         digest = f'-DRINGLINE_SOURCE_DIGEST="{source_digest()}"'
-        needed += [pool.submit(compile_one, name, digest, *defines) for name in _EXPORTS]
+        needed.append(pool.submit(compile_one, "library", digest, *defines))
         objects = list(built.values())
         for output, error in (result.result() for result in needed):
             if error:

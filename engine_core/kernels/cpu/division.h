@@ -36,6 +36,8 @@ public:
             const int tiles = tiles_of(s);
             starts_[s + 1] = starts_[s] + tiles * args.num_kv_heads;
             several_ = several_ || tiles > 1;
+            const int most = rows_of(s) < positions_ ? rows_of(s) : positions_;
+            rows_ = most * group_ > rows_ ? most * group_ : rows_;
             const long tokens = static_cast<long>(args.seq_lens[s]) * args.num_kv_heads * args.head_dim;
             work += tokens * (4 + rows_of(s) * group_ / 8);
         }
@@ -48,8 +50,8 @@ public:
 
     // Query heads of a key/value head.
     int group() const { return group_; }
-    // Rows of scores in the largest query tile.
-    long rows() const { return static_cast<long>(positions_) * group_; }
+    // Rows of scores in the largest query tile that there is.
+    long rows() const { return rows_; }
     // Whether a key/value head of any sequence has several query tiles.
     bool several() const { return several_; }
 
@@ -74,10 +76,11 @@ private:
 
     const RinglineAttention& args_;
     int group_;
-    int positions_;  // rows of the step in the largest query tile
+    int positions_;  // rows of the step in the largest query tile that there may be
     Buffer buffer_;
     int* starts_;  // [S + 1]: the first query tile of each sequence
     int threads_ = 1;
+    long rows_ = 1;
     bool several_ = false;
 };
 

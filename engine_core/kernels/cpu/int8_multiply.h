@@ -4,8 +4,8 @@
 // bits whatever the other rows, the threads and the instruction set.
 #pragma once
 
-#include "int8_linear.h"
 #include "int8_rows.h"
+#include "interface.h"
 
 namespace {
 
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    void quantize(long block) { 
+    void quantize(long block) {
         rows_.quantize<Input>(block, static_cast<const typename Input::Element*>(call_.input), call_.input_stride);
     }
 
@@ -119,7 +119,8 @@ private:
         typename Input::Element residual[kPanel] = {};
         if (call_.residual) {
             const auto* const from = static_cast<const typename Input::Element*>(call_.residual);
-            std::memcpy(residual, from + row * weight_.out_features + column, (left < kPanel ? left : kPanel) * sizeof *residual);
+            const long here = left < kPanel ? left : kPanel;
+            std::memcpy(residual, from + row * weight_.out_features + column, here * sizeof *residual);
         }
         for (int lane = 0; lane < kPanel; lane += kLanes) {
             const Vec sum = to_floats(load_sums(sums + lane));
@@ -141,15 +142,15 @@ private:
 
 template <class Input>
 int int8_linear_from(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
-    if (call.output_type == kRinglineFloat32) return Int8Linear<Input, Float32Numbers>(weight, call).run();
+    if (call.output_type == kRinglineFloat32) return Int8Linear<Input, Float32>(weight, call).run();
     return Int8Linear<Input, Input>(weight, call).run();
 }
 
 inline int int8_linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
     switch (call.input_type) {
-        case kRinglineFloat32: return int8_linear_from<Float32Numbers>(weight, call);
-        case kRinglineFloat16: return int8_linear_from<Float16Numbers>(weight, call);
-        default: return int8_linear_from<BFloat16Numbers>(weight, call);
+        case kRinglineFloat32: return int8_linear_from<Float32>(weight, call);
+        case kRinglineFloat16: return int8_linear_from<Float16>(weight, call);
+        default: return int8_linear_from<BFloat16>(weight, call);
     }
 }
 

@@ -5,7 +5,7 @@
 
 namespace {
 
-template <class Numbers>
+template <class F>
 class Int8Packing {
 public:
     explicit Int8Packing(const RinglineInt8Packing& args) : args_(args), words_((args.in_features + 3) / 4) {}
@@ -20,12 +20,12 @@ private:
     // The panel's memory holds zeros: columns that there are not keep them.
     void pack(long panel) {
         int8_t* const to = args_.weight + panel * kPanel * words_ * 4;
-        const auto* const from = static_cast<const typename Numbers::Element*>(args_.input);
+        const auto* const from = static_cast<const typename F::Element*>(args_.input);
         for (long column = 0; column < kPanel && panel * kPanel + column < args_.out_features; ++column) {
             const long channel = panel * kPanel + column;
             int32_t* const words = reinterpret_cast<int32_t*>(to) + column;
             args_.scales[channel] =
-                round_row<Numbers>(from + channel * args_.in_features, args_.in_features, words, kPanel, 0);
+                round_row<F>(from + channel * args_.in_features, args_.in_features, words, kPanel, 0);
         }
         for (int v = 0; v < kVectors; ++v) {
             Sums sums = splat_integer(0);
@@ -41,9 +41,9 @@ private:
 
 inline void int8_pack(const RinglineInt8Packing& args) {
     switch (args.input_type) {
-        case kRinglineFloat32: return Int8Packing<Float32Numbers>(args).run();
-        case kRinglineFloat16: return Int8Packing<Float16Numbers>(args).run();
-        default: return Int8Packing<BFloat16Numbers>(args).run();
+        case kRinglineFloat32: return Int8Packing<Float32>(args).run();
+        case kRinglineFloat16: return Int8Packing<Float16>(args).run();
+        default: return Int8Packing<BFloat16>(args).run();
     }
 }
 

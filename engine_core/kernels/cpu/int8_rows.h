@@ -1,8 +1,7 @@
 // Rows of numbers, rounded to bytes with one scale per row, as the products want them.
 #pragma once
 
-#include <cstring>
-
+#include "formats.h"
 #include "memory.h"
 
 namespace {
@@ -10,40 +9,27 @@ namespace {
 constexpr int32_t kInfinity = 0x7f800000;  // the bits of it
 constexpr float kSmallest = 1e-30f;        // rows of smaller numbers are taken for zeros: 127 / x must be finite
 
-struct Float32Numbers {
-    using Element = float;
-    static Vec widen(const Element* at) { return load(at); }
-    static void narrow(Element* at, Vec v) { store(at, v); }
-};
-struct Float16Numbers {
-    using Element = uint16_t;
-    static Vec widen(const Element* at) { return load_float16(at); }
-    static void narrow(Element* at, Vec v) { store_float16(at, v); }
-};
-struct BFloat16Numbers {
-    using Element = uint16_t;
-    static Vec widen(const Element* at) { return load_bfloat16(at); }
-    static void narrow(Element* at, Vec v) { store_bfloat16(at, v); }
-};
+// Exclusive-ored with a word of 4 bytes, it adds kOffset to each.
+constexpr int32_t kFlip = static_cast<int32_t>(kOffset * 0x01010101u);
 
 // Rounds `count` numbers to bytes of up to 127 and puts words of 4, exclusive-ored with `flip`, at every `step`-th place of
 // `to`; fills the last word with zeros. Returns the scale: NaN where there is an infinity or a NaN.
-template <class Numbers>
-float round_row(const typename Numbers::Element* from, long count, int32_t* to, long step, int32_t flip) {
+template <class F>
+float round_row(const typename F::Element* from, long count, int32_t* to, long step, int32_t flip) {
     const long whole = count / kLanes * kLanes;
-    typename Numbers::Element tail[kLanes] = {};
+    typename F::Element tail[kLanes] = {};
     std::memcpy(tail, from + whole, (count - whole) * sizeof *tail);
-    Sums most = magnitudes(Numbers::widen(tail));
-    for (long i = 0; i < whole; i += kLanes) most = larger(most, magnitudes(Numbers::widen(from + i)));
+    Sums most = magnitudes(F::widen(tail));
+    for (long i = 0; i < whole; i += kLanes) most = larger(most, magnitudes(F::widen(from + i)));
     const int32_t bits = largest(most);
     float magnitude;
     std::memcpy(&magnitude, &bits, sizeof magnitude);
     const bool usable = bits < kInfinity && magnitude >= kSmallest;
     const Vec factor = splat(usable ? 127.0f / magnitude : 0.0f);
-    const auto round = [&](const typename Numbers::Element* numbers, long first) {
+    const auto round = [&](const typename F::Element* numbers, long first) {
         // Infinity times zero is NaN, which rounds to any byte: with a scale of NaN it does not matter.
         int32_t words[kLanes / 4];
-        round_to_bytes(words, multiply(Numbers::widen(numbers), factor));
+        round_to_bytes(words, multiply(F::widen(numbers), factor));
         for (long w = 0; w < kLanes / 4 && first + w < (count + 3) / 4; ++w) to[(first + w) * step] = words[w] ^ flip;
     };
     for (long i = 0; i < whole; i += kLanes) round(from + i, i / 4);
@@ -51,8 +37,8 @@ float round_row(const typename Numbers::Element* from, long count, int32_t* to, 
     return usable ? magnitude / 127.0f : bits < kInfinity ? 0.0f : __builtin_nanf("");
 }
 
-// Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4 activations of
-// each row follows the other: [K / 4, rows of the block, 4].
+// Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4
+// activations of each row follows the other: [K / 4, rows of the block, 4].
 class QuantizedRows {
 public:
     QuantizedRows(long rows, long in_features)
@@ -71,13 +57,13 @@ public:
     float scale(long row) const { return scales_[row]; }
 
     // `input`: rows of K numbers, `stride` apart.
-    template <class Numbers>
-    void quantize(long block, const typename Numbers::Element* input, long stride) {
+    template <class F>
+    void quantize(long block, const typename F::Element* input, long stride) {
         const long rows = first(block + 1) - first(block);
         int32_t* const to = reinterpret_cast<int32_t*>(buffer_.at(0)) + first(block) * words_;
         for (long r = 0; r < rows; ++r) {
             const long row = first(block) + r;
-            scales_[row] = round_row<Numbers>(input + row * stride, in_features_, to + r, rows, kOffset * 0x01010101);
+            scales_[row] = round_row<F>(input + row * stride, in_features_, to + r, rows, kFlip);
         }
     }
 

@@ -1,4 +1,4 @@
-// The C interface of the kernels, mirrored by engine_core/kernels/library.py. Arrays are dense where no stride is given.
+// The C interface of the kernels, mirrored by engine_core/kernels/arguments.py. Arrays are dense where no stride is given.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +68,39 @@ struct RinglineRotation {
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
+};
+
+// A weight [N, K] that is rounded to 8 bits. It and what belongs to outputs are padded with zeros to whole panels of 32
+// outputs, and K to whole words of 4.
+struct RinglineInt8Weight {
+    const int8_t* weight;        // [N / 32, K / 4, 32, 4], −127 … 127
+    const float* scales;         // [N]
+    const int32_t* column_sums;  // [N], of the weights
+    const float* bias;           // [N], or null
+    int64_t in_features, out_features;
+};
+
+// Makes one out of [N, K] numbers; all that is written to must hold zeros.
+struct RinglineInt8Packing {
+    const void* input;
+    int8_t* weight;
+    float* scales;
+    int32_t* column_sums;
+    int64_t in_features, out_features;
+    int32_t input_type;
+    int32_t num_threads;
+};
+
+// A linear layer of M rows with such a weight.
+struct RinglineInt8Call {
+    const void* input;     // [M, K]
+    int64_t input_stride;  // elements from one row to the next
+    const void* residual;  // [M, N] of the input's type, added to the output; or null
+    void* output;          // [M, N]
+    int64_t rows;
+    int32_t input_type;
+    int32_t output_type;  // the same, or float32
+    int32_t num_threads;
 };
 
 }  // extern "C"

@@ -35,7 +35,8 @@ struct RowBlocks {
     int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
-// Which memory is read ahead during one block of rows: some of the panels that come next, as far as `steps`.
+// Which memory is read ahead while one block of rows is computed: as much of some of the panels that come next as is
+// computed now.
 struct ReadAhead {
     const char* panels[kTilePanels];
     int count;

@@ -72,6 +72,11 @@ inline Vec add_pair_products(Vec acc, Words a, Words b) {
 
 #else  // what is written in vectors of bytes runs on processors that cannot multiply bfloat16
 
+inline Vec low_bfloat16(Words w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+inline Vec high_bfloat16(Words w) {
+    return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
 inline void store_bfloat16(uint16_t* at, Vec v) {
     const Words bits = _mm512_castps_si512(v);
     const Words odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

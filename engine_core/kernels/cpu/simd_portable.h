@@ -44,8 +44,8 @@ inline Vec round_to_integer(Vec v) {
 
 // v · 2ⁿ for integers n, where neither v nor the result is denormal.
 inline Vec scale_by_power(Vec v, Vec n) {
-    const Integers exponents = __builtin_convertvector(n == n ? n : splat(0.0f), Integers) << 23;
-    return bits_as<Vec>(bits_as<Integers>(v) + exponents);
+    const Integers integers = __builtin_convertvector(n == n ? n : splat(0.0f), Integers);
+    return bits_as<Vec>(bits_as<Words>(v) + (bits_as<Words>(integers) << 23));
 }
 
 // v, but 0 where x < limit.

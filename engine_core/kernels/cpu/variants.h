@@ -1,4 +1,5 @@
-// The same kernels, compiled for different instruction sets. Each returns 0, or 1 when there was no memory.
+// The same kernels, compiled for different instruction sets. Those that return something return 0, or 1 when there was no
+// memory.
 #pragma once
 
 #include "interface.h"
@@ -12,3 +13,12 @@ struct Kernels {
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;
+
+// Apart from the others, since what multiplies bytes fast is not what multiplies bfloat16 fast: a processor may have
+// either alone.
+struct Int8Kernels {
+    int (*linear)(const RinglineInt8Weight&, const RinglineInt8Call&);
+    void (*pack)(const RinglineInt8Packing&);
+};
+
+extern const Int8Kernels int8_kernels_avx512_vnni, int8_kernels_avx2, int8_kernels_portable;

@@ -93,6 +93,18 @@ def test_long_sequences_are_split(backend: NativeAttention, dtype: torch.dtype) 
     torch.testing.assert_close(run.result()[0].double(), expected, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_split_sequences_with_different_numbers_of_rows(backend: NativeAttention, rows: int) -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([1300, 900], geometry, torch.float32, seed=1)
+    run = Run(backend, geometry, sequences)
+    run.step([(0, 1299), (1, 900 - rows)])
+    torch.set_num_threads(3)
+    run.step([(0, 1), (1, rows)])
+    for actual, known in zip(run.result(), sequences, strict=True):
+        torch.testing.assert_close(actual.double(), known.expected(geometry.head_dim**-0.5), **TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("spread", [1e-3, 200.0])
 def test_flat_and_sharp_weights(backend: NativeAttention, spread: float) -> None:
     """Scores that hardly differ, and scores of which one outweighs all others by more than float32 can say."""
