@@ -56,8 +56,9 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     architecture = _architecture(path, raw)
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "of an unnamed method")
+    if quantized := raw.get("quantization_config"):
+        named = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        method = named or "by a method that it does not name"
         raise UnsupportedModelError(
             f"{path} is quantized ({method}), which is not supported; use the original weights, "
             "with --quantization int8 if they shall be smaller"

@@ -157,6 +157,7 @@ KNOWN = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalL
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; known is silu"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
+        ({"quantization_config": ["int4"]}, "by a method that it does not name"),
         ({"torch_dtype": "float64"}, "is in float64; set dtype to one of float32, bfloat16, float16"),
     ],
 )
