@@ -11,7 +11,6 @@ TEST_PROCESSES ?= 2
 FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
-BENCH := .venv/.installed-bench
 KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
@@ -43,7 +42,7 @@ stubs: $(OLDEST)  ## generate clients/python/ringline/ from protos/
 proto-baseline: $(FULL)  ## take the protos as they are for what later ones must not break; at a release
 	.venv/bin/buf build protos --exclude-source-info -o protos/baseline.binpb
 
-bench: $(BENCH)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
+bench: $(FULL)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
 	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
 
 clean:  ## remove everything that these commands installed or cached
@@ -54,11 +53,6 @@ clean:  ## remove everything that these commands installed or cached
 $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
-	touch $@
-
-# What draws the benchmarks' plots.
-$(BENCH): $(FULL)
-	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[bench]'
 	touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of which medians are shown (%(default)s)")
     parser.add_argument("--sweep", choices=("streams", "context", "prefix"))
     parser.add_argument("--threads", type=int, help="of the engine and of the limits; all by default")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the sweep; needs matplotlib")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the sweep")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine")
     arguments = parser.parse_args()
     base = base_work(arguments.sweep, arguments.output, arguments.batch, arguments.prompt)

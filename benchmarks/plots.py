@@ -1,4 +1,4 @@
-"""Figures as pictures. Needs matplotlib: ``pip install '.[bench]'``."""
+"""Figures as pictures."""
 
 from __future__ import annotations
 

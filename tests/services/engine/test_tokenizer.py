@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,22 @@ def test_an_older_kind_is_converted(trained: tuple[Path, list[tuple[list[int], s
     for text, (ids, decoded) in zip(TEXTS, expected, strict=True):
         assert ours.encode(text) == ids
         assert ours.decode(ids) == decoded
-    assert "sentencepiece" not in sys.modules, "an engine that converts keeps nothing of what that takes"
+
+
+CONVERTING = """
+import sys
+from engine_core.config import ModelConfig
+from services.engine.tokenizer import read_tokenizer
+
+read_tokenizer(ModelConfig(model=sys.argv[1]))
+assert "sentencepiece" not in sys.modules
+"""
+
+
+def test_an_engine_that_converts_keeps_nothing_of_what_that_takes(trained: tuple[Path, list[Any]]) -> None:
+    command = [sys.executable, "-c", CONVERTING, str(trained[0])]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_another_tokenizer_can_be_named(trained: tuple[Path, list[tuple[list[int], str]]]) -> None:

@@ -1,5 +1,6 @@
 """Running stacks are found, and what dead ones left is removed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -100,10 +101,11 @@ def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
         run_directory().__enter__()
 
 
-def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch, tmp_path):
+def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
+    parent = Path(os.environ["XDG_RUNTIME_DIR"])
     for length, fits in ((107, True), (108, False)):
-        filler = length - len(f"{tmp_path}//ringline/serve-xxxxxxxx/detokenizer.sock")
-        place = tmp_path / ("x" * filler)
+        filler = length - len(f"{parent}//ringline/serve-xxxxxxxx/detokenizer.sock")
+        place = parent / ("x" * filler)
         place.mkdir()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
         if fits:
