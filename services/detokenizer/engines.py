@@ -28,8 +28,6 @@ class Engines:
     def __init__(self) -> None:
         self.subscribers = Subscribers(self._subscriber_gone)
         self._tokenizer: Tokenizer | None = None
-        self._fingerprints: dict[str, str] = {}
-        """By address: the tokenizer of the engine that was found there last."""
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._lock = asyncio.Lock()
         self._decoded_before = 0
@@ -51,27 +49,27 @@ class Engines:
         """Since start."""
         return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
 
-    async def prepare(self, stub: Any, address: str) -> PeerId:
+    async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
-        model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
+        model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         self.model_name = model.model
-        fingerprint = self._fingerprints[address] = model.tokenizer_fingerprint
+        fingerprint = model.tokenizer_fingerprint
         async with self._lock:
             if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
                 self._check(fingerprint)
                 fetched = await self._fetch(stub, fingerprint)
                 self._check(fingerprint)  # somebody may have come meanwhile
                 self._tokenizer = fetched
-        return PeerId(model.name, model.incarnation)
+        return model
 
     def _check(self, fingerprint: str) -> None:
         """Refuse an engine whose tokenizer is not that of the engines that are attached."""
         if self._decoders and self._tokenizer is not None and self._tokenizer.fingerprint() != fingerprint:
             raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}, expected {self._tokenizer.fingerprint()}")
 
-    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
-        fingerprint = self._fingerprints[link.address]
+        fingerprint = model.tokenizer_fingerprint
         if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
             raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
         self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers)

@@ -72,8 +72,6 @@ class Peers:
         self._routes = Routes()
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
-        self._models: dict[str, engine_pb2.GetModelResponse] = {}
-        """By address: what was found there last."""
 
     def choose(self, engine: PeerId | None = None) -> Route | None:
         """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
@@ -107,15 +105,12 @@ class Peers:
 
     # EngineOwner
 
-    async def prepare(self, stub: Any, address: str) -> PeerId:
+    async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Learn what the engine serves, and who it is, before attaching to it."""
-        model = await self._vocabulary.learn(stub, free=lambda: not self._engines and self.events.idle)
-        self._models[address] = model
-        return PeerId(model.name, model.incarnation)
+        return await self._vocabulary.learn(stub, free=lambda: not self._engines and self.events.idle)
 
-    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
-        model = self._models[link.address]
         self._vocabulary.check(model)  # another engine may have been faster, with another model
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics_fingerprint)
         self._routes.engine_up(engine)

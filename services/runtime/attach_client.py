@@ -31,13 +31,13 @@ _FRAME_BYTES = 64
 class EngineOwner(Protocol):
     """Whoever attached: a processor or a detokenizer."""
 
-    async def prepare(self, stub: Any, address: str) -> PeerId:
-        """Before attaching: learn what the engine serves; returns who it is. Raises ``LinkRefused``."""
+    async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
+        """Before attaching: learn who the engine is and what it serves. Raises ``LinkRefused``."""
 
-    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
-        """The engine said Welcome: commands may be sent.
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        """The engine said Welcome: commands may be sent. ``model`` is what ``prepare`` learned of it.
 
-        Raises ``LinkRefused`` if what ``prepare`` learned of it fits no longer; then it was never up.
+        Raises ``LinkRefused`` if that fits no longer; then it was never up.
         """
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
@@ -95,11 +95,12 @@ class EngineLink:
 
     async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-        engine = await self._owner.prepare(stub, self.address)
-        with self._claims.claim(engine, self.address):
-            await self._attach_to(engine, stub, backoff)
+        model = await self._owner.prepare(stub)
+        with self._claims.claim(PeerId(model.name, model.incarnation), self.address):
+            await self._attach_to(model, stub, backoff)
 
-    async def _attach_to(self, engine: PeerId, stub: Any, backoff: Backoff) -> None:
+    async def _attach_to(self, model: engine_pb2.GetModelResponse, stub: Any, backoff: Backoff) -> None:
+        engine = PeerId(model.name, model.incarnation)
         self._call = stub.Attach()
         try:
             hello = link_pb2.Hello(
@@ -113,14 +114,16 @@ class EngineLink:
             if engine != PeerId(first.welcome.name, first.welcome.incarnation):
                 raise LinkRefused(f"{first.welcome.name} answered in the place of {engine.name} or of an earlier life")
             backoff.reset()
-            await self._carry(engine, first)
+            await self._carry(engine, model, first)
         finally:
             self._call.cancel()
             self._call = None
 
-    async def _carry(self, engine: PeerId, first: engine_pb2.AttachResponse) -> None:
+    async def _carry(
+        self, engine: PeerId, model: engine_pb2.GetModelResponse, first: engine_pb2.AttachResponse
+    ) -> None:
         self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
-        self._owner.engine_up(self, engine)
+        self._owner.engine_up(self, engine, model)
         self._commands, self.up = [], True
         writer = asyncio.create_task(self._write())
         writer.add_done_callback(self._writer_ended)

@@ -21,7 +21,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._addresses: dict[PeerId, str] = {}
-        self._warned: set[tuple[str, PeerId]] = set()
+        self._warned: dict[PeerId, set[str]] = {}
 
     @contextmanager
     def claim(self, peer: PeerId, address: str) -> Iterator[None]:
@@ -36,11 +36,12 @@ class Claims:
             yield
         finally:
             del self._addresses[peer]
+            self._warned.pop(peer, None)
 
     def has_another(self, peer: PeerId, address: str) -> bool:
-        """Whether another address has a peer. It may be asked again and again; the warning comes once."""
+        """Whether another address has a peer. It may be asked again and again; the warning comes once a claim."""
         used = self._addresses.get(peer, address)
-        if used != address and (address, peer) not in self._warned:
-            self._warned.add((address, peer))
+        if used != address and address not in self._warned.setdefault(peer, set()):
+            self._warned[peer].add(address)
             log.warning("two addresses of one peer", peer=peer.name, address=address, used=used)
         return used != address

@@ -19,7 +19,12 @@ class Stub:
         self.fingerprint = fingerprint
 
     async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
-        return engine_pb2.GetModelResponse(name=self.fingerprint, incarnation=1, tokenizer_fingerprint=self.fingerprint)
+        return model_of(self.fingerprint)
+
+
+def model_of(fingerprint: str) -> engine_pb2.GetModelResponse:
+    """What it says of itself."""
+    return engine_pb2.GetModelResponse(name=fingerprint, incarnation=1, tokenizer_fingerprint=fingerprint)
 
 
 class Link:
@@ -48,13 +53,13 @@ async def test_of_two_engines_that_come_at_once_with_different_tokenizers_one_is
         return Another(fingerprint)
 
     monkeypatch.setattr(engines, "_fetch", fetch)
-    await engines.prepare(Stub("one"), "first")
-    await engines.prepare(Stub("two"), "second")  # nobody is attached yet
+    one = await engines.prepare(Stub("one"))
+    two = await engines.prepare(Stub("two"))  # nobody is attached yet
     with pytest.raises(LinkRefused, match="fingerprint is one"):
-        engines.engine_up(Link("first"), PeerId("one", 1))  # type: ignore[arg-type]
-    engines.engine_up(Link("second"), PeerId("two", 1))  # type: ignore[arg-type]
+        engines.engine_up(Link("first"), PeerId("one", 1), one)  # type: ignore[arg-type]
+    engines.engine_up(Link("second"), PeerId("two", 1), two)  # type: ignore[arg-type]
     with pytest.raises(LinkRefused, match="fingerprint is one, expected two"):
-        await engines.prepare(Stub("one"), "first")
+        await engines.prepare(Stub("one"))
 
 
 async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_keeps_its_own(
@@ -66,11 +71,11 @@ async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_keep
     async def fetch(stub: Stub, fingerprint: str) -> Tokenizer:
         if fingerprint == ours.fingerprint():
             return ours
-        engines.engine_up(Link("first"), PeerId("one", 1))  # type: ignore[arg-type]
+        engines.engine_up(Link("first"), PeerId("one", 1), model_of(ours.fingerprint()))  # type: ignore[arg-type]
         return Another(fingerprint)
 
     monkeypatch.setattr(engines, "_fetch", fetch)
-    await engines.prepare(Stub(ours.fingerprint()), "first")
+    await engines.prepare(Stub(ours.fingerprint()))
     with pytest.raises(LinkRefused, match="expected"):
-        await engines.prepare(Stub("two"), "second")
+        await engines.prepare(Stub("two"))
     assert engines._tokenizer is ours

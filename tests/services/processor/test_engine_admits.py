@@ -122,9 +122,8 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
     ring = Ring(peers := Peers(VocabularySource()), METRICS, patience=1.0)
     peers.events = ring
-    peers._models["engine"] = VOCABULARY.model
     wire, engine = Wire(), PeerId("engine", 1)
-    peers.engine_up(wire, engine)  # type: ignore[arg-type]
+    peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]
     call = ClientRequest("1-1", "", 1, ClientStream(""), 0.0, None)
     live = LiveRequest(call, admission, RingRequest("1-1", admission.admitted.prompt_tokens, admission.choices))
     ring._submit(live, Route(engine, PeerId("detokenizer", 1)), "")

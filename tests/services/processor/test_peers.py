@@ -48,14 +48,13 @@ async def test_another_vocabulary_waits_until_nobody_holds_on_to_the_present_one
     world.ask(ask())
     world.detach(processors_stream(world))
     with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
-        await world.peers.prepare(Stub(), "unix:engine-9")
+        await world.peers.prepare(Stub())
 
 
 async def test_of_two_engines_that_come_at_once_with_different_models_one_is_attached(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.detach(processors_stream(world))
-    address = world.engines["engine-0"].me.name
 
     class First(Stub):
         async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
@@ -65,8 +64,8 @@ async def test_of_two_engines_that_come_at_once_with_different_models_one_is_att
         return replace(world.vocabulary, model=model)
 
     monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
-    await world.peers.prepare(First(), address)
-    await world.peers.prepare(Stub(), "unix:engine-9")  # before the first is attached: nothing holds on to its model
+    await world.peers.prepare(First())
+    await world.peers.prepare(Stub())  # before the first is attached: nothing holds on to its model
     with pytest.raises(LinkRefused, match="model is 'm', expected 'another'"):
         world.attach(world.engines["engine-0"], world.me, world.peers)
     assert not world.peers.has_engine(world.engines["engine-0"].me)
@@ -83,5 +82,5 @@ async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_stay
 
     monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
     with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
-        await world.peers.prepare(Stub(), "unix:engine-9")
+        await world.peers.prepare(Stub())
     assert world.peers._vocabulary.current is world.vocabulary

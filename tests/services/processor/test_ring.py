@@ -182,7 +182,7 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     world.flow(tokens=2)
     world.flow(tokens=2)
     world.kill_engine("engine-0")
-    world.peers._models["engine-0"] = engine_pb2.GetModelResponse(
+    world.models["engine-0"] = engine_pb2.GetModelResponse(
         model="m", tokenizer_fingerprint=MODEL_MESSAGE.tokenizer_fingerprint, numerics_fingerprint=numerics
     )
     world.heal()

@@ -7,7 +7,7 @@ clock. Each movement of a frame is a call, so that a test decides who does what 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ TOKENIZER = make_tokenizer()
 MODEL_MESSAGE = engine_pb2.GetModelResponse(
     model="m", tokenizer_fingerprint=TOKENIZER.fingerprint(), numerics_fingerprint="numerics"
 )
-"""What every engine says of itself."""
+"""What engines say of themselves."""
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]
 EOS = TOKENIZER.encode("!")[0]
 
@@ -226,7 +226,6 @@ class Detokenizer:
         self.me = me
         self.engines = Engines()
         self.engines._tokenizer = TOKENIZER
-        self.engines._fingerprints = defaultdict(TOKENIZER.fingerprint)
         self.subscriber: Subscriber | None = None
         self.texts: deque[bytes] = deque()
 
@@ -259,8 +258,8 @@ class World:
         """Every text frame that the processor has read."""
         self.engines = {name: Engine(self.new_life(name)) for name in engines}
         self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
-        for name in self.engines:
-            self.peers._models[name] = MODEL_MESSAGE
+        self.models = dict.fromkeys(self.engines, MODEL_MESSAGE)
+        """By the engine's name: what it says of itself."""
         self.heal()
         self.flow()
 
@@ -277,7 +276,7 @@ class World:
     def attach(self, engine: Engine, peer: PeerId, owner: Peers | Engines) -> None:
         link, _ = engine.board.attach(peer, self.now)
         stream = engine.streams[peer.name] = AttachStream(engine, peer, link, owner)
-        owner.engine_up(stream, engine.me)  # type: ignore[arg-type]
+        owner.engine_up(stream, engine.me, self.models[engine.me.name])  # type: ignore[arg-type]
 
     def detach(self, stream: AttachStream) -> None:
         del stream.engine.streams[stream.peer.name]

@@ -42,22 +42,39 @@ class OneDoor(engine_pb2_grpc.EngineServiceServicer):
         await context.abort(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
 
 
-class Owner:
-    """Asks who is there, and keeps count."""
+class Diary:
+    """What the links of a process lived through."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._asked = asyncio.Condition()
 
-    async def prepare(self, stub, address: str) -> PeerId:
-        model = await stub.GetModel(engine_pb2.GetModelRequest())
+    async def note_asked(self, address: str) -> None:
         async with self._asked:
             self.asked[address] += 1
             self._asked.notify_all()
-        return PeerId(model.name, model.incarnation)
 
-    def engine_up(self, link: EngineLink, engine: PeerId) -> None:
+    async def asked_again(self, address: str, times: int) -> None:
+        """Wait until an address was asked so often from now on."""
+        before = self.asked[address]
+        async with self._asked:
+            await self._asked.wait_for(lambda: self.asked[address] >= before + times)
+
+
+class Owner:
+    """Of the link to one address."""
+
+    def __init__(self, address: str, diary: Diary) -> None:
+        self._address, self._diary = address, diary
+        self.news = diary.news
+
+    async def prepare(self, stub) -> engine_pb2.GetModelResponse:
+        model = await stub.GetModel(engine_pb2.GetModelRequest())
+        await self._diary.note_asked(self._address)
+        return model
+
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         self.news.put_nowait(("up", link.address))
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
@@ -65,12 +82,6 @@ class Owner:
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         self.news.put_nowait(("down", link.address))
-
-    async def asked_again(self, address: str, times: int) -> None:
-        """Wait until an address was asked so often from now on."""
-        before = self.asked[address]
-        async with self._asked:
-            await self._asked.wait_for(lambda: self.asked[address] >= before + times)
 
 
 @pytest.fixture
@@ -85,8 +96,8 @@ async def addresses(tmp_path: Path) -> AsyncIterator[tuple[OneDoor, list[str]]]:
     await server.stop(0)
 
 
-def dial(owner: Owner, claims: Claims, address: str) -> asyncio.Task[None]:
-    link = EngineLink(address, ME, owner, claims, stall_timeout=5.0, max_message_bytes=1 << 22)
+def dial(diary: Diary, claims: Claims, address: str) -> asyncio.Task[None]:
+    link = EngineLink(address, ME, Owner(address, diary), claims, stall_timeout=5.0, max_message_bytes=1 << 22)
     return asyncio.create_task(link.run())
 
 
@@ -98,22 +109,22 @@ async def end(*tasks: asyncio.Task[None]) -> None:
 
 async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[OneDoor, list[str]]) -> None:
     door, names = addresses
-    owner, claims = Owner(), Claims()
+    diary, claims = Diary(), Claims()
     with capture_logs() as logs:
-        tasks = {address: dial(owner, claims, address) for address in names}
+        tasks = {address: dial(diary, claims, address) for address in names}
         async with asyncio.timeout(20):
-            kind, first = await owner.news.get()
+            kind, first = await diary.news.get()
             (second,) = set(names) - {first}
-            await owner.asked_again(second, 4)
+            await diary.asked_again(second, 4)
         assert kind == "up"
-        assert (door.attached, owner.news.empty(), owner.asked[first]) == (1, True, 1)
+        assert (door.attached, diary.news.empty(), diary.asked[first]) == (1, True, 1)
         (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
         assert (warning["address"], warning["used"], warning["peer"]) == (second, first, "engine-0")
         # The one that is used is lost, and the other takes its place.
         await end(tasks.pop(first))
         async with asyncio.timeout(20):
-            assert await owner.news.get() == ("down", first)
-            assert await owner.news.get() == ("up", second)
+            assert await diary.news.get() == ("down", first)
+            assert await diary.news.get() == ("up", second)
         await end(*tasks.values())
 
 
@@ -123,25 +134,25 @@ async def test_whoever_welcomes_must_be_who_was_asked(tmp_path: Path) -> None:
     engine_pb2_grpc.add_EngineServiceServicer_to_server(door, server)
     server.add_insecure_port(f"unix:{tmp_path}/e.sock")
     await server.start()
-    owner = Owner()
+    diary = Diary()
     with capture_logs() as logs:
-        task = dial(owner, Claims(), f"unix:{tmp_path}/e.sock")
+        task = dial(diary, Claims(), f"unix:{tmp_path}/e.sock")
         async with asyncio.timeout(20):
-            await owner.asked_again(f"unix:{tmp_path}/e.sock", 3)
+            await diary.asked_again(f"unix:{tmp_path}/e.sock", 3)
         await end(task)
-    assert owner.news.empty()
+    assert diary.news.empty()
     assert any("answered in the place of engine-0" in entry.get("reason", "") for entry in logs)
     await server.stop(0)
 
 
 async def test_a_link_over_which_nothing_can_be_sent_is_dialled_again(addresses: tuple[OneDoor, list[str]]) -> None:
-    owner = Owner()
+    diary, address = Diary(), addresses[1][0]
     with capture_logs() as logs:
-        link = EngineLink(addresses[1][0], ME, owner, Claims(), stall_timeout=5.0, max_message_bytes=1 << 22)
+        link = EngineLink(address, ME, Owner(address, diary), Claims(), stall_timeout=5.0, max_message_bytes=1 << 22)
         task = asyncio.create_task(link.run())
         async with asyncio.timeout(20):
-            assert (await owner.news.get())[0] == "up"
+            assert (await diary.news.get())[0] == "up"
             link.send([None])  # type: ignore[list-item]  # no command
-            assert [(await owner.news.get())[0] for _ in range(2)] == ["down", "up"]
+            assert [(await diary.news.get())[0] for _ in range(2)] == ["down", "up"]
         await end(task)
     assert any("cannot be written" in entry.get("reason", "") for entry in logs)
