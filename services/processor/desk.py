@@ -72,10 +72,13 @@ class Desk:
     def admit(self, call: ClientRequest, request: inference_pb2.GenerateRequest) -> None:
         """Take a request; it goes on from here, or ends with the reason why not.
 
-        Raises ``Refused`` while too much waits already.
+        Raises ``Refused`` while too much waits already, here or for an engine.
         """
+        tenant = call.client.tenant
+        self._ring.backlog.check(tenant, None if call.deadline is None else call.deadline - call.arrived)
         size = request.ByteSize()
         self._make_room(size)
+        self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
         self._waiting[call.ring_id] = _Work(call, request, size)
         self._next_batch()
 

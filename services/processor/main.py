@@ -8,6 +8,7 @@ import time
 import structlog
 from ringline.inference.v1 import inference_pb2_grpc
 
+from services.processor.backlog import Backlog, BacklogLimits
 from services.processor.desk import Desk
 from services.processor.detokenizers import Subscription
 from services.processor.peers import Peers
@@ -55,7 +56,8 @@ class _Processor:
         self._settings = settings
         self._metrics = ProcessorMetrics()
         self._peers = Peers(vocabulary)
-        self._ring = Ring(self._peers, self._metrics, patience=settings.patience)
+        backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
+        self._ring = Ring(self._peers, self._metrics, backlog, patience=settings.patience)
         self._peers.events = self._ring
         claims = Claims()
         self._links: list[EngineLink | Subscription] = [

@@ -14,16 +14,19 @@ from services.runtime.metrics import ProcessorMetrics
 log = structlog.get_logger(__name__)
 
 
-def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, tokens: int, now: float) -> None:
-    """Tokens of a choice were delivered."""
+def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, tokens: int, now: float) -> int:
+    """Tokens of a choice were delivered; returns how many were computed, the prompt's with the first of them."""
+    computed = tokens
     if not live.last_delta_at:
         metrics.prefilled(live.ring.prompt_tokens)
+        computed += live.ring.prompt_tokens
     last = live.last_delta_at.get(choice)
     if last is None:
         metrics.first_token(now - live.call.arrived, tokens)
     else:
         metrics.tokens(tokens, now - last)
     live.last_delta_at[choice] = now
+    return computed
 
 
 def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:

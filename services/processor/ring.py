@@ -14,6 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2
 
+from services.processor.backlog import Backlog
 from services.processor.client import CLIENT_EPOCH, ClientRequest, LiveRequest
 from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
@@ -42,9 +43,16 @@ class Ring:
     """Implements ``PeerEvents``."""
 
     def __init__(
-        self, peers: Peers, metrics: ProcessorMetrics, *, patience: float, max_live_bytes: int = MAX_LIVE_BYTES
+        self,
+        peers: Peers,
+        metrics: ProcessorMetrics,
+        backlog: Backlog,
+        *,
+        patience: float,
+        max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
         """``patience`` in seconds: how long a request waits for a route, in one outage."""
+        self.backlog = backlog
         self._peers = peers
         self._metrics = metrics
         self._patience = patience
@@ -152,6 +160,7 @@ class Ring:
 
     def tick(self, now: float) -> None:
         """Lose patience with routes that do not come. Call a few times a second."""
+        self.backlog.tick(now)
         for live in list(self._stranded.values()):
             if live.outage.waited(now) > self._patience:
                 message = f"no engine for this request within {self._patience:g} s: {live.reason}"
@@ -224,11 +233,16 @@ class Ring:
 
     # Frames
 
+    def _heard(self, live: LiveRequest) -> None:
+        """An engine computes it."""
+        live.outage.heard()
+        self.backlog.leave(live.ring.request_id)
+
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
         if live is None or not live.ring.prefilled(prefill.epoch, prefill.cached_tokens):
             return
-        live.outage.heard()
+        self._heard(live)
         if live.admission.wants_prefill_progress:
             news = live.call.client.news(prefill.request_id)
             news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
@@ -244,7 +258,7 @@ class Ring:
         fresh = scored.offset + len(scored.logprobs.logprobs) - live.prompt_scores
         if fresh <= 0:
             return
-        live.outage.heard()
+        self._heard(live)
         news = live.call.client.news(scored.request_id)
         scores = packed_from_proto(scored.logprobs)
         news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
@@ -271,8 +285,8 @@ class Ring:
                 entry.logprobs,
             )
             woken.add(client.wake)
-            live.outage.heard()
-            count_delta(self._metrics, live, entry.choice, len(entry.ids), now)
+            self._heard(live)
+            self.backlog.computed(count_delta(self._metrics, live, entry.choice, len(entry.ids), now))
         elif verdict is Verdict.REDIRECT:
             self._replay(live)
 
@@ -283,7 +297,7 @@ class Ring:
         verdict = live.ring.end(epoch, choice, end)
         if verdict is Verdict.ACCEPT:
             self._deliver_end(live, choice, end)
-            live.outage.heard()
+            self._heard(live)
             woken.add(live.call.client.wake)
             if live.ring.finished:
                 self._finish(live)
@@ -306,6 +320,8 @@ class Ring:
         self._quota.give_back(live.size)
         self._stranded.pop(ring.request_id, None)
         self._forget_at(live)
+        if live.last_delta_at:
+            self.backlog.ended(ring.prompt_tokens + ring.completion_tokens)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
         self._close(live.call, usage)
 
@@ -316,6 +332,7 @@ class Ring:
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
         call.ended = True
+        self.backlog.leave(call.ring_id)
         if call.timer is not None:
             call.timer.cancel()
         news = call.client.news(call.ring_id)

@@ -148,6 +148,20 @@ class ProcessorSettings(ServiceSettings):
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
+    max_queued_requests: int = option(
+        4096,
+        "Requests that may wait for an engine to begin them. One tenant may have as many as it leaves free; more are "
+        "refused with RESOURCE_EXHAUSTED.",
+        minimum=1,
+    )
+    max_queue_time: float = option(
+        60.0,
+        "A request that would wait for an engine longer than this, or than its own time, is refused with "
+        "RESOURCE_EXHAUSTED.",
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    )
     patience: float = option(
         60.0,
         "How long a request waits for an engine and a detokenizer, at its start or when it lost one.",

@@ -22,6 +22,7 @@ from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused
 from services.ring.identity import PeerId, ring_id
 from services.runtime.metrics import ProcessorMetrics
+from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import vocabulary
 
 LARGE = BATCH_BYTES + 1
@@ -35,7 +36,7 @@ class Office:
         source.current = vocabulary()
         me = PeerId("processor", 1)
         peers = self.peers = Peers(source)
-        self.ring = Ring(peers, ProcessorMetrics(), patience=60.0)
+        self.ring = Ring(peers, ProcessorMetrics(), roomy(), patience=60.0)
         peers.events = self.ring
         self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)
         self.client = ClientStream("")
@@ -171,7 +172,7 @@ async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(offi
 
 
 async def test_what_is_under_way_is_bounded_by_its_bytes_too(office: Office) -> None:
-    office.desk._ring = ring = Ring(office.peers, ProcessorMetrics(), patience=60.0, max_live_bytes=1)
+    office.desk._ring = ring = Ring(office.peers, ProcessorMetrics(), roomy(), patience=60.0, max_live_bytes=1)
     calls = [office.ask(name, 10) for name in ("first", "second")]
     await office.go()
     ended = [response for response in office.client.take() if response.HasField("terminal")]

@@ -26,6 +26,7 @@ from services.ring.request import RingRequest
 from services.ring.routes import Route
 from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
 from services.runtime.metrics import ProcessorMetrics
+from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import MAX_MODEL_LEN, spec, vocabulary
 
 VOCABULARY, SPEC = vocabulary(), spec()
@@ -120,7 +121,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
     admission = admit(request, VOCABULARY, "tenant", ME)
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    ring = Ring(peers := Peers(VocabularySource()), METRICS, patience=1.0)
+    ring = Ring(peers := Peers(VocabularySource()), METRICS, roomy(), patience=1.0)
     peers.events = ring
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]

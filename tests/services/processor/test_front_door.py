@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.processor.admission import Admission, admit
+from services.processor.backlog import Backlog, BacklogLimits
 from services.processor.desk import THREADS, Desk
 from services.processor.peers import Peers
 from services.processor.ring import Ring
@@ -22,6 +25,7 @@ from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Status
 from services.ring.identity import PeerId
 from services.runtime.metrics import ProcessorMetrics
+from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import vocabulary
 
 T = TypeVar("T")
@@ -33,13 +37,13 @@ ROOM = 10_000
 class FrontDoor:
     """A processor without engines: what it takes, waits."""
 
-    def __init__(self, stall_timeout: float = 30.0) -> None:
+    def __init__(self, stall_timeout: float = 30.0, backlog: Backlog | None = None) -> None:
         source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
         peers = Peers(source)
         self.metrics = ProcessorMetrics()
-        peers.events = ring = self.ring = Ring(peers, self.metrics, patience=60.0)
+        peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
         self.desk = Desk(source, ring, me, max_waiting_bytes=ROOM)
         bounds = SessionBounds(
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=stall_timeout, drain_grace=1.0
@@ -72,6 +76,13 @@ async def door() -> AsyncIterator[FrontDoor]:
 
 @pytest.fixture
 async def front(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    async with served(door, tmp_path) as stub:
+        yield stub
+
+
+@asynccontextmanager
+async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    """A stub of the door's."""
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
@@ -223,6 +234,38 @@ async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDo
     error = from_rpc(failure.value)
     assert isinstance(error, Overloaded)
     assert error.retry_after == 1.5
+
+
+async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenized: list[str] = []
+
+    def counted(request: inference_pb2.GenerateRequest, *others: object) -> Admission:
+        tokenized.append(request.request_id)
+        return admit(request, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("services.processor.desk.admit", counted)
+    door = FrontDoor(backlog=Backlog(BacklogLimits(max_requests=4, max_seconds=60.0)))
+    async with served(door, tmp_path) as front:
+        call = front.Session()
+        await write(call, *(ask(f"r{i}") for i in range(2)))
+        await until(lambda: len(tokenized) == 2)
+        await write(call, ask("one too many"))
+        (refused,) = await read_terminals(call, 1)
+        assert refused.in_reply_to == 3
+        assert refused.terminal.error.code == Code.RESOURCE_EXHAUSTED
+        assert refused.terminal.error.details, "when to come again"
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await read_into([], front.Generate(ask("another")))
+        error = from_rpc(failure.value)
+        assert isinstance(error, Overloaded)
+        assert error.retry_after == 1.0
+        await cancel(call, "r0")
+        await read_terminals(call, 1)
+        await write(call, ask("in its place"))
+        await until(lambda: len(tokenized) == 3)
+        assert tokenized == ["r0", "r1", "in its place"]
+        call.cancel()
+    door.desk.close()
 
 
 async def until(condition: Callable[[], T]) -> T:

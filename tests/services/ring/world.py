@@ -38,6 +38,7 @@ from services.ring.switchboard import Switchboard
 from services.runtime.metrics import ProcessorMetrics
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
+from tests.services.processor.backlogs import roomy
 
 ALPHABET = "abc"
 MAX_MODEL_LEN = 64
@@ -250,7 +251,7 @@ class World:
         )
         self.me = PeerId("processor", 1)
         self.peers = Peers(vocabulary)
-        self.ring = Ring(self.peers, ProcessorMetrics(), patience=1e9)
+        self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9)
         self.peers.events = self.ring
         self.client = ClientStream("")
         self.received: list[inference_pb2.GenerateResponse] = []

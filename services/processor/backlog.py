@@ -1,0 +1,135 @@
+"""Requests that this processor took and no engine has begun to compute: how many, and how long one more would wait.
+
+A request that would wait too long is refused here, before anything is done for it. The time is estimated from how fast
+tokens flow while requests wait, and how many of them a request has: tokens flow evenly, whereas requests begin and end
+in bursts. It takes in whatever holds the engines up: full batches, a full KV cache, other processors' requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.ring.events import Code, Refused
+from services.ring.shares import Shares
+
+_MEMORY = 5.0
+"""Seconds after which a measurement of the speed counts e times less."""
+_LEAST_MEASURED = 1.0
+"""Seconds of waiting without a pause before the speed is believed."""
+_LONGEST_PAUSE = 1.0
+"""Seconds without tokens that count at most: an engine that was gone has not become slow."""
+_FORGOTTEN = 0.02
+"""How much less the tokens of requests count with each one that has ended since."""
+_RETRY_MS = (100, 30_000)
+"""What the refused are told, at least and at most."""
+_RETRY_UNKNOWN_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogLimits:
+    """What may wait."""
+
+    max_requests: int
+    max_seconds: float
+    """Longest wait that a request is taken for."""
+
+
+class Backlog:
+    """Counts who waits, by tenant: engines serve waiting tenants in turns, so each waits for its own requests."""
+
+    def __init__(self, limits: BacklogLimits) -> None:
+        self._limits = limits
+        self._places = Shares(limits.max_requests)
+        self._waiting: dict[str, str] = {}
+        """Tenants by ring id."""
+        self._speed = _Speed()
+        self._fresh_tokens = 0
+        """Computed since the last look."""
+        self._request_tokens = self._requests = 0.0
+
+    def check(self, tenant: str, timeout: float | None) -> None:
+        """Raise ``Refused`` where one more request of ``tenant``, which has ``timeout`` seconds, would wait in vain."""
+        if not self._places.has_room(tenant, 1):
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"{self._places.held(tenant)} requests of this tenant wait for an engine, and "
+                f"{self._limits.max_requests - self._places.total} more may: expected at most as many as may",
+                self._retry_after_ms(tenant),
+            )
+        seconds = self._wait(tenant, 1)
+        if seconds is None:
+            return
+        if timeout is not None and seconds > timeout:
+            problem = f"longer than its time of {timeout:.1f} s"
+        elif seconds > self._limits.max_seconds:
+            problem = f"expected at most {self._limits.max_seconds:g} s"
+        else:
+            return
+        message = f"it would wait {seconds:.1f} s for an engine: {problem}"
+        raise Refused(Code.RESOURCE_EXHAUSTED, message, self._retry_after_ms(tenant))
+
+    def enter(self, ring_id: str, tenant: str, now: float) -> None:
+        """A request was taken."""
+        if not self._waiting:
+            self._speed.begin(now)
+        self._waiting[ring_id] = tenant
+        self._places.take(tenant, 1)
+
+    def leave(self, ring_id: str) -> None:
+        """An engine has begun it, or it has ended. Idempotent."""
+        if (tenant := self._waiting.pop(ring_id, None)) is not None:
+            self._places.give_back(tenant, 1)
+
+    def computed(self, tokens: int) -> None:
+        """So many tokens, of prompts and outputs, came from engines."""
+        self._fresh_tokens += tokens
+
+    def ended(self, tokens: int) -> None:
+        """A request that an engine had begun has ended, with so many tokens in all."""
+        self._request_tokens += tokens - _FORGOTTEN * self._request_tokens
+        self._requests += 1 - _FORGOTTEN * self._requests
+
+    def tick(self, now: float) -> None:
+        """Measure the speed. Call a few times a second."""
+        if self._fresh_tokens:
+            self._speed.add(self._fresh_tokens, now)
+            self._fresh_tokens = 0
+
+    def _wait(self, tenant: str, more: int) -> float | None:
+        """Seconds until those of ``tenant`` that wait, and ``more``, have begun; None while that is not known."""
+        speed = self._speed.per_second()
+        if not self._waiting or not speed or not self._requests:
+            return None
+        requests = self._places.held(tenant) + more
+        tenants = len(self._places) + (not self._places.held(tenant))
+        return requests * tenants * self._request_tokens / self._requests / speed
+
+    def _retry_after_ms(self, tenant: str) -> int:
+        """By then half of those that wait have begun."""
+        seconds = self._wait(tenant, 0)
+        least, most = _RETRY_MS
+        return _RETRY_UNKNOWN_MS if seconds is None else round(min(max(500 * seconds, least), most))
+
+
+class _Speed:
+    """Tokens per second, lately."""
+
+    def __init__(self) -> None:
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """Measure from here on."""
+        self._tokens = self._seconds = 0.0
+        self._last = now
+
+    def add(self, tokens: int, now: float) -> None:
+        """So many came since the last time."""
+        decay = math.exp(-min(now - self._last, _LONGEST_PAUSE) / _MEMORY)
+        self._tokens = self._tokens * decay + tokens
+        self._seconds = self._seconds * decay + _MEMORY * (1 - decay)
+        self._last = now
+
+    def per_second(self) -> float | None:
+        """None until it has been measured for long enough."""
+        return self._tokens / self._seconds if self._seconds >= _LEAST_MEASURED else None

@@ -1,0 +1,132 @@
+"""Who would wait too long is refused, by what is known of the engines' speed; others are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.processor.backlog import Backlog, BacklogLimits
+from services.ring.events import Code, Refused, Status
+
+TICK = 0.05
+
+
+class Clock:
+    """A backlog whose engines compute ``speed`` tokens a second."""
+
+    def __init__(self, max_requests: int = 1000, max_seconds: float = 10.0) -> None:
+        self.backlog = Backlog(BacklogLimits(max_requests, max_seconds))
+        self.now = 100.0
+        self.taken = 0
+
+    def take(self, count: int, tenant: str = "") -> list[str]:
+        names = [f"{tenant}-{self.taken + number}" for number in range(count)]
+        self.taken += count
+        for name in names:
+            self.backlog.check(tenant, None)
+            self.backlog.enter(name, tenant, self.now)
+        return names
+
+    def compute(self, seconds: float, speed: float, request_tokens: int = 50) -> None:
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            self.backlog.computed(round(speed * TICK))
+            self.backlog.ended(request_tokens)
+            self.backlog.tick(self.now)
+
+    def refusal(self, tenant: str = "", timeout: float | None = None) -> Status | None:
+        try:
+            self.backlog.check(tenant, timeout)
+        except Refused as refused:
+            return refused.status
+        return None
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_request_is_taken_while_its_wait_is_within_the_limit(clock: Clock) -> None:
+    clock.take(50)
+    clock.compute(seconds=3, speed=1000)  # 20 requests a second: 50 wait 2.5 s
+    taken = 50
+    while (status := clock.refusal()) is None:
+        clock.take(1)
+        taken += 1
+    assert taken == pytest.approx(200, abs=3), "they wait 10 s"
+    assert status.code is Code.RESOURCE_EXHAUSTED
+    assert status.message.startswith("it would wait 10.")
+    assert status.retry_after_ms == pytest.approx(5000, rel=0.02), "half of the queue"
+
+
+def test_a_request_that_would_wait_longer_than_its_time_is_refused_at_once(clock: Clock) -> None:
+    clock.take(50)
+    clock.compute(seconds=3, speed=1000)
+    assert clock.refusal(timeout=3.0) is None
+    status = clock.refusal(timeout=2.0)
+    assert status is not None
+    assert "longer than its time of 2.0 s" in status.message
+
+
+def test_slow_and_fast_engines_are_told_apart_within_seconds(clock: Clock) -> None:
+    clock.take(100)
+    clock.compute(seconds=3, speed=10_000)
+    assert clock.refusal(timeout=1.0) is None
+    clock.compute(seconds=15, speed=500)
+    assert clock.refusal(timeout=1.0) is not None
+    clock.compute(seconds=15, speed=10_000)
+    assert clock.refusal(timeout=1.0) is None
+
+
+def test_an_engine_that_was_gone_is_not_taken_for_slow(clock: Clock) -> None:
+    clock.take(100)
+    clock.compute(seconds=5, speed=1000)
+    clock.now += 60.0
+    clock.compute(seconds=1, speed=1000)
+    assert clock.refusal() is None
+
+
+def test_what_trickles_while_nobody_waits_says_nothing_about_the_speed(clock: Clock) -> None:
+    for _ in range(20):
+        (name,) = clock.take(1)
+        clock.compute(seconds=0.2, speed=20)
+        clock.backlog.leave(name)
+        clock.compute(seconds=0.8, speed=20)
+    clock.take(400)
+    assert clock.refusal(timeout=1.0) is None
+
+
+def test_a_tenant_waits_for_its_own_requests_and_its_turn(clock: Clock) -> None:
+    clock.take(150, "flood")
+    clock.compute(seconds=3, speed=1000)
+    assert clock.refusal("flood", timeout=2.0) is not None
+    assert clock.refusal("other", timeout=0.11) is None, "two tenants in turns, 50 ms each"
+    assert clock.refusal("other", timeout=0.09) is not None
+
+
+def test_a_flood_leaves_places_to_others() -> None:
+    clock = Clock(max_requests=100)
+    clock.take(50, "flood")
+    status = clock.refusal("flood")
+    assert status is not None
+    assert status.code is Code.RESOURCE_EXHAUSTED
+    assert status.retry_after_ms == 1000, "the speed is not known"
+    clock.take(25, "other")
+    assert clock.refusal("other") is not None
+    clock.take(12, "third")
+
+
+def test_places_are_free_again_once_and_nothing_is_kept(clock: Clock) -> None:
+    small = Clock(max_requests=10)
+    names = small.take(5)
+    assert small.refusal() is not None
+    for _ in range(2):
+        small.backlog.leave(names[0])
+    small.backlog.leave("nobody")
+    small.take(1)
+    assert small.refusal() is not None
+    for number in range(1000):
+        for name in clock.take(1, f"tenant {number}"):
+            clock.backlog.leave(name)
+    assert not clock.backlog._waiting
+    assert len(clock.backlog._places) == 0
