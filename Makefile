@@ -15,7 +15,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format stubs proto-baseline bench clean
+.PHONY: help setup demo test chaos lint format stubs proto-baseline bench clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(FULL)  ## start the three services with the bundled model and stream an 
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
+	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"

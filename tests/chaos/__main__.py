@@ -1,0 +1,35 @@
+"""``python -m tests.chaos``: break everything for a while, and say what came of it. Exits 1 if anything was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from tests.chaos.run import Options, run
+
+
+def main() -> int:
+    """Read the options, run, report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of chaos (default: 600)")
+    parser.add_argument("--seed", type=int, default=None, help="of the faults and the load (default: drawn)")
+    parser.add_argument("--report", type=Path, default=None, help="write the report there, as JSON")
+    parser.add_argument("--keep", type=Path, default=None, help="a short path for the services' logs, which stay")
+    parser.add_argument("--no-rolling", action="store_true", help="leave out the rolling restart")
+    parser.add_argument("--concurrency", type=int, default=12, help="requests at a time (default: 12)")
+    given = parser.parse_args()
+    seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    options = Options(seed, given.seconds, not given.no_rolling, given.concurrency, keep=given.keep)
+    report = asyncio.run(run(options))
+    print("\n".join(report.lines()))
+    if given.report is not None:
+        report.write(given.report)
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

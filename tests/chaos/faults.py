@@ -1,0 +1,145 @@
+"""What goes wrong, and when: a schedule that depends on its seed alone, so that a seed replays it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.chaos.fleet import Fleet
+
+SPARE = 5.0
+"""Seconds before a process that was killed is killed again, so that it may have begun to serve."""
+RESTART_AFTER = 0.2
+_SHARES = {"engine": 5, "detokenizer": 3, "processor": 2}
+"""How often each service is hit, beside the others."""
+
+
+class Kind(StrEnum):
+    """Of faults."""
+
+    KILL = "kill"
+    HANG = "hang"
+    CUT = "cut"
+    DELAY = "delay"
+    HOLD = "hold"
+    DRAIN = "drain"
+
+
+PER_MINUTE = {Kind.KILL: 12.0, Kind.HANG: 5.0, Kind.CUT: 8.0, Kind.DELAY: 4.0, Kind.HOLD: 2.0, Kind.DRAIN: 1.5}
+"""Ten minutes have 120 kills and 50 hangs."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    at: float
+    """Seconds after the beginning."""
+    kind: Kind
+    target: str
+    """Of a process, or of a wire ``from>to``."""
+    seconds: float = 0.0
+    """How long it lasts, if it does."""
+    strength: float = 0.0
+    """Of a delay, seconds."""
+
+
+def schedule(seed: int, seconds: float, fleet: Fleet) -> list[Fault]:
+    """Every kind at its rate, evenly spread."""
+    random_ = random.Random(seed)
+    faults = []
+    for kind, rate in PER_MINUTE.items():
+        count = round(rate * seconds / 60)
+        faults += [(kind, (index + random_.random()) * seconds / count) for index in range(count)]
+    faults.sort(key=lambda fault: fault[1])
+    targets = _Targets(random_, fleet)
+    return [targets.fault(kind, at) for kind, at in faults]
+
+
+class _Targets:
+    """Chooses what each fault happens to."""
+
+    def __init__(self, random_: random.Random, fleet: Fleet) -> None:
+        self._random = random_
+        self._wires = sorted(fleet.wires)
+        self._names = fleet.names
+        self._died_at: dict[str, float] = {}
+
+    def fault(self, kind: Kind, at: float) -> Fault:
+        random_ = self._random
+        match kind:
+            case Kind.KILL | Kind.DRAIN:
+                target = self._process(at, "engine", "detokenizer")
+                self._died_at[target] = at
+                return Fault(at, kind, target)
+            case Kind.HANG:
+                # Shorter and longer than the 2 s after which a peer is suspected, and the 15 s of keepalive.
+                longest = random_.choice([1.5, 1.5, 4.0, 6.0, 6.0, 18.0])
+                return Fault(at, kind, self._process(at, *_SHARES), random_.uniform(longest / 3, longest))
+            case Kind.CUT:
+                return Fault(at, kind, random_.choice(self._wires))
+            case Kind.DELAY:
+                return Fault(at, kind, random_.choice(self._wires), random_.uniform(1, 5), random_.uniform(0.02, 0.5))
+            case Kind.HOLD:
+                return Fault(at, kind, random_.choice(self._wires), random_.choice([1.0, 4.0, 18.0]))
+
+    def _process(self, at: float, *kinds: str) -> str:
+        (kind,) = self._random.choices(kinds, [_SHARES[kind] for kind in kinds])
+        names = self._names[kind]
+        rested = [name for name in names if at - self._died_at.get(name, -SPARE) >= SPARE]
+        return self._random.choice(rested or names)
+
+
+class Injector:
+    """Carries a schedule out."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.done: Counter[str] = Counter()
+        """Faults so far, by kind, and by kind and service."""
+
+    async def run(self, faults: list[Fault]) -> None:
+        """Return when the last fault is over."""
+        start = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as tasks:
+            for fault in faults:
+                await asyncio.sleep(max(0.0, start + fault.at - asyncio.get_running_loop().time()))
+                tasks.create_task(self._inject(fault))
+
+    async def _inject(self, fault: Fault) -> None:
+        self.done.update(_labels(fault))
+        match fault.kind:
+            case Kind.KILL:
+                self._fleet.processes[fault.target].kill()
+                await asyncio.sleep(RESTART_AFTER)
+                self._fleet.processes[fault.target].start()
+            case Kind.DRAIN:
+                await self._fleet.processes[fault.target].drain()
+                self._fleet.processes[fault.target].start()
+            case Kind.HANG:
+                await self._fleet.processes[fault.target].hang(fault.seconds)
+            case _:
+                await self._disturb(fault)
+
+    async def _disturb(self, fault: Fault) -> None:
+        wire = self._fleet.wires[fault.target]
+        match fault.kind:
+            case Kind.CUT:
+                wire.cut()
+                return
+            case Kind.DELAY:
+                wire.delay = fault.strength
+            case Kind.HOLD:
+                wire.hold()
+        await asyncio.sleep(fault.seconds)
+        wire.release()
+
+
+def _labels(fault: Fault) -> Iterator[str]:
+    yield fault.kind
+    if ">" not in fault.target:
+        yield f"{fault.kind} {fault.target.partition('-')[0]}"

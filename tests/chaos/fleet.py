@@ -1,0 +1,200 @@
+"""The ring under test: real processes of every service on unix sockets, each link between two of them a wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from services.ring.identity import CONTRACT_VERSION
+from services.runtime.channels import check_health, open_channel
+from services.runtime.incarnation import new_incarnation
+from services.runtime.variables import PARENT_VARIABLE
+from tests.chaos.relay import Wire
+from tests.ring import MODEL, ROOT
+
+START_TIMEOUT = 120.0
+STOP_MARGIN = 20.0
+DRAIN_GRACE = 2.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a service holds when it should hold nothing."""
+
+    ledgers: int = 0
+    blocks: int = 0
+    running: int = 0
+    waiting: int = 0
+    live_requests: int = 0
+
+    @property
+    def nothing(self) -> bool:
+        return self == Held()
+
+
+class Process:
+    """One service, in all of its lives."""
+
+    def __init__(self, name: str, socket: Path, log: Path, flags: list[str]) -> None:
+        self.name, self.socket, self.log = name, socket, log
+        self.kind = name.partition("-")[0]
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+        self._hung_until = 0.0
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.socket}"
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Begin a life, unless it has one."""
+        if self.alive:
+            return
+        command = [sys.executable, "-m", "services.cli", self.kind, "--name", self.name, "--uds", str(self.socket)]
+        command += ["--no-metrics", "--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self._flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, env={**environment, PARENT_VARIABLE: str(os.getpid())}
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.alive:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it without a word."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def hang(self, seconds: float) -> None:
+        """Stop it for a while; another hang meanwhile makes that longer."""
+        process = self._process
+        self._hung_until = max(self._hung_until, time.monotonic() + seconds)
+        self.signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        if self._process is process and time.monotonic() >= self._hung_until:
+            self.signal(signal.SIGCONT)
+
+    async def drain(self) -> int:
+        """Have it end as an operator would; returns its exit code."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        end = time.monotonic() + DRAIN_GRACE + STOP_MARGIN
+        while self.alive and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        if self.alive:
+            self.kill()
+        return self._process.returncode if self._process is not None else 0
+
+
+class Fleet:
+    """Use as an async context manager."""
+
+    def __init__(self, directory: Path, processors: int = 2, detokenizers: int = 2, engines: int = 3) -> None:
+        self._directory = directory
+        counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
+        self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
+        self.wires: dict[str, Wire] = {}
+        self.processes: dict[str, Process] = {}
+        for name in (name for names in self.names.values() for name in names):
+            flags = self._flags(name)
+            self.processes[name] = Process(name, directory / f"{name}.sock", directory / f"{name}.log", flags)
+
+    def _flags(self, name: str) -> list[str]:
+        kind = name.partition("-")[0]
+        if kind == "engine":
+            return ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"]
+        flags = ["--engines", self._wires(name, "engine")]
+        if kind == "processor":
+            flags += ["--detokenizers", self._wires(name, "detokenizer"), "--patience", "120"]
+        return flags
+
+    def _wires(self, name: str, kind: str) -> str:
+        """Addresses of wires from a process to all of one kind."""
+        addresses = []
+        for target in self.names[kind]:
+            wire = Wire(
+                f"{name}>{target}", self._directory / f"{name}.{target}.sock", self._directory / f"{target}.sock"
+            )
+            self.wires[wire.name] = wire
+            addresses.append(f"unix:{wire.path}")
+        return ",".join(addresses)
+
+    @property
+    def fronts(self) -> list[str]:
+        """Addresses of the processors."""
+        return [self.processes[name].address for name in self.names["processor"]]
+
+    async def __aenter__(self) -> Fleet:
+        for wire in self.wires.values():
+            await wire.start()
+        for process in self.processes.values():
+            process.start()
+        await self.wait_serving(*self.processes)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+        for wire in self.wires.values():
+            wire.close()
+
+    async def wait_serving(self, *names: str) -> None:
+        """Return when all of these say that they serve."""
+        end = time.monotonic() + START_TIMEOUT
+        for name in names:
+            process = self.processes[name]
+            async with open_channel(process.address) as channel:
+                while await check_health(channel, seconds=1.0) != "SERVING":
+                    assert time.monotonic() < end, f"{name} does not serve:\n{process.log.read_text()[-4000:]}"
+                    await asyncio.sleep(0.05)
+
+    async def heal(self) -> None:
+        """End every fault, and start what is not there."""
+        for wire in self.wires.values():
+            wire.release()
+        for process in self.processes.values():
+            process.signal(signal.SIGCONT)
+            process.start()
+        await self.wait_serving(*self.processes)
+
+    async def held(self, name: str) -> Held:
+        """What an engine or a detokenizer holds now."""
+        process = self.processes[name]
+        async with open_channel(process.address) as channel:
+            if process.kind == "engine":
+                stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+                load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=10)).load
+                return Held(load.ledgers, load.blocks_used, load.running, load.waiting)
+            return Held(live_requests=await _live_requests(channel))
+
+
+async def _live_requests(channel: grpc.aio.Channel) -> int:
+    """Of a detokenizer: it tells whoever subscribes."""
+    hello = link_pb2.Hello(name="chaos", incarnation=new_incarnation(), contract_version=CONTRACT_VERSION)
+    stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+    call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=10)
+    try:
+        while not (frame := await call.read()).HasField("load"):
+            pass
+        return int(frame.load.live_requests)
+    finally:
+        call.cancel()

@@ -1,0 +1,161 @@
+"""What became of one request, and what is wrong with it beside the right answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ringline import Admitted, Continued, Delta, Event, Finished, FinishReason, PromptLogprobs, Usage
+
+
+class Fault(StrEnum):
+    """How an answer may be wrong."""
+
+    LOST = "lost"
+    """It failed, or lacks tokens."""
+    DUPLICATED = "duplicated"
+    """It has tokens twice."""
+    ALTERED = "altered"
+    """Other tokens, text, log probabilities or ends."""
+    WRONG_USAGE = "wrong usage"
+    STUCK = "stuck"
+    """It did not end in time."""
+
+
+@dataclass
+class Answer:
+    """One choice."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[object] = field(default_factory=list)
+    end: tuple[FinishReason, int | str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A gap in a stream, and what for."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """All that one request brought, as it came."""
+
+    choices: dict[int, Answer] = field(default_factory=dict)
+    prompt_logprobs: list[object] = field(default_factory=list)
+    usage: Usage | None = None
+    error: str = ""
+    """What it failed with."""
+    stuck: bool = False
+    broken: list[str] = field(default_factory=list)
+    """Rules of the stream that were broken."""
+    pauses: list[Pause] = field(default_factory=list)
+    continued: int = 0
+    not_identical: int = 0
+    first_token: float | None = None
+    """Seconds from the beginning."""
+    began: float = field(default_factory=time.monotonic)
+    _heard: float = field(default_factory=time.monotonic)
+    _reason: str | None = None
+
+    @property
+    def num_ids(self) -> int:
+        """Tokens so far."""
+        return sum(len(answer.ids) for answer in self.choices.values())
+
+    def take(self, event: Event) -> None:
+        """Add one event."""
+        match event:
+            case Delta():
+                self._delta(event)
+            case Finished():
+                answer = self.choices.setdefault(event.choice, Answer())
+                if answer.end is not None:
+                    self.broken.append(f"choice {event.choice} ended twice")
+                answer.end = (event.reason, event.stop)
+            case PromptLogprobs():
+                if event.offset != len(self.prompt_logprobs):
+                    self.broken.append(f"log probabilities of the prompt from {event.offset}")
+                self.prompt_logprobs += event.logprobs
+            case Continued():
+                self.continued += 1
+                self.not_identical += not event.identical
+                self._reason = event.reason
+            case Admitted():
+                self._heard = time.monotonic()
+
+    def _delta(self, delta: Delta) -> None:
+        now = time.monotonic()
+        if self.first_token is None:
+            self.first_token = now - self.began
+        if self._reason is not None:
+            self.pauses.append(Pause(now - self._heard, self._reason))
+            self._reason = None
+        self._heard = now
+        answer = self.choices.setdefault(delta.choice, Answer())
+        if delta.position != len(answer.ids):
+            word = "again" if delta.position < len(answer.ids) else "too far on"
+            self.broken.append(f"position {delta.position} {word}, at {len(answer.ids)}")
+        if answer.end is not None:
+            self.broken.append(f"choice {delta.choice} went on behind its end")
+        answer.ids += delta.token_ids
+        answer.text += delta.text
+        answer.logprobs += delta.logprobs or ()
+
+
+def faults_of(outcome: Outcome, right: Outcome, *, cancelled: bool) -> dict[Fault, str]:
+    """What is wrong with an outcome, and how, in words. One that the client cancelled may end anywhere."""
+    found: dict[Fault, str] = {}
+    if outcome.stuck:
+        found[Fault.STUCK] = "no end in time"
+    if outcome.error:
+        found[Fault.LOST] = outcome.error
+    for rule in outcome.broken:
+        found[Fault.DUPLICATED if "again" in rule or "twice" in rule else Fault.LOST] = rule
+    partial = cancelled or bool(found)
+    for choice, expected in right.choices.items():
+        _compare(choice, outcome.choices.get(choice, Answer()), expected, partial, found)
+    for choice in outcome.choices.keys() - right.choices.keys():
+        found[Fault.ALTERED] = f"choice {choice} was not asked for"
+    if not partial:
+        _compare_whole(outcome, right, found)
+    return found
+
+
+def _compare(choice: int, answer: Answer, expected: Answer, partial: bool, found: dict[Fault, str]) -> None:
+    count = len(answer.ids)
+    if answer.ids != expected.ids[:count]:
+        at = next((i for i, pair in enumerate(zip(answer.ids, expected.ids, strict=False)) if pair[0] != pair[1]), None)
+        if at is None:
+            found[Fault.DUPLICATED] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
+        else:
+            found[Fault.ALTERED] = f"choice {choice} differs from token {at} on"
+    elif answer.logprobs != expected.logprobs[: len(answer.logprobs)]:
+        found[Fault.ALTERED] = f"choice {choice} has other log probabilities"
+    elif partial:
+        if not expected.text.startswith(answer.text):
+            found[Fault.ALTERED] = f"choice {choice} has other text"
+    elif count < len(expected.ids):
+        found[Fault.LOST] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
+    elif len(answer.logprobs) != len(expected.logprobs):
+        found[Fault.LOST] = f"choice {choice} lacks log probabilities"
+    elif answer.text != expected.text:
+        found[Fault.ALTERED] = f"choice {choice} has other text"
+    elif answer.end != expected.end:
+        found[Fault.ALTERED] = f"choice {choice} ended with {answer.end} instead of {expected.end}"
+
+
+def _compare_whole(outcome: Outcome, right: Outcome, found: dict[Fault, str]) -> None:
+    if outcome.prompt_logprobs != right.prompt_logprobs:
+        found[Fault.ALTERED] = "the prompt has other log probabilities"
+    if _without_cached(outcome.usage) != _without_cached(right.usage):
+        found[Fault.WRONG_USAGE] = f"{outcome.usage} instead of {right.usage}"
+
+
+def _without_cached(usage: Usage | None) -> tuple[int, int] | None:
+    """What was cached depends on where the request went first."""
+    return None if usage is None else (usage.prompt_tokens, usage.completion_tokens)

@@ -1,0 +1,138 @@
+"""What a run showed: for people as lines, for machines as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.load import Tally
+from tests.chaos.logs import Findings
+from tests.chaos.outcome import Fault
+
+
+@dataclass
+class Phase:
+    """One part of a run."""
+
+    name: str
+    seconds: float
+    tally: Tally
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    seed: int
+    faults: dict[str, int] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    calm_first_token: float = 0.0
+    """Median, seconds, while nothing went wrong."""
+    left: dict[str, Any] = field(default_factory=dict)
+    """By service: what it still held after all had ended."""
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    """Of services that were told to end and did not do so with 0."""
+    logs: Findings = field(default_factory=Findings)
+
+    @property
+    def requests(self) -> int:
+        return sum(phase.tally.requests for phase in self.phases)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that should not have been, in words; none, if the run went well."""
+        found = []
+        for phase in self.phases:
+            found += [f"{phase.name}: {detail}" for detail in phase.tally.details]
+            if phase.tally.not_identical:
+                found.append(f"{phase.name}: {phase.tally.not_identical} went on without being identical")
+        found += [f"left at {name}: {held}" for name, held in self.left.items()]
+        found += [f"{name} ended with {code}" for name, code in self.exit_codes.items()]
+        return found + self.logs.errors
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the single pauses."""
+        return {
+            "seed": self.seed,
+            "requests": self.requests,
+            "faults_injected": self.faults,
+            "phases": {phase.name: _phase_json(phase) for phase in self.phases},
+            "calm_first_token_ms": round(1000 * self.calm_first_token, 1),
+            "left": {name: asdict(held) for name, held in self.left.items()},
+            "exit_codes": self.exit_codes,
+            "suspected": self.logs.suspected,
+            "trusted_again": self.logs.trusted_again,
+            "log_errors": self.logs.errors,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
+        lines = [f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}"]
+        for phase in self.phases:
+            lines += _phase_lines(phase)
+        lines.append(f"first token while nothing goes wrong: {1000 * self.calm_first_token:.0f} ms")
+        lines.append(f"peers suspected {self.logs.suspected} times, trusted again {self.logs.trusted_again} times")
+        lines.append(f"left behind: {self.left or 'no ledgers, no blocks, no requests'}")
+        lines += [f"PROBLEM {problem}" for problem in self.problems]
+        return lines
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of all are not above; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _pauses(tally: Tally) -> dict[str, list[float]]:
+    """Seconds, by what was lost."""
+    pauses: dict[str, list[float]] = {}
+    for pause in tally.pauses:
+        pauses.setdefault(pause.reason.partition(" ")[0], []).append(pause.seconds)
+    return pauses
+
+
+def _phase_json(phase: Phase) -> dict[str, Any]:
+    tally = phase.tally
+    return {
+        "seconds": round(phase.seconds, 1),
+        "requests": tally.requests,
+        "sorts": dict(tally.sorts),
+        "cancelled": tally.cancelled,
+        "slow_readers": tally.slow,
+        "continued": tally.continued,
+        "not_identical": tally.not_identical,
+        **{fault.replace(" ", "_"): tally.faults[fault] for fault in Fault},
+        "details": tally.details,
+        "pauses_ms": {
+            reason: {
+                "count": len(values),
+                "p50": round(1000 * quantile(values, 0.5), 1),
+                "p99": round(1000 * quantile(values, 0.99), 1),
+                "longest": round(1000 * max(values), 1),
+            }
+            for reason, values in _pauses(tally).items()
+        },
+    }
+
+
+def _phase_lines(phase: Phase) -> list[str]:
+    tally = phase.tally
+    counts = ", ".join(f"{tally.faults[fault]} {fault}" for fault in Fault)
+    lines = [
+        f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
+        f"{tally.slow} read slowly), {tally.continued} times continued: {counts}"
+    ]
+    for reason, values in _pauses(tally).items():
+        lines.append(
+            f"  pause where the {reason} was lost: p50 {1000 * quantile(values, 0.5):.0f} ms, "
+            f"p99 {1000 * quantile(values, 0.99):.0f} ms ({len(values)})"
+        )
+    return lines

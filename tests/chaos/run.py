@@ -1,0 +1,99 @@
+"""A whole run: a calm ring gives the right answers, then everything goes wrong, then every process is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringline import AsyncClient
+
+from tests.chaos.faults import Injector, schedule
+from tests.chaos.fleet import Fleet, Held
+from tests.chaos.load import RETRIES, Load, undisturbed
+from tests.chaos.logs import read_logs
+from tests.chaos.report import Phase, Report, quantile
+from tests.chaos.workload import pool
+
+SETTLE_TIMEOUT = 20.0
+"""Seconds in which services forget what has ended; longer than an orphan's grace."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a run."""
+
+    seed: int
+    seconds: float
+    """Of chaos; the rest takes about a minute more."""
+    rolling: bool = True
+    """Replace every process, one after the other."""
+    concurrency: int = 12
+    pause: float = 0.2
+    keep: Path | None = None
+    """Where logs stay; else they are removed."""
+
+
+async def run(options: Options) -> Report:
+    """Everything; the report says what was wrong."""
+    report = Report(options.seed)
+    async with AsyncExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        fleet = await stack.enter_async_context(Fleet(directory))
+        clients = [await stack.enter_async_context(AsyncClient(front, retries=RETRIES)) for front in fleet.fronts]
+        specs = pool(options.seed)
+        answers = await undisturbed(clients[0], specs, options.concurrency)
+        report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
+        load = Load(clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause)
+        await _chaos(options, fleet, load, report)
+        if options.rolling:
+            await _rolling_restart(fleet, load, report)
+        await load.stop()
+        report.phases.append(Phase("after", 0.0, load.next_phase()))
+        report.left = await _left(fleet)
+        await _end(fleet, report)
+        report.logs = read_logs(process.log for process in fleet.processes.values())
+    return report
+
+
+async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
+    injector, start = Injector(fleet), time.monotonic()
+    await injector.run(schedule(options.seed, options.seconds, fleet))
+    await asyncio.sleep(max(0.0, start + options.seconds - time.monotonic()))
+    await fleet.heal()
+    report.faults = dict(injector.done)
+    report.phases.append(Phase("chaos", time.monotonic() - start, load.next_phase()))
+
+
+async def _rolling_restart(fleet: Fleet, load: Load, report: Report) -> None:
+    """As an operator would: drain, start again, wait until it serves, and on to the next."""
+    start = time.monotonic()
+    for name, process in fleet.processes.items():
+        if (code := await process.drain()) != 0:
+            report.exit_codes[name] = code
+        process.start()
+        await fleet.wait_serving(name)
+    report.phases.append(Phase("rolling restart", time.monotonic() - start, load.next_phase()))
+
+
+async def _left(fleet: Fleet) -> dict[str, Held]:
+    """What engines and detokenizers still hold when nobody asks for anything any more."""
+    end = time.monotonic() + SETTLE_TIMEOUT
+    names = fleet.names["engine"] + fleet.names["detokenizer"]
+    while True:
+        held = {name: await fleet.held(name) for name in names}
+        left = {name: one for name, one in held.items() if not one.nothing}
+        if not left or time.monotonic() > end:
+            return left
+        await asyncio.sleep(0.25)
+
+
+async def _end(fleet: Fleet, report: Report) -> None:
+    """The front first. A processor that held a request would wait for it, and then be cut, which is logged."""
+    for name, process in reversed(fleet.processes.items()):
+        if (code := await process.drain()) != 0:
+            report.exit_codes[name] = code

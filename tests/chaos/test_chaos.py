@@ -1,0 +1,129 @@
+"""A minute of chaos, and that its checker and its schedule are worth something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from ringline import Continued, Delta, Finished, FinishReason, Usage
+
+from tests.chaos.faults import Kind, schedule
+from tests.chaos.fleet import Fleet
+from tests.chaos.outcome import Fault, Outcome, faults_of
+from tests.chaos.run import Options, run
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.timeout(400)
+async def test_nothing_is_lost_in_a_minute_of_chaos() -> None:
+    """Kills, hangs, cuts, delays and half-open links; then every process is replaced under load."""
+    report = await run(Options(seed=1, seconds=30, concurrency=8))
+    print("\n".join(report.lines()))
+    assert not report.problems
+    assert report.faults[Kind.KILL] >= 5
+    assert report.faults[Kind.HANG] >= 2
+    assert sum(phase.tally.continued for phase in report.phases), "no request was hit"
+    assert all(phase.tally.requests for phase in report.phases[:2])
+
+
+def answer(ids: list[int], text: str, *, usage: int | None = None) -> Outcome:
+    outcome = Outcome(usage=Usage(3, 0, len(ids) if usage is None else usage))
+    for position, token_id in enumerate(ids):
+        outcome.take(Delta(0, position, text[position], (token_id,), None))
+    outcome.take(Finished(0, FinishReason.LENGTH, None, None))
+    return outcome
+
+
+RIGHT = answer([7, 8, 9], "abc")
+
+
+def fail(outcome: Outcome) -> None:
+    outcome.error = "Unavailable: gone"
+
+
+def cut_short(outcome: Outcome) -> None:
+    outcome.choices[0].ids.pop()
+
+
+def say_again(outcome: Outcome) -> None:
+    outcome.take(Delta(0, 2, "c", (9,), None))
+
+
+def skip(outcome: Outcome) -> None:
+    outcome.take(Delta(0, 4, "c", (9,), None))
+
+
+def change_token(outcome: Outcome) -> None:
+    outcome.choices[0].ids[1] = 1
+
+
+def change_text(outcome: Outcome) -> None:
+    outcome.choices[0].text = "abd"
+
+
+def change_end(outcome: Outcome) -> None:
+    outcome.choices[0].end = (FinishReason.STOP, 9)
+
+
+def change_logprobs(outcome: Outcome) -> None:
+    outcome.prompt_logprobs.append(0.0)
+
+
+def miscount(outcome: Outcome) -> None:
+    outcome.usage = Usage(3, 0, 4)
+
+
+def never_end(outcome: Outcome) -> None:
+    outcome.stuck = True
+
+
+@pytest.mark.parametrize(
+    ("harm", "fault"),
+    [
+        (fail, Fault.LOST),
+        (cut_short, Fault.LOST),
+        (skip, Fault.LOST),
+        (say_again, Fault.DUPLICATED),
+        (change_token, Fault.ALTERED),
+        (change_text, Fault.ALTERED),
+        (change_end, Fault.ALTERED),
+        (change_logprobs, Fault.ALTERED),
+        (miscount, Fault.WRONG_USAGE),
+        (never_end, Fault.STUCK),
+    ],
+)
+def test_the_checker_finds(harm: Callable[[Outcome], None], fault: Fault) -> None:
+    outcome = deepcopy(RIGHT)
+    assert not faults_of(outcome, RIGHT, cancelled=False)
+    harm(outcome)
+    assert fault in faults_of(outcome, RIGHT, cancelled=False)
+
+
+def test_what_a_client_cancelled_may_be_short_but_not_wrong() -> None:
+    part = Outcome()
+    part.take(Delta(0, 0, "a", (7,), None))
+    assert not faults_of(part, RIGHT, cancelled=True)
+    assert Fault.LOST in faults_of(part, RIGHT, cancelled=False)
+    part.take(Delta(0, 1, "b", (9,), None))
+    assert Fault.ALTERED in faults_of(part, RIGHT, cancelled=True)
+
+
+def test_a_pause_lies_between_two_deltas_and_has_a_reason() -> None:
+    outcome = Outcome()
+    outcome.take(Delta(0, 0, "a", (7,), None))
+    outcome.take(Continued("engine engine-0 was lost", identical=True))
+    outcome.take(Delta(0, 1, "b", (8,), None))
+    outcome.take(Delta(0, 2, "c", (9,), None))
+    assert [pause.reason for pause in outcome.pauses] == ["engine engine-0 was lost"]
+
+
+def test_a_seed_replays_its_faults_and_ten_minutes_have_enough_of_them(tmp_path: Path) -> None:
+    faults = schedule(5, 600, Fleet(tmp_path))
+    assert faults == schedule(5, 600, Fleet(tmp_path)) != schedule(6, 600, Fleet(tmp_path))
+    counts = Counter(fault.kind for fault in faults)
+    assert counts[Kind.KILL] >= 100
+    assert counts[Kind.HANG] >= 40

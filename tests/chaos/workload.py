@@ -1,0 +1,51 @@
+"""What is asked of the ring: a fixed pool of requests of every sort, each with one right answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+TOPICS = ("a small dog", "the king of the hill", "two sisters", "an old boat", "the red ball", "a cat named Tom")
+SHARED = "Once upon a time there was a little girl who lived in a house near the woods with her mother. " * 4
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One request; asked twice, it has the same answer twice."""
+
+    name: str
+    prompt: str | None
+    messages: tuple[dict[str, str], ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """For the client library."""
+        prompt = {"messages": list(self.messages)} if self.messages else {"prompt": self.prompt}
+        return {**prompt, **self.options}
+
+
+def pool(seed: int, per_sort: int = 4) -> list[Spec]:
+    """Requests of every sort, ``per_sort`` of each."""
+    random_ = random.Random(seed)
+    specs = []
+    for index in range(per_sort):
+        topic = random_.choice(TOPICS)
+        text = f"Once upon a time there was {topic}"
+        seeded = {"temperature": 0.9, "top_p": 0.95, "seed": random_.getrandbits(32)}
+        length = {"max_tokens": random_.randint(60, 200), "ignore_eos": True}
+        sorts: dict[str, dict[str, Any]] = {
+            "greedy": {"temperature": 0.0, **length},
+            "seeded": {**seeded, **length},
+            "choices": {**seeded, **length, "n": 3, "max_tokens": 80},
+            "stop": {**seeded, "stop": [" the", "and "], "min_tokens": 30, "max_tokens": 200},
+            "logprobs": {**seeded, "logprobs": 5, "prompt_logprobs": 2, "max_tokens": 60},
+            "penalties": {**seeded, **length, "repetition_penalty": 1.1, "presence_penalty": 0.3, "top_k": 40},
+            "ends": {**seeded, "max_tokens": 300},
+            "long": {**seeded, "ignore_eos": True, "max_tokens": 400},
+        }
+        specs += [Spec(f"{sort}-{index}", text, options=options) for sort, options in sorts.items()]
+        specs.append(Spec(f"prefix-{index}", SHARED + f"One day she met {topic}", options={**seeded, **length}))
+        messages = ({"role": "user", "content": f"Tell me about {topic}."},)
+        specs.append(Spec(f"chat-{index}", None, messages, {**seeded, "max_tokens": 120}))
+    return specs
