@@ -24,8 +24,8 @@ and one line that names the option, the value and what is accepted. A `RINGLINE_
 warned of, with the name it is nearest to; one that another service reads is left to that one.
 
 `ringline serve` takes the options of all three services but those that tell them who and where they are (`--uds`,
-`--name`, `--engines`, `--detokenizers`); `--host`, `--port` and `--metrics-port` are then the processor's, and the
-metrics of the engine and the detokenizer are 10 and 20 ports above it.
+`--name`, `--engines`, `--detokenizers`, `--dns-refresh-interval`); `--host`, `--port` and `--metrics-port` are then the
+processor's, and the metrics of the engine and the detokenizer are 10 and 20 ports above it.
 """
 
 _TABLE_HEAD = ("| flag | variable | default | accepts | what it is |", "|---|---|---|---|---|")

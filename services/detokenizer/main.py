@@ -13,6 +13,7 @@ from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
+from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
@@ -48,17 +49,18 @@ class _Detokenizer:
         self._settings = settings
         self._engines = Engines()
         claims = Claims()
-        self._links = [
-            EngineLink(
+        self._found = Discovery(
+            settings.engines,
+            lambda address: EngineLink(
                 address,
                 me,
                 self._engines,
                 claims,
                 stall_timeout=server.stall_timeout,
                 max_message_bytes=server.max_message_bytes,
-            )
-            for address in settings.engines
-        ]
+            ),
+            interval=settings.discovery.dns_refresh_interval,
+        )
         self._server = Server(server, [SERVICE])
         self._service = DetokenizerService(
             me,
@@ -81,8 +83,7 @@ class _Detokenizer:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for link in self._links:
-                tasks.create_task(link.run())
+            tasks.create_task(self._found.run())
             serving = False
             while True:
                 attached = bool(self._engines.attached)

@@ -46,6 +46,7 @@ class Subscription:
         self._found: PeerId | None = None
         """Who was there last."""
         self._max_message_bytes = max_message_bytes
+        self.up = False
 
     async def run(self) -> None:
         """Keep subscribed until cancelled."""
@@ -72,9 +73,11 @@ class Subscription:
 
     async def _listen(self, call: Any, detokenizer: PeerId, first: detokenizer_pb2.SubscribeResponse) -> None:
         self._owner.detokenizer_up(detokenizer, self.address)
+        self.up = True
         try:
             self._owner.detokenizer_frame(detokenizer, first)
             while (frame := await call.read()) is not grpc.aio.EOF:
                 self._owner.detokenizer_frame(detokenizer, frame)
         finally:
+            self.up = False
             self._owner.detokenizer_down(detokenizer)

@@ -18,6 +18,7 @@ from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
+from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import ProcessorMetrics
@@ -60,21 +61,20 @@ class _Processor:
         self._ring = Ring(self._peers, self._metrics, backlog, patience=settings.patience)
         self._peers.events = self._ring
         claims = Claims()
-        self._links: list[EngineLink | Subscription] = [
-            *(
-                EngineLink(
-                    address,
-                    me,
-                    self._peers,
-                    claims,
-                    stall_timeout=server.stall_timeout,
-                    max_message_bytes=server.max_message_bytes,
-                )
-                for address in settings.engines
+        limits = {"max_message_bytes": server.max_message_bytes}
+        interval = settings.discovery.dns_refresh_interval
+        self._found = [
+            Discovery(
+                settings.engines,
+                lambda address: EngineLink(
+                    address, me, self._peers, claims, stall_timeout=server.stall_timeout, **limits
+                ),
+                interval=interval,
             ),
-            *(
-                Subscription(address, me, self._peers, claims, max_message_bytes=server.max_message_bytes)
-                for address in settings.detokenizers
+            Discovery(
+                settings.detokenizers,
+                lambda address: Subscription(address, me, self._peers, claims, **limits),
+                interval=interval,
             ),
         ]
         self._desk = Desk(vocabulary, self._ring, me)
@@ -105,8 +105,8 @@ class _Processor:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for link in self._links:
-                tasks.create_task(link.run())
+            for peers in self._found:
+                tasks.create_task(peers.run())
             serving = False
             while True:
                 await asyncio.sleep(_TICK)

@@ -7,6 +7,7 @@ Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,19 @@ class ServiceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscoverySettings(_Section):
+    """How peers are found."""
+
+    dns_refresh_interval: float = option(
+        5.0,
+        "How often DNS is asked for the addresses of each name among the peers.",
+        minimum=0.1,
+        maximum=3600,
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -140,11 +154,12 @@ class ProcessorSettings(ServiceSettings):
 
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
     engines: tuple[str, ...] = option(
-        (f"127.0.0.1:{ENGINE_PORT}",), "Addresses of the engines, separated by commas: host:port or unix:path."
+        (f"127.0.0.1:{ENGINE_PORT}",),
+        "The engines, separated by commas: host:port or unix:path. Of a host that is a name, every address is an "
+        "engine's.",
     )
-    detokenizers: tuple[str, ...] = option(
-        (f"127.0.0.1:{DETOKENIZER_PORT}",), "Addresses of the detokenizers, like those of the engines."
-    )
+    detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
@@ -184,8 +199,11 @@ class DetokenizerSettings(ServiceSettings):
 
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DETOKENIZER_PORT))
     engines: tuple[str, ...] = option(
-        (f"127.0.0.1:{ENGINE_PORT}",), "Addresses of the engines, separated by commas: host:port or unix:path."
+        (f"127.0.0.1:{ENGINE_PORT}",),
+        "The engines, separated by commas: host:port or unix:path. Of a host that is a name, every address is an "
+        "engine's.",
     )
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -232,4 +250,27 @@ def valid_address(address: str) -> bool:
     host, colon, port = address.rpartition(":")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         return False
-    return bool(host and colon) and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
+    if not (host and colon and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+        return False
+    try:
+        host.encode("idna")  # what cannot be a name is none for DNS either: labels of 1 to 63 characters
+    except UnicodeError:
+        return False
+    return True
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of ``host:port`` or ``[v6]:port``."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_dns_name(address: str) -> bool:
+    """Whether the host of a valid address is a name, not an IP address (or a socket's path)."""
+    if address.startswith("unix:"):
+        return False
+    try:
+        ipaddress.ip_address(host_and_port(address)[0])
+    except ValueError:
+        return True
+    return False

@@ -57,10 +57,10 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
     await server.start()
     owner, claims = Owner(), Claims()
     with capture_logs() as logs:
-        tasks = {
-            address: asyncio.create_task(Subscription(address, ME, owner, claims, max_message_bytes=1 << 22).run())
-            for address in addresses
+        subscriptions = {
+            address: Subscription(address, ME, owner, claims, max_message_bytes=1 << 22) for address in addresses
         }
+        tasks = {address: asyncio.create_task(each.run()) for address, each in subscriptions.items()}
         async with asyncio.timeout(20):
             # At first they take it from each other, since nobody knows who is there. Soon one has it for good.
             while True:
@@ -70,12 +70,14 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
                 except TimeoutError:
                     break
         used = owner.up
+        assert [address for address, each in subscriptions.items() if each.up] == [used]
         (other,) = set(addresses) - {used}
         warnings = [entry for entry in logs if entry["log_level"] == "warning"]
         assert (other, used) in [(entry["address"], entry["used"]) for entry in warnings]
         tasks.pop(used).cancel()
         async with asyncio.timeout(20):
             assert await owner.news.get() == ("down", used)
+            assert not subscriptions[used].up
             assert await owner.news.get() == ("up", other)
         for task in tasks.values():
             task.cancel()
