@@ -14,11 +14,14 @@ from ringline.types.v1 import link_pb2
 
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
-from services.ring.liveness import Liveness
+from services.ring.liveness import BEAT_INTERVAL, Liveness
 from services.ring.routes import Route, Routes
 from services.runtime.attach_client import EngineLink
 
 log = structlog.get_logger(__name__)
+
+_ASLEEP = 2 * BEAT_INTERVAL
+"""Seconds between two looks at the peers after which it was this process that stood still, not they."""
 
 
 class PeerEvents(Protocol):
@@ -72,6 +75,9 @@ class Peers:
         self._routes = Routes()
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
+        self._watched_at: float | None = None
+        self.suspects: frozenset[PeerId] = frozenset()
+        """Who gives no sign of life: what they have may go elsewhere, and nothing new goes to them."""
 
     def choose(self, engine: PeerId | None = None) -> Route | None:
         """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
@@ -175,12 +181,17 @@ class Peers:
         """Suspect who gives no sign of life, and trust again who does. Call a few times a second."""
         changed = False
         nodes: list[_Engine | _Detokenizer] = [*self._engines.values(), *self._detokenizers.values()]
+        asleep = 0.0 if self._watched_at is None else now - self._watched_at
+        self._watched_at = now
         for node in nodes:
+            if asleep > _ASLEEP:
+                node.liveness.forgive(asleep)
             reason = node.liveness.suspicion(now)
             if (reason is not None) != node.suspected:
                 node.suspected = reason is not None
                 changed |= not node.suspected
                 self._routes.take_work(node.peer, not node.suspected and not node.draining)
                 log.warning("peer suspected" if reason else "peer trusted again", peer=node.peer.name, reason=reason)
+        self.suspects = frozenset(node.peer for node in nodes if node.suspected)
         if changed:
             self.events.routes_changed()

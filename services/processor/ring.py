@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Set
 
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -167,8 +168,24 @@ class Ring:
                 self.end(live.call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
             else:
                 self._route(live, live.reason)
+        if suspects := self._peers.suspects:
+            self._leave(suspects)
 
     # Routing
+
+    def _leave(self, suspects: Set[PeerId]) -> None:
+        """Move what peers have that give no sign of life, as far as there are others. They may yet come back."""
+        for live in list(self._live.values()):
+            if live.route is None:
+                continue
+            engine, detokenizer = live.route.engine, live.route.detokenizer
+            if engine in suspects and (route := self._peers.choose()) is not None:
+                self._forget_at(live)  # heard when it comes back; what it then says is of an earlier epoch
+                live.outage.lost(time.monotonic())
+                self._submit(live, route, f"engine {engine.name} gave no sign of life")
+            elif detokenizer in suspects and (route := self._peers.choose(engine)) is not None:
+                live.outage.lost(time.monotonic())
+                self._redirect(live, route)
 
     def _route(self, live: LiveRequest, reason: str) -> None:
         """Give the request a route: another detokenizer if its engine is there, else another engine."""

@@ -29,6 +29,11 @@ class Liveness:
             self._last_move = now
         self._last_beat, self._steps, self._busy, self._longest_step = now, steps, busy, longest_step
 
+    def forgive(self, seconds: float) -> None:
+        """The watcher itself stood still for so long: what did not arrive then says nothing of the peer."""
+        self._last_beat += seconds
+        self._last_move += seconds
+
     def suspicion(self, now: float) -> str | None:
         """Why the peer is not to be trusted with new work; None if it is."""
         silent = now - self._last_beat

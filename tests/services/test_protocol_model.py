@@ -192,6 +192,15 @@ class ProtocolMachine(RuleBasedStateMachine):
         if heals:
             self.world.heal()
 
+    @rule(name=st.sampled_from(ENGINES + DETOKENIZERS))
+    def peer_is_suspected(self, name: str) -> None:
+        """It may be alive and well, and goes on to speak."""
+        self.world.suspect(name)
+
+    @rule()
+    def peers_are_trusted_again(self) -> None:
+        self.world.trust()
+
     @rule()
     def things_heal(self) -> None:
         self.world.heal()
@@ -223,6 +232,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         for detokenizer in self.lossy:  # streams lose nothing but their end; what lay behind it may have come before
             world.unsubscribe(detokenizer)
         world.heal()
+        world.trust()
         for _ in range(ROUNDS_TO_HEAL):
             world.flow()
             world.client_reads()

@@ -33,6 +33,7 @@ from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Refused, TokenLogprob
 from services.ring.identity import PeerId, ring_id
+from services.ring.liveness import BEAT_LIMIT
 from services.ring.request import RingRequest
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import ProcessorMetrics
@@ -315,6 +316,25 @@ class World:
             if detokenizer.subscriber is None:
                 detokenizer.subscriber = detokenizer.engines.subscribers.add(self.me)
                 self.peers.detokenizer_up(detokenizer.me, detokenizer.me.name)
+
+    def suspect(self, name: str) -> None:
+        """The processor has heard nothing of a peer for a while."""
+        peers = self.peers
+        for node in [*peers._engines.values(), *peers._detokenizers.values()]:
+            if node.peer.name == name:
+                node.liveness._last_beat = time.monotonic() - 2 * BEAT_LIMIT
+        self._look()
+
+    def trust(self) -> None:
+        """The processor hears of everybody."""
+        for node in [*self.peers._engines.values(), *self.peers._detokenizers.values()]:
+            node.liveness.beat(time.monotonic())
+        self._look()
+
+    def _look(self) -> None:
+        self.peers._watched_at = time.monotonic()
+        self.peers.watch(time.monotonic())
+        self.ring.tick(time.monotonic())
 
     # Movements
 

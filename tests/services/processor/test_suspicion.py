@@ -1,0 +1,139 @@
+"""Peers that give no sign of life: what they have moves where that is possible, and a false alarm is harmless."""
+
+from __future__ import annotations
+
+import time
+
+from services.ring.events import Cause
+from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
+from services.ring.routes import Route
+from tests.services.processor.asking import ask, end, events, expected, ids, settle
+from tests.services.ring.world import World
+
+LONG = 60
+
+
+def beat(world: World, now: float, *, but: PeerId) -> None:
+    """Everybody gives a sign of life, except one."""
+    for node in [*world.peers._engines.values(), *world.peers._detokenizers.values()]:
+        if node.peer != but:
+            node.liveness.beat(now)
+
+
+def hang(world: World, peer: PeerId) -> None:
+    """So long that the peer is suspected."""
+    start = time.monotonic()
+    for look in range(round(1.5 * BEAT_LIMIT / BEAT_INTERVAL)):
+        now = start + look * BEAT_INTERVAL
+        beat(world, now, but=peer)
+        world.peers.watch(now)
+    assert world.peers.suspects == {peer}
+    world.ring.tick(time.monotonic())
+
+
+def come_back(world: World, peer: PeerId) -> None:
+    """The peer gives a sign of life."""
+    now = (world.peers._watched_at or 0.0) + BEAT_INTERVAL
+    beat(world, now, but=PeerId("nobody", 1))
+    world.peers.watch(now)
+    assert not world.peers.suspects
+
+
+def begin(world: World) -> Route:
+    """A long request that has a few tokens."""
+    world.ask(ask(max_tokens=LONG))
+    world.flow(tokens=3)
+    world.flow(tokens=3)
+    return route_of(world)
+
+
+def route_of(world: World) -> Route:
+    (live,) = world.ring._live.values()
+    assert live.route is not None
+    return live.route
+
+
+def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
+    route = begin(wide)
+    hung = wide.engines[route.engine.name]
+    hung.core.running.clear()  # it computes nothing, and reads nothing
+    before = [stream for stream in wide.streams() if stream.engine is hung and stream.peer.name == "processor"]
+    (stream,) = before
+    commands, stream.commands = stream.commands, type(stream.commands)()
+    hang(wide, route.engine)
+    assert route_of(wide).engine != route.engine
+    told = list(stream.commands)
+    stream.commands.clear()
+    settle(wide)
+    assert end(wide).cause == Cause.LENGTH
+    assert ids(wide) == expected(LONG)
+    (continued,) = events(wide, "continued")
+    assert continued.continued.identical
+    assert route.engine.name in continued.continued.reason
+    assert hung.board.num_ledgers == 1
+    stream.commands.extend([*commands, *told])  # it was a false alarm
+    come_back(wide, route.engine)
+    settle(wide)
+    assert wide.quiet
+
+
+def test_what_a_falsely_suspected_engine_says_meanwhile_changes_nothing(wide: World) -> None:
+    route = begin(wide)
+    (live,) = wide.ring._live.values()
+    epoch = live.ring.epoch
+    hung = wide.engines[route.engine.name]
+    hung.core.step(7)  # its outputs are on their way
+    hang(wide, route.engine)
+    assert live.ring.epoch == epoch + 1
+    assert not live.lost, "a hang is no crash"
+    settle(wide)
+    assert ids(wide) == expected(LONG)
+    assert end(wide).usage.completion_tokens == LONG
+    assert wide.quiet
+
+
+def test_where_there_is_no_other_engine_requests_stay(world: World) -> None:
+    route = begin(world)
+    hang(world, route.engine)
+    assert route_of(world) == route
+    come_back(world, route.engine)
+    settle(world)
+    assert ids(world) == expected(LONG)
+    assert not events(world, "continued")
+
+
+def test_they_move_as_soon_as_there_is_another(wide: World) -> None:
+    route = begin(wide)
+    (other,) = [name for name in wide.engines if name != route.engine.name]
+    for stream in list(wide.engines[other].streams.values()):
+        wide.detach(stream)
+    hang(wide, route.engine)
+    assert route_of(wide).engine == route.engine
+    wide.heal()
+    for stream in wide.engines[other].streams.values():
+        stream.write()
+        stream.read()
+    wide.ring.tick(time.monotonic())
+    assert route_of(wide).engine.name == other
+
+
+def test_requests_of_a_detokenizer_that_hangs_go_on_at_another(wide: World) -> None:
+    route = begin(wide)
+    hang(wide, route.detokenizer)
+    assert route_of(wide).engine == route.engine
+    assert route_of(wide).detokenizer != route.detokenizer
+    settle(wide)
+    assert ids(wide) == expected(LONG)
+    assert not events(wide, "continued")
+    assert wide.quiet
+
+
+def test_who_stood_still_itself_suspects_nobody(wide: World) -> None:
+    now = time.monotonic()
+    wide.peers.watch(now)
+    wide.peers.watch(now + 3 * BEAT_LIMIT)
+    assert not wide.peers.suspects
+    for look in range(1, 8):
+        wide.peers.watch(now + 3 * BEAT_LIMIT + look * BEAT_INTERVAL)
+    assert len(wide.peers.suspects) == 4, "but then it counts"
