@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import engine, kernels, serve, startup
 from benchmarks.contestants import TRANSFORMERS, Peers
 from benchmarks.limits import Gauge
-from benchmarks.offline import CONTESTS, contend, start_all
+from benchmarks.offline import CONTESTS, contend, end_all_but, start_all
 from benchmarks.report import Row, document, print_table, write_json
 from benchmarks.results_page import write_page
 from benchmarks.roofline import ModelCost
@@ -71,7 +71,8 @@ def offline(setting: Setting) -> Tables:
         workers, started = start_all(specs, setting.logs, stack)
         tables["first starts"] = started.rows
         gauge, cost = Gauge(), ModelCost.of(model)
-        for contest in CONTESTS:
+        for number, contest in enumerate(CONTESTS):
+            end_all_but({name for later in CONTESTS[number:] for name in later.engines}, workers)
             rows, ratios = contend(contest, workers, cost, gauge, setting.rounds)
             print_table(rows, contest.name)
             tables["figures"] += rows

@@ -17,7 +17,8 @@ LLAMA_CPP, LLAMA_CPP_Q8 = "llama.cpp", "llama.cpp Q8_0"
 TRANSFORMERS = "transformers"
 
 _ROOT = Path(__file__).resolve().parents[1]
-_KV_CACHE_GIB = "4"
+_KV_CACHE_GIB = "2"
+"""Enough for the largest batch; each engine takes it at once, and several are there at a time."""
 _MOST_TOKENS = 2048
 
 
@@ -42,9 +43,13 @@ class Peers:
 
     @property
     def vllm_environment(self) -> dict[str, str]:
-        """All cores for vLLM, which otherwise keeps one free."""
+        """All cores for vLLM, which otherwise keeps one free; and patience with a step in which it was paused."""
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        return {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB}
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB,
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "36000",
+        }
 
     def specs(self, model: Path) -> list[WorkerSpec]:
         """Everyone who can compute ``model`` here; ours first."""

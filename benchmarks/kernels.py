@@ -30,10 +30,8 @@ from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.roofline import Cost
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.choice import choose_attention
-from engine_core.layers.activation import silu_and_mul
 from engine_core.layers.choice import choose_layers
-from engine_core.layers.norm import RMSNorm
-from engine_core.layers.rotary import RopeParameters, Rotary, rotate
+from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.request import SamplingParams
 from engine_core.worker.sampler import Sampler, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
@@ -131,16 +129,20 @@ def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
 
 def small_operations() -> Iterator[Kernel]:
     """What lies between the products of a layer."""
-    norm = RMSNorm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6)
+    layers, _ = choose_layers((16,), _HEAD_DIM, torch.bfloat16, None)
+    norm = layers.norm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6)
+    head_norms = (torch.ones(_HEAD_DIM, dtype=torch.bfloat16), torch.ones(_HEAD_DIM, dtype=torch.bfloat16))
+    rotation = layers.rotation(_HEADS, _KV_HEADS, head_norms, 1e-6)
     rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, torch.device("cpu"))
     for rows in (1, 16, 64, 256, 1024):
         x = torch.randn(rows, _HIDDEN).bfloat16()
         yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [partial(norm, x)])
-        heads = torch.randn(rows, _HEADS + _KV_HEADS, _HEAD_DIM).bfloat16()
+        heads = torch.randn(rows, _HEADS + 2 * _KV_HEADS, _HEAD_DIM).bfloat16()
         cos, sin = rotary.angles(torch.arange(rows))
-        yield Kernel("rope", rows, Cost(2 * heads.nbytes), [partial(rotate, heads, cos, sin)])
+        turned = heads.nbytes * (_HEADS + _KV_HEADS) // (_HEADS + 2 * _KV_HEADS)
+        yield Kernel("qk-norm and rope", rows, Cost(2 * turned), [partial(rotation, heads, cos, sin)])
         gate_up = torch.randn(rows, 2 * _INNER).bfloat16()
-        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [partial(silu_and_mul, gate_up)])
+        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [partial(layers.silu_and_mul, gate_up)])
 
 
 def samplers() -> Iterator[Kernel]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,25 +69,39 @@ def start_all(specs: Sequence[WorkerSpec], logs: Path, stack: contextlib.ExitSta
     return workers, Start(rows)
 
 
+def end_all_but(names: Collection[str], workers: dict[str, Worker]) -> None:
+    """End the engines that are done: together they take most of a machine's memory."""
+    for name in [name for name in workers if name not in names]:
+        workers.pop(name).close()
+
+
 def contend(
     contest: Contest, workers: dict[str, Worker], cost: ModelCost, gauge: Gauge, rounds: int
 ) -> tuple[list[Row], list[Row]]:
-    """Figures of every engine, and ratios of every pair (ours over theirs) within the rounds."""
-    taking: dict[str, Callable[[int], _Taken]] = {
-        name: _taker(contest, workers[name]) for name in contest.engines if name in workers
-    }
-    for take in taking.values():
-        take(-1)  # compiles and touches what a first round would
+    """Figures of every engine, and ratios of every pair (ours over theirs) within the rounds.
+
+    An engine that dies is taken out of ``workers``, and has no figures here.
+    """
     limits: list[Limits] = []
 
-    def with_limits(take: Callable[[int], _Taken]) -> Callable[[int], _Taken]:
-        def taken(number: int) -> _Taken:
-            limits.append(gauge.take())
-            return take(number)
+    def taker(name: str) -> Callable[[int], _Taken | None]:
+        def take(number: int) -> _Taken | None:
+            if name not in workers:
+                return None
+            try:
+                limits.append(gauge.take())
+                return _take(contest, workers[name], number)
+            except WorkerError as error:
+                print(error, flush=True)
+                workers.pop(name).close()
+                return None
 
-        return taken
+        return take
 
-    taken = interleave(rounds, {name: with_limits(take) for name, take in taking.items()})
+    for name in contest.engines:
+        taker(name)(-1)  # compiles and touches what a first round would
+    rounds_of = interleave(rounds, {name: taker(name) for name in contest.engines if name in workers})
+    taken = {name: [t for t in rounds_of[name] if t is not None] for name in rounds_of if name in workers}
     middle = Limits(
         Figure.of(limit.bandwidth for limit in limits).median, Figure.of(limit.flops for limit in limits).median
     )
@@ -95,15 +109,12 @@ def contend(
     return rows, _ratios(contest, taken)
 
 
-def _taker(contest: Contest, worker: Worker) -> Callable[[int], _Taken]:
-    def take(number: int) -> _Taken:
-        seed = 2 * (number + 2)
-        prefill = None
-        if contest.decode:
-            prefill = worker.run(replace(contest.work, output=1, seed=seed)).seconds
-        return _Taken(prefill, worker.run(replace(contest.work, seed=seed + 1)).seconds)
-
-    return take
+def _take(contest: Contest, worker: Worker, number: int) -> _Taken:
+    seed = 2 * (number + 2)
+    prefill = None
+    if contest.decode:
+        prefill = worker.run(replace(contest.work, output=1, seed=seed)).seconds
+    return _Taken(prefill, worker.run(replace(contest.work, seed=seed + 1)).seconds)
 
 
 def _rates(contest: Contest, taken: Sequence[_Taken]) -> dict[str, list[float]]:
