@@ -6,6 +6,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
 from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
+from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
 
@@ -58,7 +59,7 @@ class NativeAttention(AttentionBackend):
     ) -> torch.Tensor:
         query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
         num_rows, num_heads, head_dim = query.shape
-        output = query.new_empty(num_rows, num_heads * head_dim)
+        output = empty(num_rows, num_heads * head_dim, query.dtype)
         arguments = self._arguments
         if metadata is not self._metadata:
             self._begin_step(metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 
 import torch
 
@@ -142,6 +143,42 @@ class Int8Packing(ctypes.Structure):
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("input_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class OperationKind(enum.IntEnum):
+    """``RinglineOperationKind`` of cpu/interface.h."""
+
+    ATTEND = 0
+    MULTIPLY = 1
+    NORMALIZE = 2
+    ROTATE = 3
+    GATE = 4
+    MULTIPLY_INT8 = 5
+
+
+class Operation(ctypes.Structure):
+    """``RinglineOperation`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("kernels", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("more_arguments", ctypes.c_void_p),
+    )
+
+
+class Step(ctypes.Structure):
+    """``RinglineStep`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("query_starts", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("num_seqs", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
 

@@ -20,9 +20,13 @@ from engine_core.kernels.arguments import (
     KernelTable,
     LinearArguments,
     NormArguments,
+    Operation,
+    OperationKind,
     RotationArguments,
+    Step,
 )
 from engine_core.kernels.build import LIBRARY, source_digest
+from engine_core.kernels.capture import capturable
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
 """Those that the kernels are compiled for, best first."""
@@ -38,7 +42,7 @@ class KernelsUnavailableError(Exception):
 class CpuKernels:
     """The kernels for one instruction set: each returns 0, or 1 when there was no memory.
 
-    They release the interpreter's lock.
+    They release the interpreter's lock, and can be captured (see capture.py).
     """
 
     instruction_set: str
@@ -49,11 +53,15 @@ class CpuKernels:
     normalize: Callable[[NormArguments], int]
     rotate: Callable[[RotationArguments], int]
     silu_and_multiply: Callable[[GateArguments], int]
+    replay: Callable[..., int]
+    """Makes captured calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Kernels:
-    """The kernels of 8-bit linear layers for one instruction set. They release the interpreter's lock."""
+    """The kernels of 8-bit linear layers for one instruction set. They release the interpreter's lock, and ``linear``
+    can be captured.
+    """
 
     instruction_set: str
     linear: Callable[[Int8Weight, Int8Call], int]
@@ -71,7 +79,14 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
     chosen, address = _find(library.ringline_kernels, candidates)
     table = KernelTable.from_address(address)
     return CpuKernels(
-        chosen, digest[:8], table.attention, table.linear, table.normalize, table.rotate, table.silu_and_multiply
+        chosen,
+        digest[:8],
+        capturable(OperationKind.ATTEND, address, table.attention),
+        capturable(OperationKind.MULTIPLY, address, table.linear),
+        capturable(OperationKind.NORMALIZE, address, table.normalize),
+        capturable(OperationKind.ROTATE, address, table.rotate),
+        capturable(OperationKind.GATE, address, table.silu_and_multiply),
+        library.ringline_replay,
     )
 
 
@@ -84,7 +99,8 @@ def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path
     candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
     chosen, address = _find(library.ringline_int8_kernels, candidates)
     functions = Int8KernelTable.from_address(address)
-    return Int8Kernels(chosen, functions.linear, functions.pack)
+    linear = capturable(OperationKind.MULTIPLY_INT8, address, functions.linear)
+    return Int8Kernels(chosen, linear, functions.pack)
 
 
 def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
@@ -96,6 +112,7 @@ def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+    library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
     library.ringline_source_digest.restype = ctypes.c_char_p
     digest = library.ringline_source_digest().decode()
     if digest != source_digest():

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from engine_core.attention.base import AttentionMetadata
+
 
 class LinearLayer(Protocol):
     """y = x · Wᵀ + b."""
@@ -65,6 +67,23 @@ class HeadRotation(Protocol):
         """
 
 
+class DecoderStack(Protocol):
+    """What is between a model's embedding and its head."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, H] of ``hidden`` [T, H], valid until the next call; ``cos`` and ``sin`` are [T, 1, D / 2] float32.
+
+        ``kv_caches`` has one cache per layer.
+        """
+
+
 class Layers(ABC):
     """Makes the layers of a model. Whoever passes a weight lets go of it: what is needed is copied."""
 
@@ -96,3 +115,7 @@ class Layers(ABC):
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        """What does the same as ``stack``, which was made of these layers, with less to do between them."""
+        return stack

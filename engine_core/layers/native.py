@@ -14,10 +14,12 @@ from engine_core.kernels.arguments import (
     NormArguments,
     RotationArguments,
 )
+from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels, Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
-from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.base import DecoderStack, EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
 from engine_core.layers.embedding import PackedEmbedding
+from engine_core.layers.graph import KernelGraph
 from engine_core.layers.quantized import Int8Linear
 
 _UNIT = 16
@@ -58,7 +60,7 @@ class NativeLinear:
     ) -> torch.Tensor:
         """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         x = x.contiguous()
-        y = x.new_empty(x.shape[0], self.out_features, dtype=dtype)
+        y = empty(x.shape[0], self.out_features, dtype or x.dtype)
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
         arguments.residual = None if residual is None else residual.data_ptr()
@@ -95,7 +97,7 @@ class NativeNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``x`` [T, H]."""
         x = x.contiguous()
-        y = torch.empty_like(x)
+        y = empty(x.shape[0], x.shape[1], x.dtype)
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
         arguments.num_threads = torch.get_num_threads()
@@ -180,13 +182,16 @@ class NativeLayers(Layers):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        output = gate_up.new_empty(rows, width)
+        output = empty(rows, width, gate_up.dtype)
         arguments = self._gate
         arguments.gate_up, arguments.output = gate_up.data_ptr(), output.data_ptr()
         arguments.rows, arguments.width, arguments.number_type = rows, width, NUMBER_TYPES[gate_up.dtype]
         arguments.num_threads = torch.get_num_threads()
         self._kernels.silu_and_multiply(arguments)
         return output
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        return KernelGraph(stack, self._kernels.replay)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call, Int8Packing, Int8Weight
+from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
 
@@ -83,7 +84,7 @@ class Int8Linear:
         """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = x.new_empty(x.shape[0], self.out_features, dtype=dtype)
+        y = empty(x.shape[0], self.out_features, dtype or x.dtype)
         call = Int8Call(
             x.data_ptr(),
             x.stride(0),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
-from engine_core.layers.base import EmbeddingLayer, Layers, LinearLayer
+from engine_core.layers.base import EmbeddingLayer, Layers, LinearLayer, NormLayer
 from engine_core.layers.embedding import Embedding
 from engine_core.layers.rotary import Rotary
 from engine_core.loading.weights import Weights
@@ -53,16 +54,20 @@ class DecoderForCausalLM(CausalLM):
             self.lm_head = layers.linear(weights.take("lm_head.weight"), None)
         del table
         self.rotary = Rotary(shape.rope, shape.head_dim, device)
-        self.layers = [
-            DecoderLayer(shape, weights, f"model.layers.{index}", attention, layers)
-            for index in range(shape.num_layers)
-        ]
-        self.norm = layers.norm(weights.take("model.norm.weight"), shape.rms_norm_eps)
+        self._layers = layers
+        self._set_stack(
+            LayersAndNorm(
+                [
+                    DecoderLayer(shape, weights, f"model.layers.{index}", attention, layers)
+                    for index in range(shape.num_layers)
+                ],
+                layers.norm(weights.take("model.norm.weight"), shape.rms_norm_eps),
+            )
+        )
 
     @property
     def weight_bytes(self) -> int:
-        ends = self.embedding.nbytes + self.lm_head.nbytes + self.norm.nbytes
-        return ends + sum(layer.nbytes for layer in self.layers)
+        return self.embedding.nbytes + self.lm_head.nbytes + self._stack.nbytes
 
     def forward(
         self,
@@ -71,18 +76,15 @@ class DecoderForCausalLM(CausalLM):
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        hidden = self.embedding(input_ids)
         cos, sin = self.rotary.angles(positions)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, cos, sin, kv_cache, metadata)
-        return self.norm(hidden)
+        return self._run_stack(self.embedding(input_ids), cos, sin, kv_caches, metadata)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden, dtype=torch.float32)
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         return KVCacheSpec(
-            num_layers=len(self.layers),
+            num_layers=len(self._stack.layers),
             num_kv_heads=self._shape.num_kv_heads,
             head_dim=self._shape.head_dim,
             block_size=block_size,
@@ -91,8 +93,39 @@ class DecoderForCausalLM(CausalLM):
 
     def first_layers(self, count: int) -> Self:
         model = copy.copy(self)
-        model.layers = self.layers[:count]
+        model._set_stack(LayersAndNorm(self._stack.layers[:count], self._stack.norm))
         return model
+
+    def _set_stack(self, stack: LayersAndNorm) -> None:
+        self._stack = stack
+        self._run_stack = self._layers.captured(stack)
+
+
+class LayersAndNorm:
+    """All layers, and the norm behind them."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], norm: NormLayer) -> None:
+        """To be called in that order."""
+        self.layers = layers
+        self.norm = norm
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights."""
+        return self.norm.nbytes + sum(layer.nbytes for layer in self.layers)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, H] of ``hidden`` [T, H]."""
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, cos, sin, kv_cache, metadata)
+        return self.norm(hidden)
 
 
 class DecoderLayer:

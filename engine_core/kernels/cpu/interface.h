@@ -103,4 +103,32 @@ struct RinglineInt8Call {
     int32_t num_threads;
 };
 
+enum RinglineOperationKind {
+    kRinglineAttend,
+    kRinglineMultiply,
+    kRinglineNormalize,
+    kRinglineRotate,
+    kRinglineGate,
+    kRinglineMultiplyInt8,
+};
+
+// A captured call: a kernel of a table (see variants.h) and what it was called with.
+struct RinglineOperation {
+    int32_t kind;
+    const void* kernels;
+    const void* arguments;
+    const void* more_arguments;  // of kernels that take two
+};
+
+// What captured calls are told anew: everything that differs from step to step. As in RinglineAttention.
+struct RinglineStep {
+    const int32_t* query_starts;
+    const int32_t* seq_lens;
+    const int32_t* block_tables;
+    int64_t block_table_stride;
+    int64_t rows;
+    int32_t num_seqs;
+    int32_t num_threads;
+};
+
 }  // extern "C"

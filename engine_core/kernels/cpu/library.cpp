@@ -1,7 +1,7 @@
 // What the library exports: its kernels, by instruction set.
 #include <cstring>
 
-#include "variants.h"
+#include "replay.h"
 
 #define RINGLINE_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -42,6 +42,13 @@ RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction
     if (equal(instruction_set, "avx2")) return has_avx2() ? &int8_kernels_avx2 : nullptr;
 #endif
     return equal(instruction_set, "portable") ? &int8_kernels_portable : nullptr;
+}
+
+// Runs calls in order; returns 0, or 1 when there was no memory.
+RINGLINE_EXPORT int ringline_replay(const RinglineOperation* operations, int64_t count, const RinglineStep* step) {
+    for (int64_t i = 0; i < count; ++i)
+        if (replay(operations[i], *step) != 0) return 1;
+    return 0;
 }
 
 // Which sources it was built from: see engine_core/kernels/build.py.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.attention.torch_tiled import TorchTiledAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.layers.base import Layers
@@ -30,23 +30,30 @@ def layers_of(checkpoint: Checkpoint) -> Layers:
 
 
 def load(
-    directory: Path, dtype: str = "float32", quantization: str | None = None, layers: Layers | None = None
+    directory: Path,
+    dtype: str = "float32",
+    quantization: str | None = None,
+    layers: Layers | None = None,
+    attention: AttentionBackend | None = None,
 ) -> CausalLM:
-    """The checkpoint's model, with attention by torch; ``layers``: default the ones that an engine would choose."""
+    """The checkpoint's model; by default with attention by torch, and the ``layers`` that an engine would choose."""
     checkpoint = open_at(directory, dtype=dtype, quantization=quantization)
-    return build_model(checkpoint, TorchTiledAttention(), layers or layers_of(checkpoint), CPU)
+    return build_model(checkpoint, attention or TorchTiledAttention(), layers or layers_of(checkpoint), CPU)
 
 
 class Driver:
     """A model with a cache of scattered blocks, poisoned with NaN until written."""
 
-    def __init__(self, model: CausalLM, lengths: Sequence[int], seed: int = 0) -> None:
-        """``lengths``: the most tokens that each sequence will have."""
+    def __init__(
+        self, model: CausalLM, lengths: Sequence[int], seed: int = 0, attention: AttentionBackend | None = None
+    ) -> None:
+        """``lengths``: the most tokens that each sequence will have. ``attention``: what the model was loaded with."""
         self.model = model
         blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         order = torch.randperm(sum(blocks) + 5, generator=torch.Generator().manual_seed(seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        self.caches = TorchTiledAttention.allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
+        allocate = (attention or TorchTiledAttention()).allocate
+        self.caches = allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
         for cache in self.caches:
             cache.fill_(torch.nan)
         self.computed = [0] * len(lengths)

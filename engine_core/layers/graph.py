@@ -1,0 +1,103 @@
+"""A model's layers as one call: captured when a step is larger than those before, replayed in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.attention.base import AttentionMetadata
+from engine_core.kernels.arguments import Step
+from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
+from engine_core.layers.base import DecoderStack
+
+_LEAST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """The calls, between what they read and what they put out."""
+
+    captured: Captured
+    hidden: torch.Tensor
+    """[rows, H], like the others for as many rows as the pool has."""
+    cos: torch.Tensor
+    sin: torch.Tensor
+    output: torch.Tensor
+    kv_caches: list[torch.Tensor]
+
+    def fits(self, rows: int, kv_caches: list[torch.Tensor]) -> bool:
+        """Whether it can be replayed for so many rows, on these caches."""
+        return rows <= self.captured.pool.max_rows and kv_caches is self.kv_caches
+
+    def replay(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """The output for these inputs; valid until the next replay."""
+        rows = len(hidden)
+        for target, source in ((self.hidden, hidden), (self.cos, cos), (self.sin, sin)):
+            target[:rows].copy_(source.view(rows, -1))
+        tables = metadata.block_tables
+        self.captured.replay(
+            Step(
+                metadata.query_starts.data_ptr(),
+                metadata.seq_lens.data_ptr(),
+                tables.data_ptr(),
+                tables.stride(0),
+                rows,
+                len(metadata.seq_lens),
+                torch.get_num_threads(),
+            )
+        )
+        return self.output[:rows]
+
+
+class KernelGraph:
+    """Does what a stack of layers does. Where not only native kernels compute, the stack itself is called."""
+
+    def __init__(self, stack: DecoderStack, replay: Callable[..., int]) -> None:
+        """``replay`` is the library's that has the kernels."""
+        self._stack = stack
+        self._replay = replay
+        self._graph: _Graph | None = None
+        self._capturable = True
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """As ``DecoderStack`` says."""
+        graph = self._graph
+        if self._capturable and (graph is None or not graph.fits(len(hidden), kv_caches)):
+            graph = self._graph = self._capture(hidden, cos, kv_caches, metadata)
+        if graph is None:
+            return self._stack(hidden, cos, sin, kv_caches, metadata)
+        return graph.replay(hidden, cos, sin, metadata)
+
+    def _capture(
+        self, hidden: torch.Tensor, cos: torch.Tensor, kv_caches: list[torch.Tensor], metadata: AttentionMetadata
+    ) -> _Graph | None:
+        """The graph for steps of that many rows, or of twice as many as so far; None if there can be none."""
+        rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
+        self._graph = None  # its memory is free before more is taken
+        pool = BufferPool(max(rows, _LEAST_ROWS, 2 * most if rows > most else 0))
+        captured = Captured(pool, self._replay)
+        own_hidden, own_cos, own_sin = (pool.take(rows, x.shape[-1], x.dtype) for x in (hidden, cos, cos))
+        try:
+            with capturing(captured):
+                output = self._stack(own_hidden, own_cos.view(cos.shape), own_sin.view(cos.shape), kv_caches, metadata)
+        except NotCapturableError:
+            self._capturable = False
+            return None
+        own_hidden, own_cos, own_sin, output = (_all_rows(x, pool) for x in (own_hidden, own_cos, own_sin, output))
+        return _Graph(captured, own_hidden, own_cos, own_sin, output, kv_caches)
+
+
+def _all_rows(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
+    """As many rows as there is memory for, of which ``x`` has the first."""
+    return x.as_strided((pool.max_rows, x.shape[-1]), (x.shape[-1], 1))

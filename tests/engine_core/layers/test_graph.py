@@ -1,0 +1,145 @@
+"""Captured layers put out the very bits that the layers themselves would, in steps of every size, on any cache."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.attention.native import NativeAttention
+from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
+from engine_core.kernels.library import load_int8_kernels, load_kernels
+from engine_core.layers.base import DecoderStack
+from engine_core.layers.graph import KernelGraph
+from engine_core.layers.native import NativeLayers
+from engine_core.models.base import CausalLM
+from tests.engine_core.models.driver import Driver, load
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+
+ATTENTION = NativeAttention(load_kernels())
+LENGTHS = (130, 3, 40)
+
+
+class Uncaptured(NativeLayers):
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        return stack
+
+
+class Watched(NativeLayers):
+    """Counts how often the layers themselves are called: once for each capture, if all is well."""
+
+    calls = 0
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        def counted(*arguments):
+            self.calls += 1
+            return stack(*arguments)
+
+        return super().captured(counted)
+
+
+def steps(model: CausalLM, seed: int) -> torch.Tensor:
+    """All logits of three sequences, computed in steps of random sizes; threads change, too."""
+    rng = random.Random(seed)
+    driver = Driver(model, LENGTHS, attention=ATTENTION)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while unfinished := [s for s, ids in enumerate(sequences) if driver.computed[s] < len(ids)]:
+        torch.set_num_threads(rng.choice([1, 2]))
+        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        work = [(s, sequences[s][driver.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen]
+        for (s, _), rows in zip(work, driver.step(work), strict=True):
+            logits[s].append(rows)
+    return torch.cat([rows for sequence in logits for rows in sequence])
+
+
+@pytest.fixture(autouse=True)
+def restored_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "quantization"),
+    [
+        ("qwen3-tied-head-dim", "bfloat16", None),
+        ("qwen3-mha-biases", "float32", "int8"),
+        ("llama-mha-tied-biases", "float16", None),
+        ("mistral-mqa-head-dim", "bfloat16", "int8"),
+    ],
+)
+@torch.inference_mode()
+def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
+    directory = save_model(make_model(CASES[case]), tmp_path)
+    kernels = (load_kernels(), load_int8_kernels() if quantization else None)
+    watched = Watched(*kernels)
+    captured, plain = (
+        load(directory, dtype, quantization, layers=layers, attention=ATTENTION)
+        for layers in (watched, Uncaptured(*kernels))
+    )
+    for seed in range(4):
+        assert torch.equal(steps(captured, seed), steps(plain, seed))
+    assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+@torch.inference_mode()
+def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
+    directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
+
+    class Doubling(NativeLayers):
+        def captured(self, stack: DecoderStack) -> DecoderStack:
+            return super().captured(lambda hidden, *rest: stack(hidden * 2.0, *rest))
+
+    class DoublingPlain(NativeLayers):
+        def captured(self, stack: DecoderStack) -> DecoderStack:
+            return lambda hidden, *rest: stack(hidden * 2.0, *rest)
+
+    a, b = (load(directory, layers=layers(load_kernels()), attention=ATTENTION) for layers in (Doubling, DoublingPlain))
+    assert torch.equal(steps(a, 0), steps(b, 0))
+
+
+@torch.inference_mode()
+def test_a_capture_names_what_it_cannot_hold() -> None:
+    x = torch.ones(2)
+    captured = Captured(BufferPool(4), load_kernels().replay)
+    with pytest.raises(NotCapturableError, match=r"aten\.mul"), capturing(captured):
+        x * 2
+
+
+def test_memory_is_used_anew_once_nobody_has_it() -> None:
+    pool = BufferPool(8)
+    first = pool.take(2, 16, torch.bfloat16)
+    view = first.view(2, 4, 4)[1:, :2]
+    second = pool.take(2, 16, torch.bfloat16)
+    addresses = {first.data_ptr(), second.data_ptr()}
+    assert len(addresses) == 2
+    del first
+    third = pool.take(2, 16, torch.bfloat16)
+    assert third.data_ptr() not in addresses, "a view is left"
+    del view
+    assert pool.take(2, 16, torch.bfloat16).data_ptr() in addresses
+
+
+def _output(output: torch.Tensor, *_: object) -> torch.Tensor:
+    return output
+
+
+def test_a_graph_that_is_gone_leaves_no_memory() -> None:
+    """Nor waits for the garbage collector: a model is let go of when its memory is needed."""
+    gc.collect()
+    gc.disable()
+    try:
+        pool = BufferPool(1 << 16)
+        graph = KernelGraph(partial(_output, pool.take(1, 64, torch.float32)), load_kernels().replay)
+        gone = [weakref.ref(pool), weakref.ref(graph)]
+        del pool, graph
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
