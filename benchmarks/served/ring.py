@@ -60,7 +60,7 @@ def serve(model: Path, flags: Sequence[str], logs: Path) -> Iterator[Ring]:
 def _first_token(address: str, process: subprocess.Popen[bytes], begun: float, log: Path) -> float:
     """Seconds until a request sent as soon as possible has its token."""
     while process.poll() is None and time.monotonic() < begun + _START_TIMEOUT:
-        with contextlib.suppress(ringline.RingError), ringline.Client(address) as client:
+        with contextlib.suppress(ringline.RingError), ringline.Client(address, patience=0) as client:
             client.generate(token_ids=[100] * 16, max_tokens=1, temperature=0.0, ignore_eos=True)
             return time.monotonic() - begun
         time.sleep(0.02)

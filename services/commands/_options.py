@@ -15,8 +15,10 @@ from services.runtime.variables import ADDRESS_VARIABLE, unknown_variables
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
-_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving")
+_NO_CONNECTION = ("connections to all backends failing", "errors resolving")
 """How gRPC's own words begin where nobody answers; what a person can use of them is the end."""
+PATIENCE = 3.0
+"""Seconds for which a command at the terminal looks for a server: who mistyped an address waits for them."""
 
 
 def token_ids(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import ringline
 
-from services.commands._options import address_option, describe, generation_options, server_errors, to_options
+from services.commands._options import PATIENCE, address_option, describe, generation_options, server_errors, to_options
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
 
@@ -20,7 +20,7 @@ HELP = "/system TEXT sets the system message, /reset forgets the conversation, /
 @generation_options
 def chat(address: str, system: str | None, **flags: Any) -> None:
     """Talk to the model."""
-    with ringline.Client(address) as client:
+    with ringline.Client(address, patience=PATIENCE) as client:
         with server_errors(address):
             model = next((model for model in client.models() if flags["model"] in (None, model.name)), None)
         if model is None:

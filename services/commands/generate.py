@@ -12,6 +12,7 @@ import click
 import ringline
 
 from services.commands._options import (
+    PATIENCE,
     address_option,
     generation_options,
     server_errors,
@@ -55,7 +56,7 @@ def generate(
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     messages = _messages(system, text) if chat and text is not None else None
-    with ringline.Client(address) as client:
+    with ringline.Client(address, patience=PATIENCE) as client:
         with usage_errors():
             stream = client.stream(None if chat else text, messages=messages, token_ids=ids, **options)
         with server_errors(address), stream:

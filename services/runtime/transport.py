@@ -39,9 +39,9 @@ def server_options(max_message_bytes: int) -> Options:
         # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
         # bound one connection could hold any number of handlers.
         ("grpc.max_concurrent_streams", 4096),
-        # Clients may ping as often as ours do, with room for jitter; by default the server takes a ping more often
-        # than every five minutes for abuse and closes the connection (too_many_pings).
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
+        # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     )
 
 

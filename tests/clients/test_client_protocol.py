@@ -58,7 +58,7 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
             terminal(completion=3),
         )
     )
-    outcome = await ask(logprobs=2)
+    outcome = await ask(logprobs=2, return_prompt_token_ids=True)
     unpacked = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))), TokenLogprob(-1.5, 2, ((7, -0.25), (8, -1.5))))
     assert outcome.events[1:3] == [Prefill(2, 1), PromptLogprobs(0, unpacked)]
     assert outcome.events[4] == Continued("engine died", identical=True)

@@ -1,4 +1,4 @@
-"""What the library tries again by itself: only what the server had not admitted, and not for ever."""
+"""What the library tries again by itself before a server has admitted it, and not for ever."""
 
 import asyncio
 import time
@@ -8,7 +8,6 @@ import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
-from ringline.types.v1 import output_pb2
 
 from tests.clients.scripted import (
     Abort,
@@ -19,7 +18,6 @@ from tests.clients.scripted import (
     play,
     refusal,
     serving,
-    status,
     terminal,
 )
 
@@ -40,28 +38,28 @@ async def test_what_failed_before_admission_is_tried_again(server, ask, failure)
     assert len(server.service.requests) == 3
 
 
-async def test_attempts_are_bounded(server, ask):
+async def test_patience_bounds_the_attempts(server, ask):
     server.plays(play(refusal(UNAVAILABLE, "down")))
-    outcome = await ask()
+    outcome = await ask(client_options={"patience": 0.2})
     assert type(outcome.error) is ringline.Unavailable
-    assert len(server.service.requests) == 3
-    outcome = await ask(client_options={"retries": 0})
+    assert outcome.error.partial is None
+    tried = len(server.service.requests)
+    assert tried > 1
+    outcome = await ask(client_options={"patience": 0})
     assert type(outcome.error) is ringline.Unavailable
-    assert len(server.service.requests) == 4
+    assert len(server.service.requests) == tried + 1
 
 
-async def test_what_was_admitted_is_not_tried_again(server, ask):
-    error = status(UNAVAILABLE, "the engine died")
-    server.plays(play(admitted(), terminal(output_pb2.FINISH_CAUSE_ERROR, completion=0, error=error)), hello)
-    outcome = await ask()
-    assert type(outcome.error) is ringline.Unavailable
-    assert outcome.error.partial.usage.prompt_tokens == 3
-    assert len(server.service.requests) == 1
+@pytest.mark.parametrize("options", [{"patience": -1}, {"patience": float("nan")}, {"retries": -1}])
+@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+def test_bounds_that_mean_nothing_are_refused(kind, options):
+    with pytest.raises(ringline.InvalidRequest):
+        kind("localhost:1", **options)
 
 
 async def test_a_call_that_ends_well_without_a_word_is_not_success(server):
     server.plays(play(Cut()))
-    with ringline.Client(server.address) as client, pytest.raises(ringline.Truncated):
+    with ringline.Client(server.address, patience=0) as client, pytest.raises(ringline.Truncated):
         await asyncio.to_thread(client.generate, "Hi")
     assert len(server.service.requests) == 1
 
@@ -111,10 +109,10 @@ async def test_nobody_listening_is_unavailable(kind):
     async with serving(ScriptedInference()) as served:
         address = served.address
     if kind is ringline.Client:
-        with kind(address) as client, pytest.raises(ringline.Unavailable):
+        with kind(address, patience=0.3) as client, pytest.raises(ringline.Unavailable):
             await asyncio.to_thread(client.generate, "Hi")
     else:
-        async with kind(address) as client:
+        async with kind(address, patience=0.3) as client:
             outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
         assert len({id(outcome) for outcome in outcomes}) == 20

@@ -126,7 +126,7 @@ async def test_a_refusal_without_an_id_is_found_by_its_ordinal(server):
 
 async def test_a_broken_session_fails_its_requests_and_is_reopened(server):
     server.plays(forever, play(Abort(grpc.StatusCode.UNAVAILABLE)), hello)
-    async with ringline.AsyncClient(server.address, retries=0) as client:
+    async with ringline.AsyncClient(server.address, patience=0) as client:
         admitted_one = client.stream("Hi")
         await anext(admitted_one)
         with pytest.raises(ringline.Unavailable) as unadmitted:
@@ -292,7 +292,7 @@ async def test_whatever_ends_the_reader_nobody_waits_for_ever(server, monkeypatc
 
     monkeypatch.setattr("ringline.link.Exchange.take", broken)
     server.plays(hello)
-    async with ringline.AsyncClient(server.address, retries=0) as client:
+    async with ringline.AsyncClient(server.address, patience=0) as client:
         with pytest.raises(ringline.Unavailable):
             await asyncio.wait_for(client.generate("Hi"), 20)
 

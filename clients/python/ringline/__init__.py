@@ -5,7 +5,8 @@
 """
 
 from ringline.aio import AsyncClient
-from ringline.client import Client, Stream
+from ringline.aio_stream import AsyncStream
+from ringline.client import Client
 from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
@@ -31,9 +32,11 @@ from ringline.results import (
     Model,
     Prefill,
     PromptLogprobs,
+    Resumed,
     Tokenization,
 )
-from ringline.session import AsyncStream, Session
+from ringline.session import Session
+from ringline.stream import Stream
 
 __all__ = [
     "Admitted",
@@ -61,6 +64,7 @@ __all__ = [
     "Prefill",
     "PromptLogprobs",
     "ProtocolError",
+    "Resumed",
     "RingError",
     "ServerError",
     "Session",

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 
 import grpc
 
+from ringline.aio_stream import AsyncStream
 from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
-from ringline.errors import from_rpc
+from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.link import SessionCall
 from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
-from ringline.retry import Backoff, Deadline
-from ringline.session import AsyncStream, Session
+from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.servers import Servers, split_addresses
+from ringline.session import Session
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+
+
+class _Connection(NamedTuple):
+    channel: grpc.aio.Channel
+    stub: InferenceServiceAsyncStub
 
 
 class AsyncClient:
@@ -36,32 +43,27 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        retries: int = 2,
+        patience: float = 30.0,
+        retries: int = 3,
         retry_overloaded: bool = False,
     ) -> None:
         """As ``Client``."""
-        self._address = address
+        self._policy = RetryPolicy(patience, retries, retry_overloaded)
+        self._addresses = split_addresses(address)
         self._credentials = credentials
         self._metadata = metadata_pairs(metadata)
         self._timeout = timeout
-        self._retries = retries
-        self._retry_overloaded = retry_overloaded
-        self._channel: grpc.aio.Channel | None = None
+        self._connected: Servers[_Connection] | None = None
         self._session = self.session()
 
     def session(self) -> Session:
         """A Session of its own beside the client's: one stream, which need not wait for the other's messages."""
-        return Session(
-            self._open_session,
-            timeout=self._timeout,
-            retries=self._retries,
-            retry_overloaded=self._retry_overloaded,
-        )
+        return Session(self._servers, self._open_session, timeout=self._timeout, policy=self._policy)
 
     async def generate(
         self,
@@ -95,7 +97,7 @@ class AsyncClient:
         """As ``Client.tokenize``."""
         timeout = options.pop("timeout", self._timeout)
         request = build_tokenize(text, messages, options)
-        return tokenization_from(await self._call(self._stub().Tokenize, request, timeout))
+        return tokenization_from(await self._call(lambda stub: stub.Tokenize, request, timeout))
 
     async def detokenize(
         self,
@@ -106,17 +108,18 @@ class AsyncClient:
     ) -> str:
         """As ``Client.detokenize``."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
-        return (await self._call(self._stub().Detokenize, request, self._timeout)).text
+        return (await self._call(lambda stub: stub.Detokenize, request, self._timeout)).text
 
     async def models(self) -> tuple[Model, ...]:
         """As ``Client.models``."""
-        return models_from(await self._call(self._stub().ListModels, pb.ListModelsRequest(), self._timeout))
+        return models_from(await self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     async def close(self) -> None:
-        """End every request that is under way and the connection."""
+        """End every request that is under way and the connections."""
         await self._session.close()
-        if self._channel is not None:
-            await self._channel.close()
+        if self._connected is not None:
+            for connection in self._connected.connections():
+                await connection.channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,26 +129,41 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _open_session(self) -> SessionCall:
-        return self._stub().Session(metadata=self._metadata)
+    def _open_session(self, connection: _Connection) -> SessionCall:
+        return connection.stub.Session(metadata=self._metadata)
 
     async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, seconds: float | None
+        self,
+        method: Callable[[InferenceServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
+        request: _Request,
+        seconds: float | None,
     ) -> _Response:
         deadline = Deadline(seconds)
-        backoff = Backoff(self._retries, self._retry_overloaded, deadline)
+        attempts = Attempts(self._policy, deadline)
+        servers = self._servers()
         while True:
+            server = servers.choose()
+            call = method(server.connection.stub)
             try:
-                return await method(request, timeout=deadline.remaining(), metadata=self._metadata)
+                answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata)
             except grpc.RpcError as failure:
-                await asyncio.sleep(backoff.delay(from_rpc(failure)))
+                error = from_lost_call(failure)
+            else:
+                servers.worked(server)
+                return answer
+            if isinstance(error, Unavailable):
+                servers.failed(server)
+            await asyncio.sleep(attempts.delay(error, another=servers.another))
 
-    def _stub(self) -> InferenceServiceAsyncStub:
-        if self._channel is None:  # made here, because it belongs to the running event loop
-            self._channel = (
-                grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
-            )
-            self._stubs = cast("InferenceServiceAsyncStub", InferenceServiceStub(self._channel))
-        return self._stubs
+    def _servers(self) -> Servers[_Connection]:
+        if self._connected is None:  # made here, because they belong to the running event loop
+            self._connected = Servers(self._addresses, self._connect)
+        return self._connected
+
+    def _connect(self, target: str) -> _Connection:
+        channel = (
+            grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if self._credentials is None
+            else grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+        )
+        return _Connection(channel, cast("InferenceServiceAsyncStub", InferenceServiceStub(channel)))

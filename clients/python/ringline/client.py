@@ -2,70 +2,74 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
 from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
-from ringline.delivered import Admitted
-from ringline.errors import Cancelled, RingError, Truncated, from_rpc
+from ringline.course import Course
+from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
-from ringline.reader import ResponseReader
 from ringline.request import build_detokenize, build_request, build_tokenize
-from ringline.results import Delta, Event, Generation, Model, Tokenization, models_from, tokenization_from
-from ringline.retry import Backoff, Deadline
+from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
+from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.servers import Servers, split_addresses
+from ringline.stream import Call, Stream
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
-class _Call(Protocol):
-    """What gRPC returns for a Generate call."""
-
-    def __next__(self) -> pb.GenerateResponse: ...
-
-    def cancel(self) -> object: ...
+class _Connection(NamedTuple):
+    channel: grpc.Channel
+    stub: InferenceServiceStub
 
 
 class Client:
-    """Asks a Ringline server to generate. Use as a context manager, or ``close()`` it.
+    """Asks Ringline servers to generate. Use as a context manager, or ``close()`` it.
 
-    Tried again by itself, at most ``retries`` times: what failed with Unavailable before the server admitted it, and,
-    if ``retry_overloaded``, what it refused as Overloaded while saying when to come again.
+    A server that is lost is not noticed: what it had not admitted is sent again, and what it had goes on at another
+    (or the same, when it is back) with the tokens that were not delivered yet.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        retries: int = 2,
+        patience: float = 30.0,
+        retries: int = 3,
         retry_overloaded: bool = False,
     ) -> None:
-        """``address`` is any gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``).
+        """``address`` is a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Without ``credentials`` the connection is plain text. ``metadata`` goes with every call. ``timeout`` is the
-        default of each request, seconds.
+        Several are a list, or have commas between them; they are asked in turns. Without ``credentials`` connections
+        are plain text. ``metadata`` goes with every call. ``timeout`` is the default of each request, seconds.
+
+        ``patience``: seconds for which a request looks for a server that takes it, at first and whenever it lost one;
+        0 fails at once. ``retries``: a request that lost its server more often than that, with nothing delivered in
+        between, fails. ``retry_overloaded``: what was refused as Overloaded is sent again too, when the server said.
         """
-        self._channel = (
-            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        )
-        self._stub = InferenceServiceStub(self._channel)
+        self._policy = RetryPolicy(patience, retries, retry_overloaded)
         self._metadata = metadata_pairs(metadata)
         self._timeout = timeout
-        self._retries = retries
-        self._retry_overloaded = retry_overloaded
+
+        def connect(target: str) -> _Connection:
+            channel = (
+                grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+                if credentials is None
+                else grpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+            )
+            return _Connection(channel, InferenceServiceStub(channel))
+
+        self._servers = Servers(split_addresses(address), connect)
 
     def generate(
         self,
@@ -94,7 +98,7 @@ class Client:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        return Stream(self._generate, request, deadline, Backoff(self._retries, self._retry_overloaded, deadline))
+        return Stream(self._servers, self._generate, Course(request, Attempts(self._policy, deadline), deadline))
 
     def tokenize(
         self,
@@ -109,7 +113,7 @@ class Client:
         """
         timeout = options.pop("timeout", self._timeout)
         request = build_tokenize(text, messages, options)
-        return tokenization_from(self._call(self._stub.Tokenize, request, timeout))
+        return tokenization_from(self._call(lambda stub: stub.Tokenize, request, timeout))
 
     def detokenize(
         self,
@@ -120,15 +124,17 @@ class Client:
     ) -> str:
         """The text of ids, decoded as a whole."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
-        return self._call(self._stub.Detokenize, request, self._timeout).text
+        return self._call(lambda stub: stub.Detokenize, request, self._timeout).text
 
     def models(self) -> tuple[Model, ...]:
         """The models that can be asked for."""
-        return models_from(self._call(self._stub.ListModels, pb.ListModelsRequest(), self._timeout))
+        return models_from(self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     def close(self) -> None:
-        """End every request that is under way and the connection."""
-        self._channel.close()
+        """End every request that is under way and the connections."""
+        self._servers.closed = True
+        for connection in self._servers.connections():
+            connection.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -138,128 +144,27 @@ class Client:
     ) -> None:
         self.close()
 
-    def _generate(self, request: pb.GenerateRequest, timeout: float | None) -> _Call:
-        return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+    def _generate(self, connection: _Connection, request: pb.GenerateRequest, timeout: float | None) -> Call:
+        return connection.stub.Generate(request, timeout=timeout, metadata=self._metadata)
 
     def _call(
-        self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, seconds: float | None
+        self,
+        method: Callable[[InferenceServiceStub], grpc.UnaryUnaryMultiCallable[_Request, _Response]],
+        request: _Request,
+        seconds: float | None,
     ) -> _Response:
         deadline = Deadline(seconds)
-        backoff = Backoff(self._retries, self._retry_overloaded, deadline)
+        attempts = Attempts(self._policy, deadline)
         while True:
+            server = self._servers.choose()
+            call = method(server.connection.stub)
             try:
-                return method(request, timeout=deadline.remaining(), metadata=self._metadata)
+                answer = call(request, timeout=deadline.remaining(), metadata=self._metadata)
             except grpc.RpcError as failure:
-                time.sleep(backoff.delay(from_rpc(failure)))
-
-
-class Stream(Iterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request.
-
-    (A call that nobody holds any more is cancelled by gRPC.)
-    """
-
-    def __init__(
-        self,
-        call: Callable[[pb.GenerateRequest, float | None], _Call],
-        request: pb.GenerateRequest,
-        deadline: Deadline,
-        backoff: Backoff,
-    ) -> None:
-        self._open = call
-        self._request = request
-        self._deadline = deadline
-        self._backoff = backoff
-        self._call: _Call | None = None
-        self._reader = ResponseReader()
-        self._failure: RingError | None = None
-        self._closed = threading.Event()
-
-    @property
-    def request(self) -> Admitted | None:
-        """The request as the server took it; None until it did."""
-        return self._reader.admitted
-
-    def events(self) -> Iterator[Event]:
-        """All that happens, not deltas alone."""
-        while (event := self._next_event()) is not None:
-            yield event
-
-    def result(self) -> Generation:
-        """Wait for the end; the whole answer."""
-        while self._next_event() is not None:
-            pass
-        if not self._reader.done:
-            raise self._reader.ended(Cancelled("the stream was closed"))
-        return self._reader.generation()
-
-    def close(self) -> None:
-        """Cancel the request, if it has not ended; from any thread."""
-        self._closed.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def __next__(self) -> Delta:
-        while (event := self._next_event()) is not None:
-            if isinstance(event, Delta):
-                return event
-        raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _next_event(self) -> Event | None:
-        """The next event, over as many attempts as it takes; None after the last. Raises what it failed with."""
-        while self._failure is None and not self._closed.is_set():
-            try:
-                if self._reader.done:
-                    self._finish()
-                    break
-                return self._attempt()
-            except RingError as error:
-                self._drop_call()
-                if not self._closed.is_set():
-                    self._wait_to_retry(error)
-        if self._failure is not None:
-            raise self._failure
-        return None
-
-    def _attempt(self) -> Event:
-        if self._call is None:
-            milliseconds = self._deadline.remaining_ms()
-            if milliseconds is not None:
-                self._request.timeout_ms = milliseconds
-            self._call = self._open(self._request, self._deadline.backstop())
-            if self._closed.is_set():  # meanwhile, when there was no call yet to cancel
-                self._call.cancel()
-        try:
-            response = next(self._call)
-        except StopIteration:
-            raise self._reader.ended(Truncated("the stream ended before the request did")) from None
-        except grpc.RpcError as failure:
-            raise self._reader.ended(from_rpc(failure)) from None
-        return self._reader.read(response)
-
-    def _finish(self) -> None:
-        """After the last terminal: see that nothing follows."""
-        if self._call is not None:
-            with contextlib.suppress(StopIteration, grpc.RpcError):
-                self._reader.read(next(self._call))
-            self._call = None
-        self._failure = self._reader.failure
-
-    def _wait_to_retry(self, error: RingError) -> None:
-        try:
-            self._closed.wait(self._backoff.delay(error))
-        except RingError as final:
-            self._failure = final
-
-    def _drop_call(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+                error = from_lost_call(failure)
+            else:
+                self._servers.worked(server)
+                return answer
+            if isinstance(error, Unavailable):
+                self._servers.failed(server)
+            time.sleep(attempts.delay(error, another=self._servers.another))

@@ -155,6 +155,12 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
     return from_status(status_pb2.Status(code=code.value[0], message=failure.details() or ""))
 
 
+def from_lost_call(failure: grpc.RpcError) -> RingError:
+    """As ``from_rpc``, of a call that nobody here cancelled: if it was, its server or connection went."""
+    error = from_rpc(failure)
+    return Unavailable(f"the call was cancelled at the other end: {error}") if isinstance(error, Cancelled) else error
+
+
 def _field(status: status_pb2.Status) -> str | None:
     violations = error_details_pb2.BadRequest()
     for detail in status.details:

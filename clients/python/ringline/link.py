@@ -12,31 +12,34 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
-from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, Unavailable, from_rpc, invalid
+from ringline.course import Course
+from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, Unavailable, from_lost_call, invalid
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.reader import ResponseReader
 from ringline.results import Event
 from ringline.retry import Deadline
+from ringline.servers import Server, Servers
 
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 _FRAME_BYTES = 512
 """What a request's name, its time limit and the frame around it may add to it."""
+_FIRST_FRAME_SECONDS = 10.0
 _log = logging.getLogger("ringline")
 
 
 class Exchange:
-    """One attempt at one request on a link: its reader's events, until they are taken."""
+    """One attempt at one request on a link: its events, until they are taken."""
 
-    def __init__(self, request_id: str, ordinal: int, abandon: Callable[[Exchange], None]) -> None:
+    def __init__(self, course: Course, request_id: str, ordinal: int, abandon: Callable[[Exchange], None]) -> None:
         """``ordinal`` is that of the frame which begins it; ``abandon`` tells the server that nobody waits for it."""
         self.request_id = request_id
         self.ordinal = ordinal
-        self.reader = ResponseReader()
         self.error: RingError | None = None
+        self._course = course
         self._abandon = abandon
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -45,7 +48,7 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether nothing more will come."""
-        return self.error is not None or self.reader.done
+        return self.error is not None or self._course.reader.done
 
     async def next_event(self) -> Event | None:
         """The next event; None after the last. Raises what ended the attempt."""
@@ -65,22 +68,24 @@ class Exchange:
     def take(self, response: pb.GenerateResponse) -> bool:
         """Read a response; whether the server will say nothing more about the request."""
         try:
-            event = self.reader.read(response)
+            event = self._course.read(response)
         except RingError as error:
             self.error = self.error or error
             self._wake()
             return True
+        done = self._course.reader.done
         if self.error is None:  # else nobody waits for it any more
-            self._events.append(event)
-            if self.reader.done:
-                self.error = self.reader.failure
+            if event is not None:
+                self._events.append(event)
+            if done:
+                self.error = self._course.reader.failure
             self._wake()
-        return self.reader.done
+        return done
 
     def fail(self, cause: RingError) -> None:
         """End it, unless it has ended."""
         if not self.over:
-            self.error = self.reader.ended(cause)
+            self.error = self._course.reader.ended(cause)
         self._wake()
 
     def cancel(self) -> None:
@@ -104,8 +109,20 @@ class Exchange:
 class Link:
     """One Session stream, from its first frame (the limits) to its end."""
 
-    def __init__(self, call: SessionCall, first: pb.SessionResponse, names: Iterator[int]) -> None:
-        """``first`` is the first frame; ``names`` are for requests without one."""
+    def __init__(
+        self,
+        call: SessionCall,
+        servers: Servers[Any],
+        server: Server[Any],
+        first: pb.SessionResponse,
+        names: Iterator[int],
+    ) -> None:
+        """``first`` is the first frame; ``names`` are for requests without one.
+
+        ``servers`` are told how ``server``, whose stream this is, does.
+        """
+        self.server = server
+        self._servers = servers
         limits = first.limits
         self._call = call
         self._names = names
@@ -122,12 +139,16 @@ class Link:
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
     @classmethod
-    async def open(cls, call: SessionCall, names: Iterator[int]) -> Link:
+    async def open(cls, call: SessionCall, servers: Servers[Any], server: Server[Any], names: Iterator[int]) -> Link:
         """The link, once the server has said what it allows; raise the RingError with which it refused."""
         try:
-            first = await call.read()
+            async with asyncio.timeout(_FIRST_FRAME_SECONDS):
+                first = await call.read()
         except grpc.RpcError as failure:
-            raise from_rpc(failure) from None
+            raise from_lost_call(failure) from None
+        except TimeoutError:
+            call.cancel()
+            raise Unavailable(f"the server began no session within {_FIRST_FRAME_SECONDS:g} s") from None
         except asyncio.CancelledError:
             call.cancel()
             raise
@@ -136,7 +157,8 @@ class Link:
         if not first.limits.max_live_requests:
             call.cancel()
             raise ProtocolError("the server broke the protocol: a session without limits")
-        return cls(call, first, names)
+        servers.worked(server)
+        return cls(call, servers, server, first, names)
 
     @property
     def usable(self) -> bool:
@@ -148,23 +170,20 @@ class Link:
         """Whether nothing more will come."""
         return self._ended
 
-    async def begin(self, request: pb.GenerateRequest, deadline: Deadline) -> Exchange:
+    async def begin(self, course: Course) -> Exchange:
         """Send a request, once fewer than the allowed number are live. Raises Unavailable when the link ends first."""
-        limit = self._limits.max_message_bytes
-        if limit and request.ByteSize() + _FRAME_BYTES > limit:
-            raise invalid("prompt", f"the request has {request.ByteSize()} bytes, the server takes {limit}")
-        await self._wait_for_slot(deadline)
+        await self._wait_for_slot(course.deadline)
         try:
             if not self.usable:
                 raise Unavailable("the session ended before the request was sent")
+            request, backstop = course.next_request(), course.deadline.backstop()
+            self._check_size(request)
             self._claim_id(request)
-            milliseconds, backstop = deadline.remaining_ms(), deadline.backstop()
         except RingError:
             self._slots.release()
             raise
-        if milliseconds is not None:
-            request.timeout_ms = milliseconds
-        exchange = Exchange(request.request_id, self._send(pb.SessionRequest(generate=request)), self._abandon)
+        ordinal = self._send(pb.SessionRequest(generate=request))
+        exchange = Exchange(course, request.request_id, ordinal, self._abandon)
         if backstop is not None:
             exchange.give_up_after(backstop)
         self._live[exchange.request_id] = self._unanswered[exchange.ordinal] = exchange
@@ -186,8 +205,15 @@ class Link:
         except TimeoutError:
             raise DeadlineExceeded("the timeout passed while as many requests as the server allows were live") from None
 
+    def _check_size(self, request: pb.GenerateRequest) -> None:
+        limit = self._limits.max_message_bytes
+        if limit and request.ByteSize() + _FRAME_BYTES > limit:
+            raise invalid("prompt", f"the request has {request.ByteSize()} bytes, the server takes {limit}")
+
     def _claim_id(self, request: pb.GenerateRequest) -> None:
         """Give the request a name, if it has none, and see that no live one has the same."""
+        if request.resume and request.request_id in self._live:
+            request.request_id = ""  # it was cut on another session, which knew nothing of this one's names
         while not request.request_id:
             name = str(next(self._names))
             if name not in self._live:
@@ -225,7 +251,7 @@ class Link:
                 if frame.HasField("draining"):
                     self._drain()
         except grpc.RpcError as failure:
-            cause = from_rpc(failure)
+            cause = from_lost_call(failure)
         finally:  # whatever it was, those who wait are told
             self._end(cause)
 
@@ -235,20 +261,27 @@ class Link:
             _log.warning("a response to no live request: %r", response.request_id)
             return
         self._unanswered.pop(exchange.ordinal, None)
+        if response.HasField("admitted"):
+            self._servers.worked(self.server)
         if exchange.take(response):
             if isinstance(exchange.error, ProtocolError):
                 self._abandon(exchange)  # the server may still think that it is live
+            elif isinstance(exchange.error, Unavailable):
+                self._servers.failed(self.server)
             del self._live[exchange.request_id]
             self._slots.release()
 
     def _drain(self) -> None:
         self._draining = True
+        self._servers.failed(self.server)
         self._slots.release()  # whoever waits for a slot wakes, gives it on, and goes to another link
 
     def _end(self, cause: RingError) -> None:
         if self._ended:
             return
         self._ended = True
+        if not isinstance(cause, Cancelled):
+            self._servers.failed(self.server)
         for exchange in self._live.values():
             exchange.fail(copy.copy(cause))
         self._live.clear()

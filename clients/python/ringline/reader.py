@@ -1,11 +1,24 @@
-"""Reads the responses of one request: checks the protocol, turns messages into events, and keeps what was delivered."""
+"""Reads the responses of one request: checks the protocol, turns messages into events, and keeps what was delivered.
+
+What was delivered outlives an attempt: a request that was cut goes on where it was, and the reader reads on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
-from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, ServerError, Truncated, from_status
+from ringline.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    PermissionDenied,
+    ProtocolError,
+    RingError,
+    Truncated,
+    Unavailable,
+)
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.results import (
     FINISH_REASONS,
@@ -16,11 +29,16 @@ from ringline.results import (
     Generation,
     Prefill,
     PromptLogprobs,
+    Resumed,
     admitted_from,
+    failure_of,
     logprobs_from,
     usage_from,
 )
-from ringline.types.v1 import output_pb2
+from ringline.types.v1 import output_pb2, sampling_pb2
+
+_FINAL = (Cancelled, DeadlineExceeded, InvalidRequest, PermissionDenied, ProtocolError)
+"""Ends of a stream that say why; any other is a connection or a server that was lost."""
 
 
 @dataclass(slots=True)
@@ -33,25 +51,72 @@ class _Log:
     finished: Finished | None = None
 
 
-class ResponseReader:
-    """The life of one attempt at a request: Admitted, deltas, one terminal per choice; or one refusal."""
+@dataclass(slots=True)
+class _Attempt:
+    """What one server said."""
 
-    def __init__(self) -> None:
+    admitted: bool = False
+    choices: set[int] = field(default_factory=set)
+    """That it is to go on with."""
+    unfinished: set[int] = field(default_factory=set)
+    """Of these, which had no terminal."""
+    prompt_scores: int = 0
+    """Log probabilities of the prompt that came."""
+    unavailable: RingError | None = None
+    """With what choices ended that may go on elsewhere."""
+
+
+class ResponseReader:
+    """The life of a request: Admitted, deltas, one terminal per choice; or one refusal.
+
+    Of a later attempt the same, for the choices that had no terminal.
+    """
+
+    def __init__(self, *, hides_prompt: bool = False) -> None:
+        """``hides_prompt``: who asked does not want the prompt's ids, and is not told."""
         self.admitted: Admitted | None = None
+        self.taken: pb.Admitted | None = None
+        """The same as the server said it."""
         self.failure: RingError | None = None
         """What a choice failed with; known when ``done``."""
+        self.resumed = 0
+        """How often the request went on after it was cut."""
+        self.cut: RingError | None = None
+        """What ended the last attempt that a server had taken."""
+        self._hides_prompt = hides_prompt
         self._logs: list[_Log] = []
-        self._unfinished = 0
         self._usage: Usage | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
+        self._attempt = _Attempt()
 
     @property
     def done(self) -> bool:
         """Whether every choice had its terminal."""
-        return self.admitted is not None and self._unfinished == 0
+        return self.admitted is not None and all(log.finished for log in self._logs)
 
-    def read(self, response: pb.GenerateResponse) -> Event:
-        """The event in a response. Raise what a refusal says, and ProtocolError for what the contract forbids."""
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether all of them came that were asked for."""
+        return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)
+
+    def unfinished(self) -> list[sampling_pb2.ResumedChoice]:
+        """The choices that had no terminal, with the ids that were delivered."""
+        return [
+            sampling_pb2.ResumedChoice(choice=choice, token_ids=log.token_ids)
+            for choice, log in enumerate(self._logs)
+            if log.finished is None
+        ]
+
+    def begin(self, choices: Sequence[int]) -> None:
+        """Another attempt, at ``choices``; none at the first, which has all."""
+        self._attempt = _Attempt(choices=set(choices), unfinished=set(choices))
+        self._usage = None
+
+    def read(self, response: pb.GenerateResponse) -> Event | None:
+        """The event in a response, if it is one to tell.
+
+        Raise what a refusal says, what may go on elsewhere ended with, and ProtocolError for what the contract forbids.
+        """
         kind = response.WhichOneof("event")
         if kind == "delta":
             return self._read_delta(response.delta)
@@ -59,7 +124,7 @@ class ResponseReader:
             return self._read_terminal(response.terminal)
         if kind == "admitted":
             return self._read_admitted(response.admitted)
-        if self.admitted is None or self.done:
+        if not self._attempt.admitted or self.done:
             raise self._breach(f"{kind} outside of a request's life")
         if kind == "prefill":
             return Prefill(response.prefill.computed_tokens, response.prefill.cached_tokens)
@@ -77,36 +142,60 @@ class ResponseReader:
         assert self.admitted is not None
         assert self._usage is not None
         prompt_logprobs = None if self._prompt_logprobs is None else tuple(self._prompt_logprobs)
-        return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs)
+        return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs, self.resumed)
 
     def ended(self, cause: RingError) -> RingError:
         """The error of a stream that ended before the request did, ``cause`` being what is known of it."""
-        if self.admitted is None:
-            return cause
-        if isinstance(cause, Cancelled | DeadlineExceeded | ProtocolError):
+        if isinstance(cause, _FINAL) or not self._attempt.admitted:
             return self._with_partial(cause)
-        return self._with_partial(Truncated(f"the stream ended before the request did: {cause}"))
+        return self._lost(Truncated(f"the stream ended before the request did: {cause}"))
+
+    def _lost(self, error: RingError) -> RingError:
+        self.cut = error
+        return self._with_partial(error)
 
     def _read_admitted(self, message: pb.Admitted) -> Event:
-        if self.admitted is not None:
+        if self._attempt.admitted:
             raise self._breach("a second admitted")
-        self.admitted = admitted_from(message)
+        self._attempt.admitted = True
+        if self.taken is not None:
+            return self._read_resumed(self.taken, message)
+        self.taken = message
+        n = max(1, message.sampling.n)
+        self._attempt.choices, self._attempt.unfinished = set(range(n)), set(range(n))
+        self._logs = [_Log() for _ in range(n)]
         if message.output.HasField("prompt_logprobs"):
             self._prompt_logprobs = []
-        n = max(1, message.sampling.n)
-        self._logs = [_Log() for _ in range(n)]
-        self._unfinished = n
+        told = message
+        if self._hides_prompt:
+            told = pb.Admitted()
+            told.CopyFrom(message)
+            told.ClearField("prompt_token_ids")
+            told.output.return_prompt_token_ids = False
+        self.admitted = admitted_from(told)
         return self.admitted
 
-    def _read_prompt_logprobs(self, response: pb.GenerateResponse) -> Event:
+    def _read_resumed(self, first: pb.Admitted, message: pb.Admitted) -> Event:
+        for name in ("prompt_tokens", "sampling", "stopping"):
+            if getattr(message, name) != getattr(first, name):
+                raise self._breach(f"a request that goes on with another {name}")
+        self.resumed += 1
+        return Resumed(str(self.cut))
+
+    def _read_prompt_logprobs(self, response: pb.GenerateResponse) -> Event | None:
         if self._prompt_logprobs is None:
             self._prompt_logprobs = []
-        offset = len(self._prompt_logprobs)
+        offset = self._attempt.prompt_scores
         if response.prompt_logprobs_offset != offset:
             raise self._breach(f"prompt log probabilities from {response.prompt_logprobs_offset} instead of {offset}")
         part = self._unpack(response.prompt_logprobs)
-        self._prompt_logprobs.extend(part)
-        return PromptLogprobs(offset, part)
+        self._attempt.prompt_scores += len(part)
+        known = len(self._prompt_logprobs)
+        fresh = part[max(0, known - offset) :]
+        if known > offset and not fresh:
+            return None  # came before the request was cut
+        self._prompt_logprobs.extend(fresh)
+        return PromptLogprobs(known, fresh)
 
     def _read_delta(self, message: pb.Delta) -> Event:
         log = self._log(message.choice, "delta")
@@ -127,47 +216,58 @@ class ResponseReader:
         log.token_ids.extend(token_ids)
         return Delta(message.choice, expected, message.text, token_ids, logprobs)
 
-    def _read_terminal(self, message: pb.Terminal) -> Event:
+    def _read_terminal(self, message: pb.Terminal) -> Event | None:
         reason = FINISH_REASONS.get(message.cause)
         if reason is None:
             raise self._breach(f"a terminal with cause {message.cause}")
+        error = failure_of(reason, message)
         if not message.HasField("choice"):
-            raise self._refusal(reason, message)
+            raise self._refusal(reason, error)
         log = self._log(message.choice, "terminal")
-        stop = message.WhichOneof("stop")
-        log.finished = Finished(
-            message.choice, reason, getattr(message, stop) if stop else None, _failure(reason, message)
-        )
-        self._unfinished -= 1
-        if self._unfinished == 0:
+        self._attempt.unfinished.remove(message.choice)
+        finished = None
+        if isinstance(error, Unavailable):  # not its end, if it can go on elsewhere
+            self._attempt.unavailable = self._attempt.unavailable or error
+        else:
+            stop = message.WhichOneof("stop")
+            finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
+            log.finished = finished
+        if not self._attempt.unfinished:
             self._finish(message)
-        return log.finished
+        return finished
 
-    def _refusal(self, reason: FinishReason, message: pb.Terminal) -> RingError:
+    def _refusal(self, reason: FinishReason, error: RingError | None) -> RingError:
         """The error of a terminal without a choice, which only a request that has none may get."""
-        error = _failure(reason, message)
-        if self.admitted is not None:
+        if self._attempt.admitted:
             return self._breach(f"a terminal without a choice after admitted ({error or reason})")
-        return error or self._breach(f"a refusal with cause {reason}")
+        return self._with_partial(error) if error else self._breach(f"a refusal with cause {reason}")
 
     def _finish(self, last: pb.Terminal) -> None:
         if not last.HasField("usage"):
             raise self._breach("no usage on the last terminal")
-        self._usage = usage_from(last.usage)
-        delivered = sum(len(log.token_ids) for log in self._logs)
-        if self._usage.completion_tokens != delivered:
-            raise self._breach(f"{self._usage.completion_tokens} completion tokens counted, {delivered} delivered")
+        counted, delivered = last.usage.completion_tokens, self._num_tokens(self._attempt.choices)
+        if counted != delivered:
+            raise self._breach(f"{counted} completion tokens counted, {delivered} delivered")
+        usage = pb.Usage()
+        usage.CopyFrom(last.usage)
+        usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # with choices that had ended before a cut
+        self._usage = usage_from(usage)
+        if self._attempt.unavailable is not None:
+            raise self._lost(self._attempt.unavailable)
         errors = [log.finished.error for log in self._logs if log.finished and log.finished.error]
         if errors:
             self.failure = self._with_partial(errors[0])
 
+    def _num_tokens(self, choices: Iterable[int]) -> int:
+        return sum(len(self._logs[choice].token_ids) for choice in choices)
+
     def _log(self, choice: int, what: str) -> _Log:
-        if self.admitted is None:
+        if not self._attempt.admitted:
             raise self._breach(f"a {what} before admitted")
         if choice >= len(self._logs):
             raise self._breach(f"a {what} of choice {choice}, of {len(self._logs)}")
         log = self._logs[choice]
-        if log.finished is not None:
+        if choice not in self._attempt.unfinished:
             raise self._breach(f"a {what} of choice {choice} after its terminal")
         return log
 
@@ -197,14 +297,3 @@ class ResponseReader:
         if self.admitted is not None:
             error.partial = Partial(self._choices(), self.admitted, self._usage)
         return error
-
-
-def _failure(reason: FinishReason, message: pb.Terminal) -> RingError | None:
-    """The error that a terminal means to who waits for the answer."""
-    if reason is FinishReason.CANCELLED:
-        return Cancelled("the request was cancelled")
-    if reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the request's timeout passed")
-    if reason is FinishReason.ERROR:
-        return from_status(message.error) if message.HasField("error") else ServerError("the request failed")
-    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ringline.delivered import Admitted, Choice, FinishReason, TokenLogprob, Usage
-from ringline.errors import RingError
+from ringline.errors import Cancelled, DeadlineExceeded, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Options
 from ringline.types.v1 import output_pb2
@@ -64,7 +64,14 @@ class Continued:
     """Whether the tokens are those it would have had."""
 
 
-Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Continued
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """For information: the connection or the server was lost, and the library went on from what was delivered."""
+
+    reason: str
+
+
+Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Continued | Resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class Generation:
     request: Admitted
     prompt_logprobs: tuple[TokenLogprob, ...] | None
     """Of the prompt's tokens 1 and following, if asked for."""
+    resumed: int
+    """How often the library went on with it after the connection or the server was lost."""
 
     @property
     def text(self) -> str:
@@ -153,6 +162,17 @@ def _plain(value: Any) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def failure_of(reason: FinishReason, message: pb.Terminal) -> RingError | None:
+    """The error that a terminal means to who waits for the answer."""
+    if reason is FinishReason.CANCELLED:
+        return Cancelled("the request was cancelled")
+    if reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("the request's timeout passed")
+    if reason is FinishReason.ERROR:
+        return from_status(message.error) if message.HasField("error") else ServerError("the request failed")
+    return None
 
 
 def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
+from dataclasses import dataclass
 
-from ringline.errors import DeadlineExceeded, Overloaded, RingError, Truncated, Unavailable, invalid
+from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable, invalid
 
 _FIRST_DELAY = 0.1
-_LONGEST_DELAY = 2.0
+_LONGEST_DELAY = 1.0
 GRACE = 1.0
 """Seconds past its deadline after which a request whose server does not end it is given up."""
 
@@ -29,7 +30,7 @@ class Deadline:
             return None
         left = self._end - time.monotonic()
         if left <= 0:
-            raise DeadlineExceeded("the timeout passed before the request was admitted")
+            raise DeadlineExceeded("the timeout passed while no server had the request")
         return left
 
     def remaining_ms(self) -> int | None:
@@ -43,37 +44,88 @@ class Deadline:
         return None if left is None else left + GRACE
 
 
-class Backoff:
-    """The attempts of one request: only what cannot have delivered anything is tried again."""
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A client's choice; see there."""
 
-    def __init__(self, retries: int, retry_overloaded: bool, deadline: Deadline) -> None:
-        self._left = retries
-        self._retry_overloaded = retry_overloaded
+    patience: float
+    retries: int
+    retry_overloaded: bool
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest for a number that means nothing."""
+        if not self.patience >= 0:
+            raise invalid("patience", f"{self.patience!r} is not a number of seconds")
+        if not self.retries >= 0:
+            raise invalid("retries", f"{self.retries!r} is not a number of attempts")
+
+
+class Attempts:
+    """The attempts at one request: what is tried again after an error, and when it stands.
+
+    An outage lasts from the first error until a server takes the request, ``patience`` seconds at most. A request
+    that was lost with its server ``retries`` times, with nothing delivered in between, is not given to another: it
+    may be what ends them.
+    """
+
+    def __init__(self, policy: RetryPolicy, deadline: Deadline) -> None:
+        self._policy = policy
         self._deadline = deadline
+        self._outage_began: float | None = None
+        self._delay = _FIRST_DELAY
+        self._taken = False
+        """Whether a server took the current attempt."""
+        self._lost = 0
+        """Attempts in a row that were lost after that, with nothing delivered."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a request that was admitted may be tried again at all."""
+        return self._policy.patience > 0 and self._policy.retries > 0
+
+    def admitted(self) -> None:
+        """A server took the request."""
+        self._taken = True
+        self._outage_began = None
         self._delay = _FIRST_DELAY
 
-    def delay(self, error: RingError) -> float:
+    def delivered(self) -> None:
+        """Something of its answer came."""
+        self._lost = 0
+
+    def delay(self, error: RingError, *, another: bool) -> float:
         """Seconds to wait before another attempt; raise ``error`` where it stands.
 
-        Delays double up to 2 s, with jitter, and are at least what the server asked for.
+        None while there is ``another`` server to ask; else they double up to 1 s, with jitter. In any case at least
+        what the server asked for.
         """
         least = self._least_delay(error)
-        if least is None or self._left <= 0:
+        if least is None:
             raise error
-        delay = max(least, self._delay * random.uniform(0.5, 1.0))
+        if self._taken:
+            self._taken = False
+            self._lost += 1
+            if self._lost > self._policy.retries:
+                raise error
+        delay = least
+        if not another:
+            delay = max(least, self._delay * random.uniform(0.5, 1.0))
+            self._delay = min(2 * self._delay, _LONGEST_DELAY)
+        now = time.monotonic()
+        if self._outage_began is None:
+            self._outage_began = now
         remaining = self._deadline.remaining()
-        if remaining is not None and delay >= remaining:
+        if now + delay - self._outage_began >= self._policy.patience or (remaining is not None and delay >= remaining):
             raise error
-        self._left -= 1
-        self._delay = min(2 * self._delay, _LONGEST_DELAY)
         return delay
 
     def _least_delay(self, error: RingError) -> float | None:
-        """None: the error is not one to try again after, or the request had been admitted."""
-        if error.partial is not None:
-            return None
-        if isinstance(error, Unavailable) and not isinstance(error, Truncated):
+        """None: the error is not one to try again after."""
+        if isinstance(error, Unavailable):
             return 0.0
-        if isinstance(error, Overloaded) and self._retry_overloaded:
-            return error.retry_after
+        if isinstance(error, Overloaded):
+            if error.partial is not None:  # it had been admitted elsewhere, and is only to go on
+                return error.retry_after or 0.0
+            if self._policy.retry_overloaded:
+                return error.retry_after
         return None

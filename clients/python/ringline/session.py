@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
-from ringline.delivered import Admitted
-from ringline.errors import Cancelled, RingError
-from ringline.inference.v1 import inference_pb2 as pb
+from ringline.aio_stream import AsyncStream
+from ringline.course import Course
+from ringline.errors import Cancelled, RingError, Unavailable
 from ringline.link import Exchange, Link, SessionCall
 from ringline.options import Message, Options
 from ringline.request import build_request
-from ringline.results import Delta, Event, Generation
-from ringline.retry import Backoff, Deadline
+from ringline.results import Generation
+from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.servers import Servers
 
 
 class Session:
@@ -28,16 +28,24 @@ class Session:
     """
 
     def __init__(
-        self, call: Callable[[], SessionCall], *, timeout: float | None, retries: int, retry_overloaded: bool
+        self,
+        servers: Callable[[], Servers[Any]],
+        call: Callable[[Any], SessionCall],
+        *,
+        timeout: float | None,
+        policy: RetryPolicy,
     ) -> None:
-        """``call`` begins a Session call; the rest is as in ``AsyncClient``, whose ``session()`` makes this."""
+        """``call`` begins a Session call at one of ``servers``, which belong to the running event loop.
+
+        The rest is as in ``AsyncClient``, whose ``session()`` makes this.
+        """
+        self._servers = servers
         self._call = call
         self._timeout = timeout
-        self._retries = retries
-        self._retry_overloaded = retry_overloaded
+        self._policy = policy
         self._names = itertools.count(1)
         self._links: list[Link] = []
-        """The last one takes what is new; earlier ones finish what they have."""
+        """The last one at a server that works takes what is new; others finish what they have."""
         self._opening: asyncio.Task[Link] | None = None
         self._closed = False
 
@@ -68,7 +76,8 @@ class Session:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        return AsyncStream(self._begin, request, deadline, Backoff(self._retries, self._retry_overloaded, deadline))
+        course = Course(request, Attempts(self._policy, deadline), deadline)
+        return AsyncStream(self._begin, lambda: self._servers().another, course)
 
     async def close(self) -> None:
         """End every request that is under way, and the stream."""
@@ -87,16 +96,21 @@ class Session:
     ) -> None:
         await self.close()
 
-    async def _begin(self, request: pb.GenerateRequest, deadline: Deadline) -> Exchange:
-        link = await self._link()
-        return await link.begin(request, deadline)
+    async def _begin(self, course: Course) -> Exchange:
+        try:
+            link = await self._link()
+            return await link.begin(course)
+        except RingError as error:
+            raise course.reader.ended(error) from None
 
     async def _link(self) -> Link:
         """The link that takes new requests. Those who wait for one to open wait together."""
         if self._closed:
             raise Cancelled("the session is closed")
-        if self._links and self._links[-1].usable:
-            return self._links[-1]
+        usable = [link for link in self._links if link.usable]
+        working = [link for link in usable if not link.server.avoided]
+        if working or (usable and not self._servers().another):
+            return (working or usable)[-1]
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
         opening = self._opening
@@ -111,96 +125,20 @@ class Session:
 
     async def _open(self) -> Link:
         try:
-            link = await Link.open(self._call(), self._names)
+            link = await self._open_somewhere()
         finally:
             self._opening = None
         self._links = [*(old for old in self._links if not old.ended), link]
         return link
 
-
-class AsyncStream(AsyncIterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request."""
-
-    def __init__(
-        self,
-        begin: Callable[[pb.GenerateRequest, Deadline], Awaitable[Exchange]],
-        request: pb.GenerateRequest,
-        deadline: Deadline,
-        backoff: Backoff,
-    ) -> None:
-        self._begin = begin
-        self._request = request
-        self._deadline = deadline
-        self._backoff = backoff
-        self._exchange: Exchange | None = None
-        self._failure: RingError | None = None
-        self._closed = False
-
-    @property
-    def request(self) -> Admitted | None:
-        """The request as the server took it; None until it did."""
-        return self._exchange.reader.admitted if self._exchange else None
-
-    async def events(self) -> AsyncIterator[Event]:
-        """All that happens, not deltas alone."""
-        while (event := await self._next_event()) is not None:
-            yield event
-
-    async def result(self) -> Generation:
-        """Wait for the end; the whole answer."""
-        while await self._next_event() is not None:
-            pass
-        closed = Cancelled("the stream was closed")
-        if self._exchange is None:
-            raise closed
-        if not self._exchange.reader.done:
-            raise self._exchange.reader.ended(closed)
-        return self._exchange.reader.generation()
-
-    async def close(self) -> None:
-        """Cancel the request, if it has not ended."""
-        self._cancel()
-
-    async def __anext__(self) -> Delta:
-        while (event := await self._next_event()) is not None:
-            if isinstance(event, Delta):
-                return event
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._cancel()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop may be closed
-            self._cancel()
-
-    def _cancel(self) -> None:
-        self._closed = True
-        if self._exchange is not None:
-            self._exchange.cancel()
-
-    async def _next_event(self) -> Event | None:
-        """The next event, over as many attempts as it takes; None after the last. Raises what it failed with."""
-        while self._failure is None and not self._closed:
+    async def _open_somewhere(self) -> Link:
+        """A link to the first server that takes it; raise what the last one said."""
+        servers = self._servers()
+        while True:
+            server = servers.choose()
             try:
-                if self._exchange is None:
-                    self._exchange = await self._begin(self._request, self._deadline)
-                return await self._exchange.next_event()
-            except RingError as error:
-                if not self._closed:
-                    await self._wait_to_retry(error)
-        if self._failure is not None:
-            raise self._failure
-        return None
-
-    async def _wait_to_retry(self, error: RingError) -> None:
-        try:
-            await asyncio.sleep(self._backoff.delay(error))
-            self._exchange = None
-        except RingError as final:
-            self._failure = final
+                return await Link.open(self._call(server.connection), servers, server, self._names)
+            except Unavailable:
+                servers.failed(server)
+                if not servers.another:
+                    raise

@@ -113,13 +113,14 @@ async def test_every_flag_reaches_its_field(front_door):
             ignore_eos=True,
             bad_words=["no"],
         ),
-        output=pb.OutputParams(logprobs=0, skip_special_tokens=False),
+        output=pb.OutputParams(logprobs=0, skip_special_tokens=False, return_prompt_token_ids=True),
     )
 
 
 async def test_without_flags_everything_is_left_to_the_server(front_door):
     await run(front_door, "Hi")
-    assert front_door.service.requests[0] == pb.GenerateRequest(text="Hi")
+    resumable = pb.OutputParams(return_prompt_token_ids=True)
+    assert front_door.service.requests[0] == pb.GenerateRequest(text="Hi", output=resumable)
 
 
 async def test_the_kinds_of_prompts(front_door):

@@ -1,0 +1,293 @@
+"""What the library does when a server is lost that had admitted a request: it goes on elsewhere, and shows no seam.
+
+The servers are scripted: what they are asked is compared field by field. ``test_survival.py`` kills real ones.
+"""
+
+import asyncio
+
+import grpc
+import pytest
+import ringline
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import output_pb2
+
+from tests.clients.scripted import (
+    Abort,
+    Cut,
+    ScriptedInference,
+    admitted,
+    delta,
+    forever,
+    play,
+    refusal,
+    serving,
+    status,
+    terminal,
+)
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+LOST = Abort(UNAVAILABLE, "the processor died")
+PROMPT = [4, 5, 6]
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch):
+    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)
+
+
+def taken(n: int = 1, **output) -> pb.GenerateResponse:
+    """Admitted, as a server says it that was asked for the prompt's ids."""
+    response = admitted(n, prompt_token_ids=PROMPT)
+    for name, value in output.items():
+        setattr(response.admitted.output, name, value)
+    return response
+
+
+def seen(outcome) -> list[str]:
+    return [type(event).__name__ for event in outcome.events]
+
+
+@pytest.mark.parametrize("end", [LOST, Abort(grpc.StatusCode.CANCELLED), Abort(grpc.StatusCode.INTERNAL), Cut()])
+async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
+    server.plays(
+        play(taken(), delta(0, [10], "Hel"), delta(1, [11], "lo"), end),
+        play(taken(), delta(2, [12], ", world"), terminal(completion=3)),
+    )
+    outcome = await ask("Hi", priority=-3, cache_salt="pepper", timeout=50.0)
+    assert outcome.error is None
+    assert seen(outcome) == ["Admitted", "Delta", "Delta", "Resumed", "Delta", "Finished"]
+    generation = outcome.generation
+    assert (generation.text, generation.token_ids, generation.resumed) == ("Hello, world", (10, 11, 12), 1)
+    assert generation.usage.completion_tokens == 3
+    first, again = server.service.requests
+    assert first.output.return_prompt_token_ids
+    assert first.text == "Hi"
+    assert list(again.token_ids.ids) == PROMPT
+    assert [(one.choice, list(one.token_ids)) for one in again.resume] == [(0, [10, 11])]
+    assert again.sampling == taken().admitted.sampling
+    assert again.stopping == taken().admitted.stopping
+    assert (again.model, again.priority, again.cache_salt) == ("tiny", -3, "pepper")
+    assert 0 < again.timeout_ms <= first.timeout_ms
+    assert not again.output.return_prompt_token_ids
+
+
+async def test_the_prompts_ids_are_shown_to_those_who_asked_for_them(server, ask):
+    first = taken(return_prompt_token_ids=True)
+    server.plays(play(first, delta(0, [10], "a"), terminal(completion=1)))
+    asked = (await ask(return_prompt_token_ids=True)).generation.request
+    assert asked.prompt_token_ids == tuple(PROMPT)
+    assert asked.options["return_prompt_token_ids"] is True
+    unasked = (await ask()).generation.request
+    assert unasked.prompt_token_ids is None
+    assert unasked.options["return_prompt_token_ids"] is False
+
+
+async def test_a_prompt_of_ids_is_not_asked_for_again(server, ask):
+    server.plays(
+        play(admitted(), delta(0, [10], "a"), LOST),
+        play(admitted(), delta(1, [11], "b"), terminal(completion=2)),
+    )
+    outcome = await ask(None, token_ids=[1, 2, *PROMPT], truncate_prompt_tokens=3)
+    assert outcome.generation.text == "ab"
+    first, again = server.service.requests
+    assert not first.output.return_prompt_token_ids
+    assert list(again.token_ids.ids) == PROMPT, "as it was truncated"
+    assert not again.HasField("truncate_prompt_tokens")
+
+
+async def test_choices_that_ended_are_not_asked_for_again_and_count(server, ask):
+    server.plays(
+        play(taken(n=3), delta(0, [10], "a"), delta(0, [20], "b", choice=1), terminal(choice=0), LOST),
+        play(taken(n=3), delta(0, [30], "c", choice=2), terminal(choice=2), LOST),
+        play(taken(n=3), delta(1, [21, 22], "d", choice=1), terminal(choice=1, completion=3)),
+    )
+    outcome = await ask(n=3)
+    assert [choice.text for choice in outcome.generation.choices] == ["a", "bd", "c"]
+    assert outcome.generation.usage.completion_tokens == 5
+    assert outcome.generation.resumed == 2
+    asked = [[(one.choice, list(one.token_ids)) for one in request.resume] for request in server.service.requests]
+    assert asked == [[], [(1, [20]), (2, [])], [(1, [20])]]
+
+
+def scores(offset: int, *ranks: int) -> pb.GenerateResponse:
+    packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
+    return pb.GenerateResponse(prompt_logprobs=packed, prompt_logprobs_offset=offset)
+
+
+async def test_log_probabilities_of_the_prompt_come_once(server, ask):
+    """It has three tokens, so two of them: once cut after one, once after both."""
+    asks = taken(prompt_logprobs=0)
+    server.plays(
+        play(asks, scores(0, 1), LOST),
+        play(asks, scores(0, 1, 2), delta(0, [10], "a"), LOST),
+        play(taken(), delta(1, [11], "b"), terminal(completion=2)),
+    )
+    outcome = await ask(prompt_logprobs=0)
+    assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2]
+    parts = [(event.offset, len(event.logprobs)) for event in outcome.events if hasattr(event, "offset")]
+    assert parts == [(0, 1), (1, 1)]
+    assert [request.output.HasField("prompt_logprobs") for request in server.service.requests] == [True, True, False]
+
+
+async def test_an_end_as_unavailable_goes_on_elsewhere(server, ask):
+    error = status(UNAVAILABLE, "no engine")
+    unavailable = output_pb2.FINISH_CAUSE_ERROR
+    server.plays(
+        play(
+            taken(n=2),
+            delta(0, [10], "a"),
+            terminal(choice=1),
+            terminal(unavailable, completion=1, error=error),
+        ),
+        play(taken(n=2), delta(1, [11], "b"), terminal(completion=2)),
+    )
+    outcome = await ask(n=2)
+    assert [choice.text for choice in outcome.generation.choices] == ["ab", ""]
+    assert seen(outcome) == ["Admitted", "Delta", "Finished", "Resumed", "Delta", "Finished"]
+
+    server.plays(play(taken(), delta(0, [10], "a"), terminal(unavailable, completion=1, error=error)))
+    outcome = await ask(client_options={"patience": 0})
+    assert type(outcome.error) is ringline.Unavailable
+    assert outcome.error.partial.usage.completion_tokens == 1
+
+
+async def test_another_refusal_than_for_lack_of_servers_stands(server, ask):
+    cut = play(taken(), delta(0, [10], "a"), LOST)
+    for code, kind in (
+        (grpc.StatusCode.INVALID_ARGUMENT, ringline.InvalidRequest),
+        (grpc.StatusCode.NOT_FOUND, ringline.NotFound),
+        (grpc.StatusCode.INTERNAL, ringline.ServerError),
+    ):
+        server.service.requests.clear()
+        server.plays(cut, play(refusal(code, "no")))
+        outcome = await ask()
+        assert type(outcome.error) is kind
+        assert outcome.error.partial.choices[0].text == "a"
+        assert len(server.service.requests) == 2
+
+
+@pytest.mark.parametrize("detail", [[], [error_details_pb2.RetryInfo(retry_delay=Duration(nanos=10_000_000))]])
+async def test_overload_does_not_end_what_was_admitted(server, ask, detail):
+    full = play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", *detail))
+    server.plays(
+        play(taken(), delta(0, [10], "a"), LOST), full, full, play(taken(), delta(1, [11], "b"), terminal(completion=2))
+    )
+    assert (await ask()).generation.text == "ab"
+
+
+BREACHES = {
+    "a repeat": [taken(), delta(0, [10], "a")],
+    "a gap": [taken(), delta(2, [12], "c")],
+    "a delta before admitted": [delta(1, [11], "b")],
+    "another prompt": [admitted(prompt_tokens=4)],
+    "another seed": [taken()],
+    "a choice that had ended": [taken(), delta(0, [11], "b", choice=1)],
+    "usage that counts what had ended": [taken(), delta(1, [11], "b"), terminal(completion=3)],
+}
+BREACHES["another seed"][0] = pb.GenerateResponse.FromString(taken().SerializeToString())
+BREACHES["another seed"][0].admitted.sampling.seed = 8
+
+
+@pytest.mark.parametrize("then", BREACHES.values(), ids=BREACHES.keys())
+async def test_what_goes_on_otherwise_is_a_breach_and_not_tried_again(server, ask, then):
+    for response in then:
+        if response.HasField("admitted"):
+            response.admitted.sampling.n = 2
+    server.plays(
+        play(taken(n=2), delta(0, [10], "a"), delta(0, [20], "x", choice=1), terminal(choice=1), LOST),
+        play(*then, Cut()),
+    )
+    outcome = await ask(n=2)
+    assert type(outcome.error) is ringline.ProtocolError
+    assert outcome.error.partial.choices[0].text.startswith("a")
+    assert len(server.service.requests) == 2
+
+
+async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
+    """Losses with nothing delivered in between are counted; others are not."""
+    server.plays(play(taken(), LOST))
+    outcome = await ask(client_options={"retries": 2})
+    assert type(outcome.error) is ringline.Truncated
+    assert len(server.service.requests) == 3
+
+    server.service.requests.clear()
+    steps = [play(taken(), delta(position, [position], "x"), LOST) for position in range(6)]
+    server.plays(*steps, play(taken(), terminal(completion=6)))
+    assert (await ask(client_options={"retries": 1})).generation.text == "x" * 6
+
+    server.service.requests.clear()
+    server.plays(play(taken(), LOST))
+    outcome = await ask(client_options={"retries": 0})
+    assert type(outcome.error) is ringline.Truncated
+    assert len(server.service.requests) == 1
+
+
+async def test_patience_bounds_the_search_for_another(server, ask):
+    server.plays(play(taken(), delta(0, [10], "a"), LOST), play(refusal(UNAVAILABLE, "starting")))
+    outcome = await ask(client_options={"patience": 0.2})
+    assert type(outcome.error) is ringline.Truncated
+    assert "the processor died" in str(outcome.error)
+    assert "starting" in str(outcome.error)
+    assert outcome.error.partial.choices[0].text == "a"
+    assert len(server.service.requests) > 2
+
+
+async def test_the_timeout_bounds_it_too(server, ask):
+    server.plays(play(taken(), delta(0, [10], "a"), LOST), play(refusal(UNAVAILABLE, "starting")))
+    outcome = await ask(timeout=0.3)
+    assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
+    assert outcome.error.partial.choices[0].text == "a"
+
+
+async def test_nothing_goes_on_without_patience(server, ask):
+    server.plays(play(taken(), delta(0, [10], "a"), LOST))
+    outcome = await ask(client_options={"patience": 0})
+    assert type(outcome.error) is ringline.Truncated
+    (request,) = server.service.requests
+    assert not request.output.return_prompt_token_ids, "nor is asked for what it would need"
+
+
+@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+@pytest.mark.parametrize("form", [list, ",".join, ", ".join])
+async def test_a_request_goes_on_at_another_address(kind, form):
+    """Whichever was asked first is lost for good; later requests find the other without a failure."""
+    async with serving(ScriptedInference()) as one, serving(ScriptedInference()) as other:
+        by_service = {one.service: one, other.service: other}
+
+        def begins(service):
+            async def script(request):
+                yield taken()
+                if not request.resume:
+                    yield delta(0, [10], "a")
+                    asyncio.get_running_loop().call_later(0.05, lambda: stops.append(stop(service)))
+                    async for _ in forever(request):
+                        await asyncio.sleep(0.01)
+                yield delta(1, [11], "b")
+                yield terminal(completion=2)
+
+            return script
+
+        stops = []
+
+        def stop(service):
+            return asyncio.ensure_future(by_service[service].server.stop(None))
+
+        for service, served in by_service.items():
+            served.plays(begins(service))
+        client = kind(form([one.address, other.address]), timeout=60)
+        if kind is ringline.Client:
+            with client:
+                answer = await asyncio.to_thread(client.generate, "Hi")
+        else:
+            async with client:
+                answer = await client.generate("Hi")
+        assert (answer.text, answer.resumed) == ("ab", 1)
+        assert sorted(len(service.requests) for service in by_service) == [1, 1]
+
+
+@pytest.mark.parametrize("address", ["", "a:1,,b:2", [], ["a:1", ""]])
+def test_addresses_that_are_none_are_refused(address):
+    with pytest.raises(ValueError, match="address"):
+        ringline.Client(address)
