@@ -11,15 +11,24 @@ namespace {
 
 constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
+constexpr int kLineBytes = 64, kWordLines = kPanel * 4 / kLineBytes;  // cache lines of a word of each column
 constexpr long kWorthThreads = 1 << 23, kRowsPerRead = 8;  // as in linear.h: twice the products in the same time
+constexpr long kRowsWorthReadingAhead = 8;
 constexpr long kRowsWorthThreads = 1 << 18;                // numbers to round
 constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
 constexpr long kPieceBlocks = 8;             // of rows: they stay in the L2 cache
 constexpr int kPiecesPerThread = 4;
 
+// What is read ahead while a block of rows is computed: `lines` cache lines with every word.
+struct WeightsAhead {
+    const int8_t* from;
+    int lines;
+};
+
 // sums [R, 32] of `words` words of each of R rows, with a panel of weights.
 template <int R>
-void multiply_block(const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums, int32_t* sums) {
+void multiply_block(const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums,
+                    WeightsAhead ahead, int32_t* sums) {
     Sums block[R][kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -28,6 +37,8 @@ void multiply_block(const int32_t* activations, const int8_t* weight, long words
         for (int r = 0; r < R; ++r) block[r][v] = start;
     }
     for (long word = 0; word < words; ++word) {
+        for (int line = 0; line < ahead.lines; ++line)
+            __builtin_prefetch(ahead.from + (word * ahead.lines + line) * kLineBytes, 0, 2);
         Quads quads[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) quads[v] = load_quads(weight + (word * kPanel + v * kLanes) * 4);
@@ -46,10 +57,10 @@ void multiply_block(const int32_t* activations, const int8_t* weight, long words
 // The same for 1 ≤ rows ≤ R.
 template <int R>
 void multiply_rows(long rows, const int32_t* activations, const int8_t* weight, long words, const int32_t* column_sums,
-                   int32_t* sums) {
+                   WeightsAhead ahead, int32_t* sums) {
     if constexpr (R > 1)
-        if (rows < R) return multiply_rows<R - 1>(rows, activations, weight, words, column_sums, sums);
-    multiply_block<R>(activations, weight, words, column_sums, sums);
+        if (rows < R) return multiply_rows<R - 1>(rows, activations, weight, words, column_sums, ahead, sums);
+    multiply_block<R>(activations, weight, words, column_sums, ahead, sums);
 }
 
 // One step of one layer.
@@ -99,14 +110,25 @@ private:
         const long first_block = piece / panel_pieces_ * kPieceBlocks, first_panel = piece % panel_pieces_ * piece_panels_;
         for (long panel = first_panel; panel < first_panel + piece_panels_ && panel < panels_; ++panel)
             for (long block = first_block; block < first_block + kPieceBlocks && block < rows_.blocks(); ++block)
-                compute_block(block, panel);
+                compute_block(block, panel, ahead_of(panel, block - first_block));
     }
 
-    void compute_block(long block, long panel) {
+    // The first one or two blocks of rows read the next panel, each as much of it as the other. With few rows, the
+    // processor's own reading ahead keeps up, and more of it is in its way.
+    WeightsAhead ahead_of(long panel, long block) const {
+        const int sharing = rows_.blocks() > 1 ? 2 : 1;
+        const long panel_bytes = words_ * 4 * kPanel;
+        const int8_t* const next = weight_.weight + (panel + 1) * panel_bytes;
+        if (call_.rows < kRowsWorthReadingAhead || block >= sharing || panel + 1 == panels_) return {nullptr, 0};
+        return {next + block * panel_bytes / sharing, kWordLines / sharing};
+    }
+
+    void compute_block(long block, long panel, WeightsAhead ahead) {
         alignas(64) int32_t sums[kInt8Rows * kPanel];
         const long first = rows_.first(block), count = rows_.first(block + 1) - first;
         const int8_t* const weight = weight_.weight + panel * kPanel * words_ * 4;
-        multiply_rows<kInt8Rows>(count, rows_.words(block), weight, words_, weight_.column_sums + panel * kPanel, sums);
+        multiply_rows<kInt8Rows>(count, rows_.words(block), weight, words_, weight_.column_sums + panel * kPanel,
+                                 ahead, sums);
         for (long r = 0; r < count; ++r) finish(sums + r * kPanel, panel * kPanel, first + r);
     }
 
