@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ringline.inference.v1 import inference_pb2
@@ -78,9 +78,13 @@ async def generate(front, request: inference_pb2.GenerateRequest, shown: Shown |
     return shown
 
 
-async def read_session(frames: AsyncIterable[inference_pb2.SessionResponse], names: Iterable[str]) -> dict[str, Shown]:
-    """Read a session until every named request is complete."""
-    shown = {name: Shown() for name in names}
+async def read_session(
+    frames: AsyncIterable[inference_pb2.SessionResponse],
+    names: Iterable[str],
+    before: Mapping[str, Shown] | None = None,
+) -> dict[str, Shown]:
+    """Read a session until every named request is complete; ``before`` is what they had shown already."""
+    shown = {name: (before or {}).get(name) or Shown() for name in names}
     async for frame in frames:
         for response in frame.responses:
             shown[response.request_id].take(response)

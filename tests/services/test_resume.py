@@ -1,0 +1,189 @@
+"""A request that is cut anywhere and goes on is the request that was not cut: same ids, text, log probabilities, end.
+
+Each is asked once, whole; then for every place between two of its deltas, the rest is asked for as a client would that
+had lost its processor there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import output_pb2
+
+from services.text.tokenizer import Tokenizer
+from tests.ring import MODEL
+from tests.services.streams import Shown, ask, generate, read_session
+
+GenerateRequest = inference_pb2.GenerateRequest
+
+
+def asked(change: Callable[[GenerateRequest], object] = lambda request: None, **sampling) -> GenerateRequest:
+    """A request for a sampled continuation, with log probabilities, changed as a case wants it."""
+    request = ask(max_tokens=20, **{"temperature": 0.9, "seed": 3, **sampling})
+    request.stopping.ignore_eos = True
+    request.output.logprobs = 2
+    request.output.return_prompt_token_ids = True
+    change(request)
+    return request
+
+
+def broken_characters(request: GenerateRequest) -> None:
+    """Output of bytes that sometimes make a character, and often do not."""
+    request.sampling.allowed_token_ids.extend(BYTES)
+    request.sampling.temperature = 100.0
+    request.stopping.max_tokens = 40
+
+
+def chat(request: GenerateRequest) -> None:
+    """An answer that the model ends by itself."""
+    request.chat.messages.add(role="user", content="What is 3 plus 4?")
+    request.sampling.temperature = 0.0
+    request.stopping.ClearField("ignore_eos")
+    request.stopping.max_tokens = 60
+
+
+def ends_late(request: GenerateRequest) -> None:
+    """The same, but not so soon."""
+    chat(request)
+    request.stopping.min_tokens = 40
+
+
+def stops(*strings: str, **options) -> Callable[[GenerateRequest], None]:
+    def change(request: GenerateRequest) -> None:
+        request.stopping.stop.extend(strings)
+        for name, value in options.items():
+            setattr(request.stopping, name, value)
+
+    return change
+
+
+def prompt_scores(request: GenerateRequest) -> None:
+    request.output.prompt_logprobs = 1
+
+
+TOKENIZER = Tokenizer.from_directory(MODEL)
+BIG = TOKENIZER.encode(" big", add_special_tokens=False)
+BYTES = sorted(set(TOKENIZER.encode("é€😀x", add_special_tokens=False)))
+"""Most of them a byte, which is no character by itself."""
+
+CASES = {
+    "greedy": asked(temperature=0.0),
+    "sampled": asked(),
+    "truncated sampling": asked(top_k=20, top_p=0.9, min_p=0.01),
+    "two choices": asked(n=2),
+    "five choices of a chat": asked(chat, temperature=0.9, n=5),
+    "penalties": asked(frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.3),
+    "the model's own end": asked(chat),
+    "an end that comes late": asked(ends_late),
+    "a stop token": asked(lambda request: request.stopping.stop_token_ids.extend(BIG)),
+    "bad words": asked(lambda request: request.stopping.bad_words.extend(["the", "a little", "e"])),
+    "a stop string": asked(stops("ra lived in", "x")),
+    "a stop string left in": asked(stops("ra lived in", "x", include_stop_str_in_output=True)),
+    "a stop string that comes late": asked(stops("a", "e", min_tokens=12)),
+    "stop strings that only begin": asked(stops(*(first + "\u0001" for first in "abcdefghijklmnopqrstuvwxyz ,."))),
+    "one token": asked(lambda request: setattr(request.stopping, "max_tokens", 1)),
+    "special tokens in the text": asked(lambda request: setattr(request.output, "skip_special_tokens", False)),
+    "log probabilities of the prompt": asked(prompt_scores),
+    "characters of several tokens": asked(broken_characters),
+    "more of them": asked(broken_characters, seed=4, n=4),
+    "a stop string after them": asked(lambda r: (broken_characters(r), stops("x\ufffd", "xx")(r)), seed=5, n=4),
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place where a request was cut: how many deltas of each choice came, and which choices had ended."""
+
+    deltas: tuple[int, ...]
+    ended: frozenset[int] = frozenset()
+
+
+def cuts_of(whole: Shown) -> Iterator[Cut]:
+    """Every place of each choice, the choices out of step; where all came, with and without its terminal."""
+    counts = [len(whole.deltas.get(choice, ())) for choice in range(len(whole.ends))]
+    for step in range(max(counts) + 1):
+        deltas = tuple((step + 3 * choice) % (count + 1) for choice, count in enumerate(counts))
+        yield Cut(deltas)
+        ended = frozenset(choice for choice, count in enumerate(deltas) if count == counts[choice])
+        if ended and len(ended) < len(counts):
+            yield Cut(deltas, ended)
+    if len(counts) > 1:
+        yield Cut(tuple(counts))
+
+
+def until(whole: Shown, cut: Cut) -> Shown:
+    """What had come of a request."""
+    had = Shown()
+    for choice, count in enumerate(cut.deltas):
+        for delta in whole.deltas.get(choice, ())[:count]:
+            had.ids.setdefault(choice, []).extend(delta.token_ids)
+            had.texts[choice] = had.texts.get(choice, "") + delta.text
+            had.logprobs.setdefault(choice, []).extend(delta.logprobs.logprobs)
+    return had
+
+
+def rest_of(name: str, whole: Shown, had: Shown, cut: Cut) -> GenerateRequest:
+    """The request that goes on, made from what a client has."""
+    taken = whole.admitted
+    rest = GenerateRequest(
+        request_id=name, sampling=taken.sampling, stopping=taken.stopping, output=taken.output, model=taken.model
+    )
+    rest.token_ids.ids.extend(taken.prompt_token_ids)
+    for choice in set(whole.ends) - cut.ended:
+        rest.resume.add(choice=choice, token_ids=had.ids.get(choice, ()))
+    return rest
+
+
+@pytest.mark.parametrize("request_", CASES.values(), ids=CASES)
+async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateRequest) -> None:
+    whole = await generate(front, request_)
+    cuts = {f"{number}: {cut}"[:100]: cut for number, cut in enumerate(cuts_of(whole))}
+    call = front.Session(timeout=100)
+    seen = {}
+    for name, cut in cuts.items():
+        had = seen[name] = until(whole, cut)
+        await call.write(inference_pb2.SessionRequest(generate=rest_of(name, whole, had, cut)))
+    for name, rest in (await read_session(call, cuts, seen)).items():
+        for choice, end in whole.ends.items():
+            if choice in cuts[name].ended:
+                assert choice not in rest.ends, name
+                continue
+            assert rest.ids.get(choice) == whole.ids.get(choice), name
+            assert rest.texts.get(choice) == whole.texts.get(choice), name
+            assert rest.logprobs.get(choice) == whole.logprobs.get(choice), name
+            assert rest.ends[choice].cause == end.cause, name
+            assert rest.ends[choice].WhichOneof("stop") == end.WhichOneof("stop"), name
+            assert (rest.ends[choice].stop_string, rest.ends[choice].stop_token_id) == (
+                end.stop_string,
+                end.stop_token_id,
+            ), name
+        assert rest.admitted.sampling == whole.admitted.sampling, name
+        assert rest.admitted.stopping == whole.admitted.stopping, name
+        if rest.deltas:  # with nothing left to compute, nothing is said of the prompt either
+            assert rest.prompt_logprobs == whole.prompt_logprobs, name
+        assert rest.usage.prompt_tokens == whole.usage.prompt_tokens, name
+        assert rest.usage.cached_tokens <= rest.usage.prompt_tokens, name
+        listed = [len(ids) for choice, ids in whole.ids.items() if choice not in cuts[name].ended]
+        assert rest.usage.completion_tokens == sum(listed), name
+    call.cancel()
+
+
+async def test_the_cases_show_what_they_are_for(front) -> None:
+    """Each kind of end is among them, text that was held back, and characters that were not finished."""
+    shown = {name: await generate(front, request) for name, request in CASES.items()}
+    ends = [end for one in shown.values() for end in one.ends.values()]
+    assert {end.cause for end in ends} == {output_pb2.FINISH_CAUSE_STOP, output_pb2.FINISH_CAUSE_LENGTH}
+    assert {end.WhichOneof("stop") for end in ends} == {None, "stop_string", "stop_token_id"}
+    together = [len(delta.token_ids) for one in shown.values() for deltas in one.deltas.values() for delta in deltas]
+    assert max(together) > 1
+    texts = {name: "".join(one.texts.values()) for name, one in shown.items()}
+    assert "\ufffd" in texts["characters of several tokens"] + texts["more of them"]
+    assert set("é€😀") & set(texts["characters of several tokens"] + texts["more of them"])
+    for name in ("a stop string", "a stop string left in", "a stop string that comes late", "a stop string after them"):
+        assert any(end.HasField("stop_string") for end in shown[name].ends.values()), name
+    assert shown["an end that comes late"].usage.completion_tokens >= 40
+    for name in ("the model's own end", "a stop token"):
+        assert shown[name].ends[0].HasField("stop_token_id"), name
