@@ -119,7 +119,10 @@ class SchedulerConfig(_Section):
     max_num_batched_tokens: int = option(2048, "Tokens computed per step, over all sequences.", minimum=1)
     max_num_seqs: int = option(256, "Sequences computed per step.", minimum=1)
     max_num_queued_reqs: int = option(
-        4096, "Requests that may wait; more are refused with RESOURCE_EXHAUSTED.", minimum=1
+        4096,
+        "Requests that may wait; more are refused with RESOURCE_EXHAUSTED. With --policy priority one tenant may have "
+        "as many as it leaves free.",
+        minimum=1,
     )
     policy: str = option(
         "priority",

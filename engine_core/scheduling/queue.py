@@ -11,7 +11,7 @@ in its round the round-robin is.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
@@ -123,6 +123,8 @@ class WaitingQueue:
         self._quantum = quantum
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []
+        self._num_of_tenant: Counter[str] = Counter()
+        """Fresh requests; tenants that have any."""
         self.num_requests = 0
         self.num_tokens = 0
         """Tokens to compute before each of the fresh requests draws its first one."""
@@ -135,9 +137,14 @@ class WaitingQueue:
         for level in self._levels.values():
             yield from level.returning
 
+    def has_room(self, tenant: str, limit: int) -> bool:
+        """Whether one more request may wait: of ``limit`` in all a tenant may have as many as it leaves free."""
+        return self._num_of_tenant.get(tenant, 0) < limit - self.num_requests
+
     def append(self, seq: Sequence) -> None:
         """A request arrives; ``seq`` stands for it."""
         self._level(seq.group.priority).append(seq)
+        self._num_of_tenant[seq.group.tenant] += 1
         self.num_requests += 1
         self.num_tokens += seq.num_tokens
 
@@ -180,6 +187,10 @@ class WaitingQueue:
         self.num_tokens += new.num_tokens - old.num_tokens
 
     def _forget(self, seq: Sequence) -> None:
+        tenant = seq.group.tenant
+        self._num_of_tenant[tenant] -= 1
+        if not self._num_of_tenant[tenant]:
+            del self._num_of_tenant[tenant]
         self.num_requests -= 1
         self.num_tokens -= seq.num_tokens
 

@@ -53,9 +53,7 @@ class Scheduler:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
         if request.request_id in self._sequences.groups:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in use; expected one that is not live")
-        limit = self._config.max_num_queued_reqs
-        if self._queue.num_requests >= limit:
-            raise QueueFullError(f"{limit} requests are waiting, as many as max_num_queued_reqs lets; try again later")
+        self._check_queue(request)
         self._sequences.add(request, self._clock())
 
     def cancel(
@@ -147,6 +145,16 @@ class Scheduler:
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
         )
+
+    def _check_queue(self, request: Request) -> None:
+        limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
+        if waiting >= limit:
+            raise QueueFullError(f"{limit} requests are waiting, as many as max_num_queued_reqs lets; try again later")
+        if self._config.policy == "priority" and not self._queue.has_room(request.tenant, limit):
+            raise QueueFullError(
+                f"{limit - waiting} more requests may wait (max_num_queued_reqs), and as many of this tenant do "
+                "already; try again later"
+            )
 
     def _schedule_running(self, step: StepInFlight) -> None:
         running = self._sequences.running

@@ -62,6 +62,7 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         prompt_tokens=len(request.prompt_token_ids),
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
+        tenant=submit.tenant,
         order=request,
     )
 

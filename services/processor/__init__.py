@@ -6,6 +6,8 @@ validation     what a request may ask for
 admission      a request → prompt ids and everything resolved
 lookups        what is answered from the vocabulary alone
 desk           requests waiting to be admitted, off the event loop
+turns          the order in which they are: tenants in turns
+tenants        whose a call is
 backlog        requests that no engine has begun: how many may wait, and for how long
 vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed

@@ -1,7 +1,8 @@
 """The admission desk: requests wait here while they are tokenized, off the event loop and in batches.
 
 A batch takes one hop to a worker thread, however many small requests it holds; a large one does not hold up those
-behind it, because there are several threads.
+behind it, because there are several threads. Tenants take turns, and one may fill as much of the room as it leaves
+free, so that a flood of one does not hold up or turn away the others.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.admission import Admission, admit
 from services.processor.client import ClientRequest, LiveRequest
 from services.processor.ring import Ring
+from services.processor.turns import Turns
 from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
+from services.ring.shares import Shares
 
 log = structlog.get_logger(__name__)
 
@@ -58,11 +61,9 @@ class Desk:
         self._me = me
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._free = THREADS
-        self._max_waiting_bytes = max_waiting_bytes
-        self._waiting: dict[str, _Work] = {}
-        """By ring id, in the order of arrival."""
-        self._waiting_bytes = 0
-        """Of these and of what ``run`` was given."""
+        self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
+        self._bytes = Shares(max_waiting_bytes)
+        """Of what waits here, and of what ``run`` was given."""
 
     def close(self) -> None:
         """Admit nothing more."""
@@ -77,56 +78,46 @@ class Desk:
         tenant = call.client.tenant
         self._ring.backlog.check(tenant, None if call.deadline is None else call.deadline - call.arrived)
         size = request.ByteSize()
-        self._make_room(size)
+        self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
-        self._waiting[call.ring_id] = _Work(call, request, size)
+        self._waiting.append(tenant, call.ring_id, _Work(call, request, size))
         self._next_batch()
 
     def drop(self, call: ClientRequest) -> None:
         """Let go of a request that ended, if it waits here: its message may be large."""
-        if (work := self._waiting.pop(call.ring_id, None)) is not None:
-            self._waiting_bytes -= work.size
+        if (work := self._waiting.remove(call.client.tenant, call.ring_id)) is not None:
+            self._bytes.give_back(call.client.tenant, work.size)
 
-    async def run(self, function: Callable[[], _T], size: int) -> _T:
-        """Run something else that takes its time, on a message of ``size`` bytes, in a worker thread.
+    async def run(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
+        """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
 
         Raises ``Refused`` while too much waits already, and what ``function`` raises.
         """
-        self._make_room(size)
+        self._make_room(tenant, size)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         finally:
-            self._waiting_bytes -= size
+            self._bytes.give_back(tenant, size)
 
-    def _make_room(self, size: int) -> None:
-        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+    def _make_room(self, tenant: str, size: int) -> None:
+        if not self._bytes.has_room(tenant, size):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._waiting_bytes} bytes wait to be tokenized, and this request has {size}: "
-                f"expected at most {self._max_waiting_bytes} together",
+                f"{self._bytes.held(tenant)} bytes of this tenant wait to be tokenized, this request has {size}, and "
+                f"there is room for {self._bytes.most - self._bytes.total}: expected at most as many as there is room",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        self._waiting_bytes += size
+        self._bytes.take(tenant, size)
 
     def _next_batch(self) -> None:
         while self._free and self._waiting:
-            batch = self._cut_batch()
+            batch = self._waiting.take()
+            for work in batch:
+                self._bytes.give_back(work.call.client.tenant, work.size)
             self._free -= 1
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._pool, self._admit_all, batch)
             future.add_done_callback(lambda done, batch=batch: self._admitted(batch, done))  # type: ignore[misc]
-
-    def _cut_batch(self) -> list[_Work]:
-        batch: list[_Work] = []
-        size = 0
-        for work in self._waiting.values():
-            size += work.size
-            if size > BATCH_BYTES and batch:
-                break
-            batch.append(work)
-        for work in batch:
-            self.drop(work.call)
-        return batch
 
     def _admit_all(self, batch: list[_Work]) -> list[Admission | Status]:
         """In a worker thread."""

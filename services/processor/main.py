@@ -91,6 +91,7 @@ class _Processor:
                 stall_timeout=server.stall_timeout,
                 drain_grace=server.drain_grace,
             ),
+            settings.tenant_header,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server.grpc)
 

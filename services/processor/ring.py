@@ -75,8 +75,9 @@ class Ring:
 
     def start(self, live: LiveRequest) -> None:
         """An admitted request sets out. Raises ``Refused`` while too much is under way."""
-        self._quota.check(live.size)
-        self._quota.take(live.size)
+        tenant = live.call.client.tenant
+        self._quota.check(tenant, live.size)
+        self._quota.take(tenant, live.size)
         live.call.live = live
         self._live[live.ring.request_id] = live
         news = live.call.client.news(live.ring.request_id)
@@ -334,7 +335,7 @@ class Ring:
             completion_tokens=ring.completion_tokens,
         )
         del self._live[ring.request_id]
-        self._quota.give_back(live.size)
+        self._quota.give_back(live.call.client.tenant, live.size)
         self._stranded.pop(ring.request_id, None)
         self._forget_at(live)
         if live.last_delta_at:

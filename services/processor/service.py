@@ -18,6 +18,7 @@ from services.processor.desk import Desk
 from services.processor.lookups import detokenize, list_models, tokenize
 from services.processor.responses import refusal
 from services.processor.ring import Ring
+from services.processor.tenants import tenant_of
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Cause, Code, Refused, Status
@@ -27,7 +28,6 @@ from services.runtime.wire import status_from_proto, status_to_proto
 
 log = structlog.get_logger(__name__)
 
-TENANT_KEY = "x-ringline-tenant"
 _Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
 _Response = TypeVar("_Response")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -54,12 +54,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         desk: Desk,
         metrics: ProcessorMetrics,
         bounds: SessionBounds,
+        tenant_header: str,
     ) -> None:
         self._vocabulary = vocabulary
         self._ring = ring
         self._desk = desk
         self._metrics = metrics
         self._bounds = bounds
+        self._tenant_header = tenant_header
         self._me = me
         self._counter = itertools.count(1)
         self._sessions: set[ClientStream] = set()
@@ -81,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # type: ignore[override]  # it writes through the context
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        client = ClientStream(_tenant(context))
+        client = ClientStream(await self._tenant(context))
         self._sessions.add(client)
         try:
             error = await self._answer(client, request, context)
@@ -112,7 +114,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request_iterator: AsyncIterator[inference_pb2.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        client = ClientStream(_tenant(context))
+        client = ClientStream(await self._tenant(context))
         self._sessions.add(client)
         reader = asyncio.create_task(self._read_session(client, request_iterator))
         writer = asyncio.create_task(self._write_session(client, context, reader))
@@ -249,6 +251,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while responses := client.take():
                 await self._send(context, inference_pb2.SessionResponse(responses=responses))
 
+    async def _tenant(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        """Who asks; ends the call where that is not clear."""
+        try:
+            return tenant_of(context.invocation_metadata() or (), self._tenant_header)
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name)
+            await _abort(context, refused.status)
+
     async def _send(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
         async with asyncio.timeout(self._bounds.stall_timeout):
             await context.write(response)
@@ -289,8 +299,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
             return look_up(request, vocabulary)
 
+        tenant = await self._tenant(context)
         try:
-            return await self._desk.run(known, request.ByteSize())
+            return await self._desk.run(known, tenant, request.ByteSize())
         except Refused as refused:
             await _abort(context, refused.status)
 
@@ -304,11 +315,3 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) ->
 def _usable_id(request: inference_pb2.GenerateRequest) -> str:
     """The client's name for a refused request; empty where it is too long to be one."""
     return request.request_id if len(request.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""
-
-
-def _tenant(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Who asks, as the metadata says; anonymous requests are one tenant."""
-    for key, value in context.invocation_metadata() or ():
-        if key == TENANT_KEY and isinstance(value, str):
-            return value[:128]
-    return ""

@@ -77,6 +77,8 @@ class LedgerEntry:
     """What they will take when all are."""
     id_bytes: int = 0
     """What the token ids take that it came with."""
+    tenant: str = ""
+    """Whose memory that is."""
 
     @property
     def finished(self) -> bool:

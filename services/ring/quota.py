@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.ring.events import Code, Refused
+from services.ring.shares import Shares
 
 MAX_PROMPT_LOGPROB_BYTES = 256 << 20
 """Of log probabilities of prompts, in an engine."""
@@ -12,28 +13,32 @@ RETRY_AFTER_MS = 1000
 
 
 class Quota:
-    """Counts bytes. A request that alone takes more than there may be is taken while nobody else holds any."""
+    """Counts bytes. A request that alone takes more than there may be is taken while nobody else holds any.
+
+    One tenant may hold as much as it leaves free.
+    """
 
     def __init__(self, field: str, who: str, what: str, most: int) -> None:
         """``field`` that asks for it; ``who`` holds ``what``, in words; ``most`` bytes together."""
-        self._field, self._who, self._what, self._most = field, who, what, most
-        self._held = 0
+        self._field, self._who, self._what = field, who, what
+        self._shares = Shares(most)
 
-    def check(self, wanted: int, freed: int = 0) -> None:
-        """Raise ``Refused`` unless there is room for ``wanted`` bytes, once ``freed`` are given back."""
-        held = self._held - freed
-        if wanted and held and held + wanted > self._most:
+    def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
+        """Raise ``Refused`` unless a tenant may hold ``wanted`` bytes more, once it has given back ``freed``."""
+        shares = self._shares
+        if not shares.has_room(tenant, wanted, freed):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._field}: {self._who} holds {held} bytes of {self._what} for other requests, and these take "
-                f"{wanted}: expected at most {self._most} together",
+                f"{self._field}: {self._who} holds {shares.total - freed} bytes of {self._what} for other requests, "
+                f"{shares.held(tenant) - freed} of them for this tenant, and these take {wanted}: expected at most "
+                f"{shares.most} together, and a tenant's no more than it leaves free",
                 retry_after_ms=RETRY_AFTER_MS,
             )
 
-    def take(self, size: int) -> None:
+    def take(self, tenant: str, size: int) -> None:
         """A request holds so many bytes."""
-        self._held += size
+        self._shares.take(tenant, size)
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, tenant: str, size: int) -> None:
         """It is gone."""
-        self._held -= size
+        self._shares.give_back(tenant, size)

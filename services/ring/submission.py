@@ -31,6 +31,7 @@ class Submission:
     """Alternatives per prompt token, if their log probabilities are asked for."""
     num_ids: int
     """Token ids that it brings, of the prompt and whatever else."""
+    tenant: str
     order: object
     """What the engine core makes of it; opaque here."""
 

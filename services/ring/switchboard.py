@@ -142,9 +142,10 @@ class Switchboard:
             in_reply_to=in_reply_to,
             prompt_logprob_bytes=submission.prompt_logprob_bytes,
             id_bytes=submission.id_bytes,
+            tenant=submission.tenant,
         )
-        self._prompt_logprobs.take(entry.prompt_logprob_bytes)
-        self._ids.take(entry.id_bytes)
+        self._prompt_logprobs.take(entry.tenant, entry.prompt_logprob_bytes)
+        self._ids.take(entry.tenant, entry.id_bytes)
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
         receiver.carry(entry)
         self._core.add(entry.core_id, submission.order)
@@ -282,8 +283,10 @@ class Switchboard:
 
     def _check_memory(self, submission: Submission, old: LedgerEntry | None) -> None:
         """Until Done, a request's log probabilities stay, in case they have to be sent again."""
-        self._prompt_logprobs.check(submission.prompt_logprob_bytes, old.prompt_logprob_bytes if old is not None else 0)
-        self._ids.check(submission.id_bytes, old.id_bytes if old is not None else 0)
+        tenant = submission.tenant
+        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.prompt_logprob_bytes, old.id_bytes)
+        self._prompt_logprobs.check(tenant, submission.prompt_logprob_bytes, logprobs)
+        self._ids.check(tenant, submission.id_bytes, ids)
 
     def _receiver(self, name: str) -> OutboundLink:
         link = self._links.get(name)
@@ -305,8 +308,8 @@ class Switchboard:
             self._core.cancel(entry.core_id, None)
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
-        self._prompt_logprobs.give_back(entry.prompt_logprob_bytes)
-        self._ids.give_back(entry.id_bytes)
+        self._prompt_logprobs.give_back(entry.tenant, entry.prompt_logprob_bytes)
+        self._ids.give_back(entry.tenant, entry.id_bytes)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
 

@@ -8,6 +8,7 @@ Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ PROCESSOR_PORT = 50051
 ENGINE_PORT = 50061
 DETOKENIZER_PORT = 50071
 METRICS_PORT_OFFSET = 10000
+
+_METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
+"""Of text: that of bytes ends with -bin."""
 
 LONGEST_UDS = 107
 """Bytes of a unix socket's path on Linux (sun_path, without its end)."""
@@ -177,6 +181,10 @@ class ProcessorSettings(ServiceSettings):
         maximum=86400,
         unit="seconds",
     )
+    tenant_header: str = option(
+        "x-ringline-tenant",
+        "Metadata of a call that names its tenant, as a gateway sets it; those without it are one tenant.",
+    )
     patience: float = option(
         60.0,
         "How long a request waits for an engine and a detokenizer, at its start or when it lost one.",
@@ -187,6 +195,8 @@ class ProcessorSettings(ServiceSettings):
 
     def __post_init__(self) -> None:
         check_section(self)
+        if not _METADATA_KEY.fullmatch(self.tenant_header) or self.tenant_header.startswith("grpc-"):
+            raise SettingError("tenant_header", self.tenant_header, "a metadata key: a-z, 0-9, '_', '-' and '.'")
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
 

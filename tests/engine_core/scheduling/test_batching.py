@@ -197,7 +197,7 @@ def test_a_tenant_pays_for_the_output_it_asks_for():
 
 
 def test_the_waiting_queue_is_limited():
-    engine = Harness(max_num_queued_reqs=2, max_num_seqs=1)
+    engine = Harness(max_num_queued_reqs=2, max_num_seqs=1, policy="fcfs")
     engine.add("a")
     engine.add("b")
     with pytest.raises(QueueFullError, match="max_num_queued_reqs"):
@@ -208,6 +208,23 @@ def test_the_waiting_queue_is_limited():
         engine.add("d")
     engine.cancel("b")
     engine.add("d")
+    engine.finish()
+
+
+def test_a_tenant_may_have_as_many_waiting_as_it_leaves_free():
+    engine = Harness(max_num_queued_reqs=8, max_num_seqs=1)
+    for serial in range(4):
+        engine.add(f"flood{serial}", tenant="x", priority=serial)
+    with pytest.raises(QueueFullError, match="max_num_queued_reqs"):
+        engine.add("flood4", tenant="x", priority=-1)
+    for serial in range(2):
+        engine.add(f"other{serial}", tenant="y")
+    with pytest.raises(QueueFullError):
+        engine.add("other2", tenant="y")
+    engine.cancel("flood3")
+    with pytest.raises(QueueFullError):
+        engine.add("flood4", tenant="x")
+    engine.add("other2", tenant="y")
     engine.finish()
 
 

@@ -98,7 +98,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline=None if seconds is None else self.now + seconds,
             resume={choice: tuple(ids[:longest]) for choice, ids in resumed.items() if resume and choice < params.n},
         )
-        full = self.scheduler.stats().waiting_reqs == self.config.max_num_queued_reqs
+        waiting = [group for group in self.scheduler._sequences.groups.values() if group.admission is None]
+        limit = self.config.max_num_queued_reqs
+        assert self.scheduler.stats().waiting_reqs == len(waiting)
+        if self.config.policy == "fcfs":
+            full = len(waiting) == limit
+        else:
+            full = sum(group.tenant == tenant for group in waiting) >= limit - len(waiting)
         try:
             self.scheduler.add(request)
         except QueueFullError:

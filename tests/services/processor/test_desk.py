@@ -15,7 +15,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
 from services.processor.client import ClientRequest, ClientStream
-from services.processor.desk import BATCH_BYTES, THREADS, Desk
+from services.processor.desk import BATCH_BYTES, THREADS, Desk, _Work
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.vocabulary import VocabularySource
@@ -40,14 +40,18 @@ class Office:
         peers.events = self.ring
         self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)
         self.client = ClientStream("")
+        self.clients = {"": self.client}
+        self._asked = 0
         self._go = threading.Event()
-        self._held = [asyncio.create_task(self.desk.run(self._go.wait, 0)) for _ in range(THREADS)]
+        self._held = [asyncio.create_task(self.desk.run(self._go.wait, "", 0)) for _ in range(THREADS)]
 
-    def ask(self, name: str, size: int) -> ClientRequest:
+    def ask(self, name: str, size: int, tenant: str = "") -> ClientRequest:
+        client = self.clients.setdefault(tenant, ClientStream(tenant))
         request = inference_pb2.GenerateRequest(request_id=name, text="a" * size)
-        call = ClientRequest(ring_id(1, self.client.num_live + 1), name, 1, self.client, time.monotonic(), None)
+        self._asked += 1
+        call = ClientRequest(ring_id(1, self._asked), name, 1, client, time.monotonic(), None)
         self.desk.admit(call, request)
-        self.client.add(call)
+        client.add(call)
         return call
 
     def occupy(self) -> None:
@@ -67,7 +71,7 @@ class Office:
 
 @pytest.fixture
 async def office() -> AsyncIterator[Office]:
-    office = Office(max_waiting_bytes=3 * LARGE)
+    office = Office(max_waiting_bytes=4 * LARGE + 2000)
     await asyncio.sleep(0)
     yield office
     await office.go()
@@ -85,7 +89,7 @@ async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come
     calls = [office.ask("first", LARGE), office.ask("second", LARGE)]
     status = refused_with(office, 2 * LARGE).status
     assert (status.code, status.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, 1000)
-    assert status.message.endswith(f"expected at most {3 * LARGE} together")
+    assert " bytes of this tenant wait to be tokenized, " in status.message
     calls.append(office.ask("small", 10))
     await office.go()
     assert [call.ended for call in calls] == [True, True, False], "too long for the model; on the ring"
@@ -117,17 +121,17 @@ async def test_what_ended_while_it_waited_leaves_nothing_behind(office: Office) 
     office.desk.drop(call)
     office.ring.end(call, Cause.CANCELLED)
     assert sys.getrefcount(request) == 2, "here, and in the asking"
-    for index in range(3):
+    for index in range(2):
         office.ask(f"in its place {index}", LARGE - 100)
 
 
 async def test_other_work_counts_while_it_waits(office: Office) -> None:
     office.occupy()
-    detokenize = asyncio.create_task(office.desk.run(lambda: "text", 3 * LARGE))
+    detokenize = asyncio.create_task(office.desk.run(lambda: "text", "", 3 * LARGE))
     await asyncio.sleep(0)
     assert refused_with(office, 1).status.code is Code.RESOURCE_EXHAUSTED
     with pytest.raises(Refused):
-        await office.desk.run(lambda: "more", 1)
+        await office.desk.run(lambda: "more", "", 1)
     await office.go()
     assert await detokenize == "text"
     office.ask("after", 10)
@@ -169,6 +173,26 @@ async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(offi
     (response,) = [response for response in office.client.take() if response.HasField("terminal")]
     assert response.terminal.error.code == Code.UNAVAILABLE
     assert call.live is None
+
+
+async def test_a_flood_leaves_room_and_waits_behind_itself(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    office.occupy()
+    for index in range(3):
+        office.ask(f"flood {index}", 3 * BATCH_BYTES // 5, "flood")
+    with pytest.raises(Refused):
+        office.ask("one too many", BATCH_BYTES, "flood")
+    office.ask("late", 10, "other")
+    order: list[list[str]] = []
+    take = office.desk._waiting.take
+
+    def told() -> list[_Work]:
+        batch = take()
+        order.append([work.call.client_id for work in batch])
+        return batch
+
+    monkeypatch.setattr(office.desk._waiting, "take", told)
+    await office.go()
+    assert order[0] == ["flood 0", "late"]
 
 
 async def test_what_is_under_way_is_bounded_by_its_bytes_too(office: Office) -> None:

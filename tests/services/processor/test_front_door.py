@@ -31,7 +31,7 @@ from tests.services.processor.vocabularies import vocabulary
 T = TypeVar("T")
 MAX_LIVE = 3
 ROOM = 10_000
-"""Bytes that may wait at the desk."""
+"""Bytes of one tenant that may wait at the desk."""
 
 
 class FrontDoor:
@@ -44,16 +44,16 @@ class FrontDoor:
         peers = Peers(source)
         self.metrics = ProcessorMetrics()
         peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
-        self.desk = Desk(source, ring, me, max_waiting_bytes=ROOM)
+        self.desk = Desk(source, ring, me, max_waiting_bytes=2 * ROOM)
         bounds = SessionBounds(
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=stall_timeout, drain_grace=1.0
         )
-        self.service = InferenceService(me, source, ring, self.desk, self.metrics, bounds)
+        self.service = InferenceService(me, source, ring, self.desk, self.metrics, bounds, "x-tenant")
         self.go = threading.Event()
 
     def hold_up(self) -> list[asyncio.Task[object]]:
         """Occupy every thread until ``go``, and the places behind them."""
-        return [asyncio.create_task(self.desk.run(self.go.wait, 0)) for _ in range(THREADS)]
+        return [asyncio.create_task(self.desk.run(self.go.wait, "", 0)) for _ in range(THREADS)]
 
     def counted(self) -> dict[tuple[str, str], float]:
         """Terminals by reason, refusals by code."""
@@ -234,6 +234,30 @@ async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDo
     error = from_rpc(failure.value)
     assert isinstance(error, Overloaded)
     assert error.retry_after == 1.5
+
+
+async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(door: FrontDoor, front) -> None:
+    for metadata, problem in (
+        ((("x-tenant", "a"), ("x-tenant", "b")), "x-tenant: 2 values: expected one at most"),
+        ((("x-tenant", "a" * 129),), "x-tenant: 129 characters: expected a name of at most 128"),
+    ):
+        session = front.Session(metadata=metadata)
+        for call in (session, front.Generate(ask("a"), metadata=metadata)):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await read_into([], call)
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert failure.value.details() == problem
+        with pytest.raises(grpc.aio.AioRpcError, match=problem):
+            await front.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
+    assert not door.service._sessions
+
+
+async def test_the_tenant_is_what_the_metadata_says(door: FrontDoor, front) -> None:
+    calls = [front.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
+    await until(lambda: len(door.service._sessions) == 3)
+    assert sorted(client.tenant for client in door.service._sessions) == ["", "", "a" * 128]
+    for call in calls:
+        call.cancel()
 
 
 async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

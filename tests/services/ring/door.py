@@ -152,6 +152,7 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "prompt_tokens": 5,
         "prompt_logprobs": None,
         "num_ids": 5,
+        "tenant": "",
         "order": {0},
     }
     return Submission(request_id, epoch, **(values | fields))  # type: ignore[arg-type]

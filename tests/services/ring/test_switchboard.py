@@ -105,7 +105,9 @@ class SwitchboardMachine(RuleBasedStateMachine):
         if 0 < epoch <= self.spent.get(request_id, 0):
             return  # a submitter never uses an epoch again
         prompt_logprobs = 1 if scored else None
-        submission = Submission(request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, 9, set(logs))
+        submission = Submission(
+            request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, 9, "", set(logs)
+        )
         old = self.known.get(request_id)
         receiver = deliver_to or name
         code = None

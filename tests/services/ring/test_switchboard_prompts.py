@@ -46,7 +46,7 @@ def test_prompt_progress_and_scores_are_replayed(board: Switchboard) -> None:
 
 def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
     core, peer = Core(), PeerId("p", 1)
-    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_prompt_logprob_bytes=2000)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_prompt_logprob_bytes=4000)
     board.attach(peer, 0.0)
     ask = {"prompt_tokens": 10, "prompt_logprobs": 10}  # 880 bytes
     board.submit(peer, submission("1-1", **ask))
@@ -65,7 +65,7 @@ def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
 
 def test_what_requests_bring_is_held_up_to_a_size() -> None:
     core, peer = Core(), PeerId("p", 1)
-    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_id_bytes=100 * 40)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_id_bytes=200 * 40)
     board.attach(peer, 0.0)
     board.submit(peer, submission("1-1", num_ids=1000))  # alone it may be larger
     code, message = code_of(lambda: board.submit(peer, submission("1-2", num_ids=1)))
@@ -77,6 +77,23 @@ def test_what_requests_bring_is_held_up_to_a_size() -> None:
     assert code is Code.RESOURCE_EXHAUSTED
     board.done(peer, "1-2", 1)
     board.submit(peer, submission("1-3", num_ids=40))
+
+
+def test_one_tenant_leaves_room_for_others() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, max_id_bytes=200 * 40)
+    board.attach(peer, 0.0)
+    board.submit(peer, submission("1-1", num_ids=100, tenant="flood"))
+    assert code_of(lambda: board.submit(peer, submission("1-2", num_ids=1, tenant="flood")))[0] is (
+        Code.RESOURCE_EXHAUSTED
+    )
+    board.submit(peer, submission("1-2", num_ids=50, tenant="other"))
+    board.submit(peer, submission("1-1", epoch=2, num_ids=75, tenant="flood"))  # takes the place of its own
+    other = submission("1-1", epoch=3, num_ids=75, tenant="other")
+    assert code_of(lambda: board.submit(peer, other))[0] is Code.RESOURCE_EXHAUSTED
+    for name, epoch in (("1-1", 2), ("1-2", 1)):
+        board.done(peer, name, epoch)
+    board.submit(peer, submission("1-3", num_ids=1000, tenant="flood"))
 
 
 def test_many_requests_that_are_closed_at_once_come_in_several_frames() -> None:
