@@ -26,6 +26,7 @@ from services.processor.validation import (
 )
 from services.processor.vocabulary import Vocabulary
 from services.ring.identity import PeerId
+from services.ring.prefixes import Prefixes, prefixes_of
 from services.text.chat import ChatTemplateError
 from services.text.incremental import left_context
 
@@ -54,6 +55,8 @@ class Admission:
     choices: dict[int, tuple[int, ...]]
     """Unfinished choices and the ids they have."""
     wants_prefill_progress: bool
+    prefixes: Prefixes
+    """Of the prompt; they say which engine may have computed it."""
     num_prompt_scores: int
     """Log probabilities of the prompt that an engine is asked for."""
     model: engine_pb2.GetModelResponse
@@ -114,6 +117,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
         output_context=context.SerializeToString(),
         choices=choices or dict.fromkeys(range(sampling.n), ()),
         wants_prefill_progress=output.prefill_progress,
+        prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
         model=model,
     )

@@ -16,6 +16,7 @@ from services.ring.events import Status
 from services.ring.identity import PeerId
 from services.ring.outage import Outage
 from services.ring.outbox import Outbox, RequestNews
+from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.request import RingRequest
 from services.ring.routes import Route
 
@@ -131,6 +132,13 @@ class LiveRequest:
     """How many of the prompt's log probabilities the client was given."""
     last_delta_at: dict[int, float] = field(default_factory=dict)
     """By choice."""
+
+    def computed(self) -> Prefixes | None:
+        """What its engine has of it: of the prompt, and of the answer where there is one that may be asked on."""
+        if list(self.ring.choices) != [0] or not self.ring.completion_tokens:
+            return None
+        submit, model = self.admission.submit, self.admission.model
+        return prefixes_of([*submit.prompt_token_ids, *self.ring.choices[0].ids], submit.cache_salt, model.block_size)
 
     @property
     def size(self) -> int:

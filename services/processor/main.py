@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import structlog
@@ -56,7 +57,7 @@ class _Processor:
         vocabulary = self._vocabulary = VocabularySource()
         self._settings = settings
         self._metrics = ProcessorMetrics()
-        self._peers = Peers(vocabulary)
+        self._peers = Peers(vocabulary, random.Random())
         backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
         self._ring = Ring(self._peers, self._metrics, backlog, patience=settings.patience)
         self._peers.events = self._ring
@@ -114,7 +115,7 @@ class _Processor:
                 now = time.monotonic()
                 self._peers.watch(now)
                 self._ring.tick(now)
-                self._metrics.update(self._ring.num_live, *self._peers.counts())
+                self._metrics.update(self._ring.num_live, *self._peers.counts(), self._peers.routing)
                 if vocabulary := self._vocabulary.current:
                     self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from ringline.types.v1 import link_pb2
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness
+from services.ring.prefixes import Prefixes
 from services.ring.routes import Route, Routes
 from services.runtime.attach_client import EngineLink
+from services.runtime.metrics import Routing
 
 log = structlog.get_logger(__name__)
 
@@ -68,20 +71,33 @@ class _Detokenizer:
 class Peers:
     """Implements ``EngineOwner`` and ``DetokenizerOwner``."""
 
-    def __init__(self, vocabulary: VocabularySource) -> None:
+    def __init__(self, vocabulary: VocabularySource, rng: random.Random) -> None:
         self.events: PeerEvents
         """Set before anything is dialled."""
         self._vocabulary = vocabulary
-        self._routes = Routes()
+        self._routes = Routes(rng)
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
         self.suspects: frozenset[PeerId] = frozenset()
         """Who gives no sign of life: what they have may go elsewhere, and nothing new goes to them."""
 
-    def choose(self, engine: PeerId | None = None) -> Route | None:
+    def choose(
+        self, request_id: str, prefixes: Prefixes, *, choices: int, engine: PeerId | None = None
+    ) -> Route | None:
         """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
-        return self._routes.choose(engine=engine)
+        return self._routes.choose(request_id, prefixes, choices=choices, engine=engine)
+
+    def release(self, request_id: str, computed: Prefixes | None) -> None:
+        """A request has ended; ``computed`` is what its engine has of it, if it has got anywhere."""
+        self._routes.release(request_id, computed)
+
+    @property
+    def routing(self) -> Routing:
+        """How requests were routed so far."""
+        routes = self._routes
+        reasons = {decision.value: count for decision, count in routes.decisions.items()}
+        return Routing(reasons, routes.loads(), len(routes.prefixes))
 
     def has_engine(self, engine: PeerId) -> bool:
         """Whether this life of the engine is attached to."""
@@ -129,7 +145,7 @@ class Peers:
             load = frame.load
             busy = load.running > 0 or load.waiting > 0
             node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
-            self._routes.report(engine, load.running + load.waiting)
+            self._routes.engine_load(engine, load.running, load.waiting, load.kv_usage)
         if frame.HasField("peers"):
             attached = [PeerId(peer.name, peer.incarnation) for peer in frame.peers.attached]
             self._routes.engine_peers(engine, attached)
@@ -161,7 +177,7 @@ class Peers:
         node = self._detokenizers[detokenizer]
         if frame.HasField("load"):
             node.liveness.beat(time.monotonic())
-            self._routes.report(detokenizer, frame.load.live_requests)
+            self._routes.detokenizer_load(detokenizer, frame.load.live_requests)
         if frame.HasField("draining"):
             node.draining = True
             self._routes.take_work(detokenizer, False)

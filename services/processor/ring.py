@@ -180,11 +180,11 @@ class Ring:
             if live.route is None:
                 continue
             engine, detokenizer = live.route.engine, live.route.detokenizer
-            if engine in suspects and (route := self._peers.choose()) is not None:
+            if engine in suspects and (route := self._choose(live)) is not None:
                 self._forget_at(live)  # heard when it comes back; what it then says is of an earlier epoch
                 live.outage.lost(time.monotonic())
                 self._submit(live, route, f"engine {engine.name} gave no sign of life")
-            elif detokenizer in suspects and (route := self._peers.choose(engine)) is not None:
+            elif detokenizer in suspects and (route := self._choose(live, engine)) is not None:
                 live.outage.lost(time.monotonic())
                 self._redirect(live, route)
 
@@ -192,17 +192,21 @@ class Ring:
         """Give the request a route: another detokenizer if its engine is there, else another engine."""
         engine = live.route.engine if live.route is not None else None
         if engine is not None and self._peers.has_engine(engine):
-            route = self._peers.choose(engine)
+            route = self._choose(live, engine)
             if route is not None:
                 self._redirect(live, route)
                 return
         else:
             live.route = None
-            route = self._peers.choose()
+            route = self._choose(live)
             if route is not None:
                 self._submit(live, route, reason)
                 return
         self._strand(live, reason)
+
+    def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
+        request_id, choices = live.ring.request_id, len(live.ring.unfinished())
+        return self._peers.choose(request_id, live.admission.prefixes, choices=choices, engine=engine)
 
     def _strand(self, live: LiveRequest, reason: str) -> None:
         live.reason = reason
@@ -338,6 +342,7 @@ class Ring:
         self._quota.give_back(live.call.client.tenant, live.size)
         self._stranded.pop(ring.request_id, None)
         self._forget_at(live)
+        self._peers.release(ring.request_id, live.computed())
         if live.last_delta_at:
             self.backlog.ended(ring.prompt_tokens + ring.completion_tokens)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)

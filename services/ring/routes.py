@@ -1,15 +1,31 @@
-"""Which (engine, detokenizer) pairs may carry a request: joined ones, alive, taking work.
+"""Which (engine, detokenizer) pair a request goes to: a joined one, alive, taking work; by prefix, then by load.
 
 A pair is joined when the engine says that this very life of the detokenizer is attached to it, and the
 detokenizer has acknowledged this processor's subscription.
+
+A request follows its prompt's prefix to an engine that has it, unless that engine is busier than the others by more
+than the prefix is worth. Else it goes to the less loaded of two: which two, the prompt decides, so that processors
+which know nothing of each other send equal prompts to the same ones; without a prefix, chance. (Of two, because
+everybody's choice of the least loaded would be the same until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import enum
+import random
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.ring.identity import PeerId
+from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
+
+TOKENS_PER_REQUEST = 64
+"""To have so many tokens of a prompt, an engine may be one request busier than the others are on average …"""
+MOST_REQUESTS, MOST_SHARE = 8, 0.25
+"""… but by no more than so many requests, or this share of their load where that is more."""
+FULL = 0.95
+"""From this share of its KV blocks on, an engine in which requests wait is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +36,50 @@ class Route:
     detokenizer: PeerId
 
 
+class Decision(enum.Enum):
+    """Why a request went to its engine."""
+
+    PREFIX = "prefix"
+    """It has most of the prompt."""
+    OVERLOAD = "overload"
+    """The engine that has most of the prompt is too busy: it is the less loaded of two."""
+    LOAD = "load"
+    """No engine has most of the prompt: it is the less loaded of two."""
+
+
 @dataclass(slots=True)
 class _Node:
     peer: PeerId
-    load: int = 0
-    """Requests it holds, by its own last word."""
-    assigned: int = 0
-    """Requests routed to it since then."""
+    own: int = 0
+    """What this processor has there: choices at an engine, requests at a detokenizer."""
+    others: int = 0
+    """What others had there when it last reported."""
+    full: bool = False
     taking: bool = True
     attached: frozenset[PeerId] = field(default_factory=frozenset)
 
+    @property
+    def load(self) -> int:
+        return self.own + self.others
+
 
 class Routes:
-    """What the processor knows of its peers."""
+    """What the processor knows of its peers, and where its requests are."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         self._engines: dict[str, _Node] = {}
         self._detokenizers: dict[str, _Node] = {}
+        self._held: dict[str, tuple[Route, int]] = {}
+        """By request id: its route, and its choices."""
+        self.prefixes = PrefixMap()
+        self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
+        """How often each was taken."""
 
     def engine_up(self, peer: PeerId) -> None:
         """An engine welcomed this processor."""
-        self._engines[peer.name] = _Node(peer)
+        own = sum(choices for route, choices in self._held.values() if route.engine == peer)
+        self._engines[peer.name] = _Node(peer, own)
 
     def engine_down(self, peer: PeerId) -> None:
         """The link to this life of an engine ended."""
@@ -54,49 +93,111 @@ class Routes:
 
     def detokenizer_up(self, peer: PeerId) -> None:
         """A detokenizer acknowledged the subscription."""
-        self._detokenizers[peer.name] = _Node(peer)
+        own = sum(route.detokenizer == peer for route, _ in self._held.values())
+        self._detokenizers[peer.name] = _Node(peer, own)
 
     def detokenizer_down(self, peer: PeerId) -> None:
         """The subscription at this life of a detokenizer ended."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             del self._detokenizers[peer.name]
 
-    def report(self, peer: PeerId, load: int) -> None:
-        """A peer told how many requests it holds."""
-        for node in self._nodes(peer):
-            node.load, node.assigned = load, 0
+    def engine_load(self, peer: PeerId, running: int, waiting: int, kv_usage: float) -> None:
+        """An engine told what it computes, what waits, and the share of its KV blocks in use."""
+        if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
+            node.others = max(0, running + waiting - node.own)
+            node.full = waiting > 0 and kv_usage >= FULL
+
+    def detokenizer_load(self, peer: PeerId, requests: int) -> None:
+        """A detokenizer told how many requests it holds."""
+        if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
+            node.others = max(0, requests - node.own)
 
     def take_work(self, peer: PeerId, taking: bool) -> None:
         """Whether a peer may get new work: not while it is draining or suspected."""
-        for node in self._nodes(peer):
-            node.taking = taking
+        for nodes in (self._engines, self._detokenizers):
+            if (node := nodes.get(peer.name)) is not None and node.peer == peer:
+                node.taking = taking
 
     def any_joined(self) -> bool:
         """Whether any pair takes work."""
-        return any(engine.taking for engine, _ in self._pairs())
+        return bool(self._engines_taking())
 
-    def choose(self, *, engine: PeerId | None = None) -> Route | None:
-        """The least loaded joined pair that takes work, or None; the choice counts as load at once.
+    def loads(self) -> dict[str, int]:
+        """What each engine has to do, by its name."""
+        return {name: node.load for name, node in self._engines.items()}
+
+    def choose(
+        self, request_id: str, prefixes: Prefixes, *, choices: int = 1, engine: PeerId | None = None
+    ) -> Route | None:
+        """A joined pair that takes work, or None; the request counts as load there until ``release``.
 
         ``engine``: the one that has the request; it may go on there even if nothing new is taken.
         """
-        pairs = [(e, d) for e, d in self._pairs() if (e.taking if engine is None else e.peer == engine)]
-        if not pairs:
+        if engine is None:
+            chosen = self._choose_engine(prefixes)
+        else:
+            node = self._engines.get(engine.name)
+            chosen = node if node is not None and node.peer == engine and self._joined(node) else None
+        if chosen is None:
             return None
-        # The assigned counts break ties, so equal pairs take turns.
-        chosen = min(pairs, key=lambda pair: tuple(node.load + node.assigned for node in pair))
-        for node in chosen:
-            node.assigned += 1
-        return Route(chosen[0].peer, chosen[1].peer)
+        detokenizer = self._less_loaded(self._joined(chosen))
+        self.release(request_id)
+        chosen.own += choices
+        detokenizer.own += 1
+        route = Route(chosen.peer, detokenizer.peer)
+        self._held[request_id] = route, choices
+        return route
 
-    def _pairs(self) -> Iterator[tuple[_Node, _Node]]:
-        """Joined pairs whose detokenizer takes work."""
-        for engine in self._engines.values():
-            for detokenizer in self._detokenizers.values():
-                if detokenizer.taking and detokenizer.peer in engine.attached:
-                    yield engine, detokenizer
+    def release(self, request_id: str, computed: Prefixes | None = None) -> None:
+        """The request has left its route, where ``computed`` is what the engine has of it. Idempotent."""
+        if (held := self._held.pop(request_id, None)) is None:
+            return
+        route, choices = held
+        if computed is not None:
+            self.prefixes.add(computed, route.engine)
+        if (node := self._engines.get(route.engine.name)) is not None and node.peer == route.engine:
+            node.own -= choices
+        if (node := self._detokenizers.get(route.detokenizer.name)) is not None and node.peer == route.detokenizer:
+            node.own -= 1
 
-    def _nodes(self, peer: PeerId) -> Iterator[_Node]:
-        for nodes in (self._engines, self._detokenizers):
-            if (node := nodes.get(peer.name)) is not None and node.peer == peer:
-                yield node
+    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
+        nodes = {node.peer: node for node in self._engines_taking()}
+        if not nodes:
+            return None
+        match = self.prefixes.find(prefixes, nodes)
+        chosen, decision = None, Decision.LOAD
+        if match.worth_following:
+            chosen, decision = min((nodes[holder] for holder in match.holders), key=_busy), Decision.PREFIX
+            if self._overloaded(chosen, match.tokens, nodes.values()):
+                chosen, decision = None, Decision.OVERLOAD
+        if chosen is None:
+            pair = by_rendezvous(match.branch, nodes)[:2] if match.branch is not None else list(nodes)
+            chosen = self._less_loaded([nodes[peer] for peer in pair])
+        self.decisions[decision] += 1
+        self.prefixes.add(prefixes, chosen.peer)
+        return chosen
+
+    def _overloaded(self, node: _Node, tokens: int, nodes: Iterable[_Node]) -> bool:
+        """Whether an engine is busier than the others by more than ``tokens`` of a prompt are worth."""
+        others = [other for other in nodes if other is not node]
+        if not others:
+            return False
+        if node.full and not all(other.full for other in others):
+            return True
+        mean = sum(other.load for other in others) / len(others)
+        return node.load - mean > min(tokens / TOKENS_PER_REQUEST, max(MOST_REQUESTS, MOST_SHARE * mean))
+
+    def _less_loaded(self, nodes: list[_Node]) -> _Node:
+        """Of two."""
+        return min(self._rng.sample(nodes, min(2, len(nodes))), key=_busy)
+
+    def _engines_taking(self) -> list[_Node]:
+        return [node for node in self._engines.values() if node.taking and self._joined(node)]
+
+    def _joined(self, engine: _Node) -> list[_Node]:
+        """The detokenizers that take work from an engine."""
+        return [node for node in self._detokenizers.values() if node.taking and node.peer in engine.attached]
+
+
+def _busy(node: _Node) -> tuple[bool, int]:
+    return node.full, node.load

@@ -8,7 +8,7 @@ every step is read when Prometheus asks; what must be observed when it happens c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -48,8 +48,14 @@ class ServiceMetrics(Collector):
         family.add_metric([self.model_name], value)
         return family
 
-    def _counters(self, name: str, documentation: str, label: str, values: Counter[str]) -> Metric:
+    def _counters(self, name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(name, documentation, labels=["model_name", label])
+        for key, value in sorted(values.items()):
+            family.add_metric([self.model_name, key], value)
+        return family
+
+    def _gauges(self, name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, documentation, labels=["model_name", label])
         for key, value in sorted(values.items()):
             family.add_metric([self.model_name, key], value)
         return family
@@ -59,11 +65,24 @@ class ServiceMetrics(Collector):
             yield histogram.family({"model_name": self.model_name})
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a processor's requests found their engines."""
+
+    decisions: Mapping[str, int]
+    """By reason, since the start: prefix, overload or load."""
+    loads: Mapping[str, int]
+    """Choices that each engine has, by its name, as far as is known."""
+    prefixes: int
+    """Beginnings of prompts that are remembered."""
+
+
 class ProcessorMetrics(ServiceMetrics):
     """What clients get. Written on the event loop."""
 
     def __init__(self) -> None:
         self._live_requests, self._engines, self._detokenizers = 0, 0, 0
+        self._routing = Routing({}, {}, 0)
         self._first_token = Histogram(
             "vllm:time_to_first_token_seconds",
             "From a request's arrival to a choice's first token.",
@@ -81,9 +100,10 @@ class ProcessorMetrics(ServiceMetrics):
         self._refusals: Counter[str] = Counter()
         super().__init__()
 
-    def update(self, live_requests: int, engines: int, detokenizers: int) -> None:
-        """How many requests are live and peers linked; from time to time."""
+    def update(self, live_requests: int, engines: int, detokenizers: int, routing: Routing) -> None:
+        """How many requests are live and peers linked, and how requests were routed; from time to time."""
         self._live_requests, self._engines, self._detokenizers = live_requests, engines, detokenizers
+        self._routing = routing
 
     def prefilled(self, prompt_tokens: int) -> None:
         """A request's prompt is computed: its first token is there."""
@@ -119,6 +139,10 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_live_requests", "Requests this process holds.", self._live_requests)
         yield self._gauge("ringline_engines", "Engines that are attached.", self._engines)
         yield self._gauge("ringline_detokenizers", "Detokenizers that are subscribed to.", self._detokenizers)
+        routing = self._routing
+        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", routing.decisions)
+        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", routing.loads)
+        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", routing.prefixes)
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )

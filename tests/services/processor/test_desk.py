@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ class Office:
         source = self.source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
-        peers = self.peers = Peers(source)
+        peers = self.peers = Peers(source, random.Random(0))
         self.ring = Ring(peers, ProcessorMetrics(), roomy(), patience=60.0)
         peers.events = self.ring
         self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -121,7 +122,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
     admission = admit(request, VOCABULARY, "tenant", ME)
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    ring = Ring(peers := Peers(VocabularySource()), METRICS, roomy(), patience=1.0)
+    ring = Ring(peers := Peers(VocabularySource(), random.Random(0)), METRICS, roomy(), patience=1.0)
     peers.events = ring
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -41,7 +42,7 @@ class FrontDoor:
         source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
-        peers = Peers(source)
+        peers = Peers(source, random.Random(0))
         self.metrics = ProcessorMetrics()
         peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
         self.desk = Desk(source, ring, me, max_waiting_bytes=2 * ROOM)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -9,11 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.ring.identity import PeerId
-from services.ring.routes import Route, Routes
+from services.ring.prefixes import Prefixes, prefixes_of
+from services.ring.routes import FULL, MOST_REQUESTS, MOST_SHARE, TOKENS_PER_REQUEST, Decision, Route, Routes
 
-ENGINES, DETOKENIZERS = ("e0", "e1"), ("d0", "d1", "d2")
+ENGINES, DETOKENIZERS = ("e0", "e1", "e2"), ("d0", "d1", "d2")
+BLOCK = 16
 engine_names, detokenizer_names = st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS)
 lives = st.integers(1, 2)
+requests = st.integers(0, 30)
+few = st.integers(0, 5)
+
+
+def prompt(family: int, tail: int = 0, blocks: int = 40) -> Prefixes:
+    """A prompt of a family, whose last fifth is its own."""
+    shared = blocks * 4 // 5
+    return prefixes_of([family] * shared * BLOCK + [1000 + tail] * (blocks - shared) * BLOCK, b"", BLOCK)
 
 
 @dataclass
@@ -22,20 +34,34 @@ class Known:
 
     peer: PeerId
     taking: bool = True
-    load: int = 0
+    others: int = 0
+    full: bool = False
     attached: set[PeerId] = field(default_factory=set)
 
 
 class RoutesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.routes = Routes()
+        self.routes = Routes(random.Random(0))
         self.engines: dict[str, Known] = {}
         self.detokenizers: dict[str, Known] = {}
+        self.held: dict[str, tuple[Route, int]] = {}
 
     def known(self, peer: PeerId) -> Known | None:
         known = self.engines.get(peer.name) or self.detokenizers.get(peer.name)
         return known if known is not None and known.peer == peer else None
+
+    def own(self, peer: PeerId) -> int:
+        """What this processor has at a peer."""
+        held = self.held.values()
+        return sum(
+            choices if peer == route.engine else peer == route.detokenizer
+            for route, choices in held
+            if peer in (route.engine, route.detokenizer)
+        )
+
+    def load(self, known: Known) -> int:
+        return known.others + self.own(known.peer)
 
     @rule(name=engine_names, life=lives)
     def engine_up(self, name: str, life: int) -> None:
@@ -59,6 +85,14 @@ class RoutesMachine(RuleBasedStateMachine):
         if self.known(PeerId(name, life)):
             del self.detokenizers[name]
 
+    @rule()
+    def everybody_comes(self) -> None:
+        for name in DETOKENIZERS:
+            self.detokenizer_up(name, 1)
+        for name in ENGINES:
+            self.engine_up(name, 1)
+            self.engine_peers(name, 1, {(name, 1) for name in DETOKENIZERS})
+
     @rule(name=engine_names, life=lives, attached=st.sets(st.tuples(detokenizer_names, lives)))
     def engine_peers(self, name: str, life: int, attached: set[tuple[str, int]]) -> None:
         peers = {PeerId(*one) for one in attached}
@@ -72,65 +106,199 @@ class RoutesMachine(RuleBasedStateMachine):
         if known := self.known(PeerId(name, life)):
             known.taking = taking
 
-    @rule(name=engine_names | detokenizer_names, life=lives, load=st.integers(0, 5))
-    def report(self, name: str, life: int, load: int) -> None:
-        self.routes.report(PeerId(name, life), load)
-        if known := self.known(PeerId(name, life)):
-            known.load = load
+    @rule(name=engine_names, life=lives, running=requests, waiting=st.integers(0, 3), usage=st.sampled_from([0.5, 1.0]))
+    def engine_load(self, name: str, life: int, running: int, waiting: int, usage: float) -> None:
+        peer = PeerId(name, life)
+        self.routes.engine_load(peer, running, waiting, usage)
+        if known := self.known(peer):
+            known.others = max(0, running + waiting - self.own(peer))
+            known.full = waiting > 0 and usage >= FULL
 
-    def pairs(self, engine: PeerId | None) -> dict[Route, tuple[int, int]]:
-        """Every pair that may be chosen, with its loads."""
-        return {
-            Route(e.peer, d.peer): (e.load, d.load)
-            for e in self.engines.values()
-            for d in self.detokenizers.values()
-            if d.peer in e.attached and d.taking and (e.taking if engine is None else e.peer == engine)
-        }
+    @rule(name=detokenizer_names, life=lives, load=requests)
+    def detokenizer_load(self, name: str, life: int, load: int) -> None:
+        peer = PeerId(name, life)
+        self.routes.detokenizer_load(peer, load)
+        if known := self.known(peer):
+            known.others = max(0, load - self.own(peer))
 
-    @rule(only=st.none() | st.tuples(engine_names, lives))
-    def choose(self, only: tuple[str, int] | None) -> None:
+    def joined(self, engine: Known) -> list[Known]:
+        return [known for known in self.detokenizers.values() if known.taking and known.peer in engine.attached]
+
+    @rule(
+        request=few,
+        family=st.integers(0, 4),
+        choices=st.integers(1, 3),
+        only=st.none() | st.none() | st.tuples(engine_names, lives),
+    )
+    def choose(self, request: int, family: int, choices: int, only: tuple[str, int] | None) -> None:
         engine = None if only is None else PeerId(*only)
-        chosen, pairs = self.routes.choose(engine=engine), self.pairs(engine)
+        takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
+        before = Counter(self.routes.decisions)
+        loads = {known.peer: (known.full, self.load(known)) for known in takers}
+        chosen = self.routes.choose(str(request), prompt(family, request), choices=choices, engine=engine)
+        if engine is None:
+            assert (chosen is None) == (not takers)
+        else:
+            known = self.known(engine)
+            assert (chosen is None) == (known is None or not self.joined(known))
         if chosen is None:
-            assert not pairs
             return
-        assert pairs[chosen] == min(pairs.values()), "the least loaded, by the engine first"
-        self.engines[chosen.engine.name].load += 1
-        self.detokenizers[chosen.detokenizer.name].load += 1
+        known = self.known(chosen.engine)
+        assert known is not None, "never a dead engine"
+        detokenizers = self.joined(known)
+        assert self.detokenizers[chosen.detokenizer.name] in detokenizers
+        if len(detokenizers) > 1:
+            busiest = max(detokenizers, key=self.load)
+            alone = all(self.load(other) < self.load(busiest) for other in detokenizers if other is not busiest)
+            assert not (alone and busiest.peer == chosen.detokenizer), "the less loaded of two is never the busiest"
+        if engine is None:
+            (decision,) = (self.routes.decisions - before).elements()
+            self.check_balance(chosen.engine, decision, loads)
+        else:
+            assert chosen.engine == engine
+        self.held[str(request)] = chosen, choices
+
+    def check_balance(self, chosen: PeerId, decision: Decision, loads: dict[PeerId, tuple[bool, int]]) -> None:
+        """Whatever was done before, no engine gets work that is much busier than the others."""
+        others = [load for peer, load in loads.items() if peer != chosen]
+        if not others:
+            return
+        if decision is Decision.PREFIX:
+            full, load = loads[chosen]
+            assert not full or all(full for full, _ in others)
+            mean = sum(load for _, load in others) / len(others)
+            assert load <= mean + max(MOST_REQUESTS, MOST_SHARE * mean)
+        else:
+            assert loads[chosen] <= max(others), "the less loaded of two is never the busiest"
+
+    @rule(request=few)
+    def release(self, request: int) -> None:
+        self.routes.release(str(request))
+        self.held.pop(str(request), None)
 
     @invariant()
     def it_is_ready_while_a_pair_takes_work(self) -> None:
-        assert self.routes.any_joined() == bool(self.pairs(None))
+        takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
+        assert self.routes.any_joined() == bool(takers)
+
+    @invariant()
+    def loads_are_what_was_reported_and_what_is_held(self) -> None:
+        assert self.routes.loads() == {name: self.load(known) for name, known in self.engines.items()}
 
 
-RoutesMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+RoutesMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestRoutes = RoutesMachine.TestCase
 
 
-def test_equal_pairs_take_turns() -> None:
-    routes = Routes()
-    for name in ENGINES:
-        routes.engine_up(PeerId(name, 1))
-        routes.engine_peers(PeerId(name, 1), [PeerId(name, 1) for name in DETOKENIZERS])
-    for name in DETOKENIZERS:
-        routes.detokenizer_up(PeerId(name, 1))
-    chosen = [routes.choose() for _ in range(12)]
-    for name in ENGINES:
-        assert sum(route is not None and route.engine.name == name for route in chosen) == 6
-    for name in DETOKENIZERS:
-        assert sum(route is not None and route.detokenizer.name == name for route in chosen) == 4
+def make_routes(engines: int, seed: int = 0) -> Routes:
+    """All of them joined with one detokenizer."""
+    routes = Routes(random.Random(seed))
+    routes.detokenizer_up(PeerId("d0", 1))
+    for number in range(engines):
+        routes.engine_up(PeerId(f"e{number}", 1))
+        routes.engine_peers(PeerId(f"e{number}", 1), [PeerId("d0", 1)])
+    return routes
+
+
+def send(routes: Routes, request: int, prefixes: Prefixes) -> str:
+    route = routes.choose(str(request), prefixes)
+    assert route is not None
+    return route.engine.name
+
+
+def test_equal_engines_get_equal_shares() -> None:
+    routes = make_routes(2)
+    assert Counter(send(routes, number, Prefixes()) for number in range(12)) == {"e0": 6, "e1": 6}
 
 
 def test_a_report_says_all_that_was_routed_before() -> None:
-    """What it counts is not counted twice."""
-    routes = Routes()
-    routes.detokenizer_up(PeerId("d0", 1))
-    for name in ENGINES:
-        routes.engine_up(PeerId(name, 1))
-        routes.engine_peers(PeerId(name, 1), [PeerId("d0", 1)])
-    for _ in range(6):
-        routes.choose()
-    routes.report(PeerId("e0", 1), 2)  # the other holds three, as far as is known
-    route = routes.choose()
-    assert route is not None
-    assert route.engine.name == "e0"
+    """What it counts is not counted twice, and what has ended is not counted."""
+    routes = make_routes(2)
+    for number in range(6):
+        send(routes, number, Prefixes())
+    routes.engine_load(PeerId("e0", 1), 3, 0, 0.0)
+    assert routes.loads() == {"e0": 3, "e1": 3}
+    routes.engine_load(PeerId("e0", 1), 5, 2, 0.0)  # another processor sent four
+    for number in range(6):
+        routes.release(str(number))
+    assert routes.loads() == {"e0": 4, "e1": 0}
+
+
+def test_prompts_of_a_family_stay_together_and_families_spread() -> None:
+    routes = make_routes(4)
+    places = Counter(
+        (family, send(routes, 100 * turn + family, prompt(family, turn))) for turn in range(5) for family in range(40)
+    )
+    # 200 requests under way: what an engine may be busier than the others does not scatter 40 families of 5.
+    assert len(places) < 50
+    assert min(Counter(engine for _, engine in places.elements()).values()) > 30
+    assert routes.decisions[Decision.PREFIX] > 150
+
+
+def test_a_hot_prefix_spreads_when_its_engine_is_busier_than_it_is_worth() -> None:
+    routes = make_routes(4)
+    places = Counter(send(routes, number, prompt(0, number)) for number in range(100))
+    assert max(places.values()) - min(places.values()) <= MOST_REQUESTS + 1
+    assert routes.decisions[Decision.OVERLOAD] > 0
+
+
+def test_a_short_prefix_is_worth_little() -> None:
+    """An engine is not made busier by more requests than the tokens that it saves make up for."""
+    routes = make_routes(2)
+    short = prefixes_of([1] * TOKENS_PER_REQUEST * 2, b"", BLOCK)
+    for number in range(20):
+        send(routes, number, short)
+        assert abs(routes.loads()["e0"] - routes.loads()["e1"]) <= 3
+
+
+def test_an_engine_that_is_full_gets_nothing_for_what_it_has_while_another_is_not() -> None:
+    routes = make_routes(3)
+    engine = send(routes, 0, prompt(0))
+    routes.engine_load(PeerId(engine, 1), 0, 1, FULL)
+    assert send(routes, 1, prompt(0)) != engine
+    for name in routes.loads():
+        routes.engine_load(PeerId(name, 1), 0, 1, FULL)
+    assert routes.choose("2", prompt(0)) is not None
+
+
+def test_what_was_answered_is_where_the_conversation_goes_on() -> None:
+    routes = make_routes(4)
+    question = [1] * 10 * BLOCK
+    engine = send(routes, 0, prefixes_of(question, b"", BLOCK))
+    answered = question + [2] * 20 * BLOCK
+    routes.release("0", prefixes_of(answered, b"", BLOCK))
+    for number in range(1, 5):
+        assert send(routes, number, prefixes_of(answered + [3] * BLOCK, b"", BLOCK)) == engine
+    assert routes.decisions[Decision.PREFIX] == 4
+
+
+def test_processors_that_know_nothing_of_each_other_agree() -> None:
+    one, other = make_routes(6, seed=1), make_routes(6, seed=2)
+    agree = 0
+    for family in range(60):
+        agree += send(one, family, prompt(family)) == send(other, family, prompt(family, tail=1))
+        one.release(str(family))
+        other.release(str(family))
+    assert agree > 25, "by chance it would be 10; without load either of the same two may be taken"
+
+
+def test_a_new_life_has_nothing_of_what_the_old_one_computed() -> None:
+    routes = make_routes(3)
+    engine = send(routes, 0, prompt(0))
+    routes.engine_down(PeerId(engine, 1))
+    assert send(routes, 1, prompt(0)) != engine
+    routes.engine_up(PeerId(engine, 2))
+    routes.engine_peers(PeerId(engine, 2), [PeerId("d0", 1)])
+    assert send(routes, 2, prompt(0)) != engine
+    assert routes.decisions[Decision.PREFIX] == 1
+
+
+def test_many_processors_do_not_herd_to_the_engine_that_reported_least() -> None:
+    """Each sends one request between two reports; all know the same."""
+    processors = [make_routes(10, seed) for seed in range(40)]
+    for routes in processors:
+        for number in range(10):
+            routes.engine_load(PeerId(f"e{number}", 1), 1 + (number != 0), 0, 0.0)
+    places = Counter(send(routes, 0, Prefixes()) for routes in processors)
+    assert places["e0"] < 16
+    assert len(places) > 7

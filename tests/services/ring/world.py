@@ -6,6 +6,7 @@ clock. Each movement of a frame is a call, so that a test decides who does what 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +61,7 @@ def make_tokenizer() -> Tokenizer:
 
 TOKENIZER = make_tokenizer()
 MODEL_MESSAGE = engine_pb2.GetModelResponse(
-    model="m", tokenizer_fingerprint=TOKENIZER.fingerprint(), numerics_fingerprint="numerics"
+    model="m", tokenizer_fingerprint=TOKENIZER.fingerprint(), numerics_fingerprint="numerics", block_size=4
 )
 """What engines say of themselves."""
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]
@@ -251,7 +252,7 @@ class World:
             ModelLimits("m", TOKENIZER.vocab_size, MAX_MODEL_LEN, 20),
         )
         self.me = PeerId("processor", 1)
-        self.peers = Peers(vocabulary)
+        self.peers = Peers(vocabulary, random.Random(0))
         self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9)
         self.peers.events = self.ring
         self.client = ClientStream("")
@@ -338,8 +339,8 @@ class World:
 
     # Movements
 
-    def ask(self, request: inference_pb2.GenerateRequest) -> ClientRequest:
-        admission = admit(request, self.vocabulary, "", self.me)
+    def ask(self, request: inference_pb2.GenerateRequest, tenant: str = "") -> ClientRequest:
+        admission = admit(request, self.vocabulary, tenant, self.me)
         self.lives += 1
         name = ring_id(self.me.incarnation, self.lives)
         call = ClientRequest(name, request.request_id, 1, self.client, time.monotonic(), None)
@@ -383,6 +384,7 @@ class World:
         return (
             self.client.num_live == 0
             and self.ring.num_live == 0
+            and not self.peers._routes._held
             and all(engine.board.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
             and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
         )

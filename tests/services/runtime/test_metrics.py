@@ -11,7 +11,7 @@ from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.histogram import Histogram
-from services.runtime.metrics import DetokenizerMetrics, EngineMetrics, EngineReading, ProcessorMetrics
+from services.runtime.metrics import DetokenizerMetrics, EngineMetrics, EngineReading, ProcessorMetrics, Routing
 
 
 def samples(registry):
@@ -47,7 +47,8 @@ def test_buckets_that_do_not_ascend_are_refused(buckets):
 def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     metrics = ProcessorMetrics()
     metrics.model_name = "tiny"
-    metrics.update(live_requests=3, engines=2, detokenizers=1)
+    routing = Routing({"prefix": 5, "overload": 0}, {"engine-0": 2, "engine-1": 7}, 40)
+    metrics.update(live_requests=3, engines=2, detokenizers=1, routing=routing)
     metrics.prefilled(11)
     metrics.first_token(0.03, tokens=2)
     metrics.tokens(4, gap=0.02)
@@ -72,6 +73,9 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     assert read["ringline_requests_refused_total", "INVALID_ARGUMENT"] == 1
     assert read["vllm:e2e_request_latency_seconds_count",] == 1
     assert (read["ringline_live_requests",], read["ringline_engines",], read["ringline_detokenizers",]) == (3, 2, 1)
+    assert (read["ringline_routes_total", "prefix"], read["ringline_routes_total", "overload"]) == (5, 0)
+    assert (read["ringline_engine_load", "engine-0"], read["ringline_engine_load", "engine-1"]) == (2, 7)
+    assert read["ringline_prefixes",] == 40
     assert 'vllm:prompt_tokens_total{model_name="tiny"} 11.0' in generate_latest(metrics.registry).decode()
 
 
