@@ -115,7 +115,9 @@ def served(setting: Setting) -> Tables:
             for load in loads.values():  # compiles the kernels of these batches
                 load(ring.Traffic(streams, streams, _SERVED_PROMPT, 8, warmup=0))
             calls = {name: lambda _, load=load: load(traffic) for name, load in loads.items()}  # noqa: B023
-            rows += [serve.row(name, streams, taken) for name, taken in interleave(setting.rounds, calls).items()]
+            measured = [serve.row(name, streams, taken) for name, taken in interleave(setting.rounds, calls).items()]
+            print_table(measured, f"{streams} streams")
+            rows += measured
     return {"figures": rows}
 
 
