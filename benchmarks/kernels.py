@@ -133,7 +133,7 @@ def small_operations() -> Iterator[Kernel]:
     norm = layers.norm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6)
     head_norms = (torch.ones(_HEAD_DIM, dtype=torch.bfloat16), torch.ones(_HEAD_DIM, dtype=torch.bfloat16))
     rotation = layers.rotation(_HEADS, _KV_HEADS, head_norms, 1e-6)
-    rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, torch.device("cpu"))
+    rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, 1024, torch.device("cpu"))
     for rows in (1, 16, 64, 256, 1024):
         x = torch.randn(rows, _HIDDEN).bfloat16()
         yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [partial(norm, x)])

@@ -83,15 +83,16 @@ class RopeParameters:
 class Rotary:
     """Turns positions into rotations, once per step for all layers."""
 
-    def __init__(self, parameters: RopeParameters, head_dim: int, device: torch.device) -> None:
-        """``head_dim`` is even."""
-        self.inverse_frequencies = _inverse_frequencies(parameters, head_dim).to(device)
-        self.attention_factor = parameters.attention_factor
+    def __init__(self, parameters: RopeParameters, head_dim: int, max_positions: int, device: torch.device) -> None:
+        """Compute the angles of so many positions; ``head_dim`` is even."""
+        positions = torch.arange(max_positions, dtype=torch.float32, device=device)
+        angles = positions[:, None] * _inverse_frequencies(parameters, head_dim).to(device)
+        self._cos = angles.cos().mul_(parameters.attention_factor)
+        self._sin = angles.sin_().mul_(parameters.attention_factor)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, each [T, 1, D / 2] float32, of ``positions`` [T] int64."""
-        angles = (positions[:, None].float() * self.inverse_frequencies)[:, None, :]
-        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -54,4 +54,5 @@ def build_model(
         weights = StoredWeights(
             checkpoint.path, shapes, lambda name: is_redundant(name, shape), checkpoint.dtype, device, on_progress
         )
-    return model_class(checkpoint.spec.architecture)(shape, weights, attention, checkpoint.dtype, device, layers)
+    model = model_class(checkpoint.spec.architecture)
+    return model(shape, weights, attention, checkpoint.dtype, device, layers, checkpoint.spec.max_model_len)

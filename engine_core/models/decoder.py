@@ -38,6 +38,7 @@ class DecoderForCausalLM(CausalLM):
         dtype: torch.dtype,
         device: torch.device,
         layers: Layers,
+        max_model_len: int,
     ) -> None:
         """Take every tensor of ``shape.tensor_shapes`` from ``weights``, layer by layer."""
         self.vocab_size = shape.vocab_size
@@ -53,7 +54,7 @@ class DecoderForCausalLM(CausalLM):
             self.embedding = Embedding(table)
             self.lm_head = layers.linear(weights.take("lm_head.weight"), None)
         del table
-        self.rotary = Rotary(shape.rope, shape.head_dim, device)
+        self.rotary = Rotary(shape.rope, shape.head_dim, max_model_len, device)
         self._layers = layers
         self._set_stack(
             LayersAndNorm(

@@ -155,7 +155,7 @@ def test_rotation_equals_torch(
 ) -> None:
     x = random(400, heads + 2 * kv_heads, dim, dtype=dtype)
     norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
-    rotary = Rotary(RopeParameters("default", 1e4), dim, torch.device("cpu"))
+    rotary = Rotary(RopeParameters("default", 1e4), dim, 400 * 7, torch.device("cpu"))
     angles = rotary.angles(torch.arange(400) * 7)
     rotation = layers.rotation(heads, kv_heads, norms, 1e-6)
     expected = TorchLayers().rotation(heads, kv_heads, norms, 1e-6)(x, *angles)

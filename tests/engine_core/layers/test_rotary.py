@@ -45,7 +45,7 @@ def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
     )
     positions = torch.tensor([0, 1, 77, 2047])
     reference = LlamaRotaryEmbedding(config)
-    cos, sin = Rotary(read(parameters), head_dim, CPU).angles(positions)
+    cos, sin = Rotary(read(parameters), head_dim, int(positions.max()) + 1, CPU).angles(positions)
     expected_cos, expected_sin = reference(torch.zeros(1), positions[None])
     assert torch.equal(torch.cat([cos, cos], -1)[:, 0], expected_cos[0])
     assert torch.equal(torch.cat([sin, sin], -1)[:, 0], expected_sin[0])
@@ -53,7 +53,7 @@ def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
 
 def test_rotation_equals_transformers() -> None:
     x = torch.randn(6, 3, 16)
-    cos, sin = Rotary(read({"rope_type": "default"}), 16, CPU).angles(torch.tensor([0, 5, 6, 7, 900, 3]))
+    cos, sin = Rotary(read({"rope_type": "default"}), 16, 901, CPU).angles(torch.tensor([0, 5, 6, 7, 900, 3]))
     whole_cos, whole_sin = torch.cat([cos, cos], -1)[None, :, 0], torch.cat([sin, sin], -1)[None, :, 0]
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], whole_cos, whole_sin)
     torch.testing.assert_close(rotate(x, cos, sin), expected[0].transpose(0, 1), atol=1e-6, rtol=0)
