@@ -39,9 +39,14 @@ class EngineCore:
         """
         return self._scheduler.cancel(request_id, choice, cause)
 
-    def step(self) -> list[SequenceOutput]:
-        """Compute one step and return all news since the last. After ``ExecutorError`` the engine is of no more use."""
+    def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
+        """Compute one step and return all news since the last. After ``ExecutorError`` the engine is of no more use.
+
+        ``starting`` is told, before they are computed, of requests that the step is the first one to compute.
+        """
         plan = self._scheduler.schedule()
+        if (started := self._scheduler.take_started()) and starting is not None:
+            starting(started)
         outputs = self._scheduler.take_ended()
         if plan is not None:
             result = self._executor.execute(plan)

@@ -50,6 +50,7 @@ class Lifecycle:
         """Groups that hold the blocks of their prompt themselves, for choices that wait."""
         self._released: list[int] = []
         self._ended: list[SequenceOutput] = []
+        self._started: list[str] = []
         self._seq_ids = count()
         self._admissions = count()
 
@@ -166,6 +167,11 @@ class Lifecycle:
         released, self._released = self._released, []
         return released
 
+    def take_started(self) -> list[str]:
+        """Requests that the next step begins to compute, or begins again, each told once."""
+        started, self._started = self._started, []
+        return started
+
     def take_ended(self) -> list[SequenceOutput]:
         """Ends that no step brought about, each told once."""
         ended, self._ended = self._ended, []
@@ -181,6 +187,7 @@ class Lifecycle:
         while group.unstarted:
             group.pending.append(self._next_choice(group, SequenceState.PENDING))
         group.queue_seconds = now - group.queued_at
+        self._started.append(group.request.request_id)
         group.cached_tokens = min(first.num_computed, group.num_prompt_tokens)
         if self._kv.looks_up_prefix(group):
             self._counters.prefix_query_tokens += first.num_tokens

@@ -72,6 +72,10 @@ class Scheduler:
         finish = None if cause is None else Finish(cause)
         return sum(self._sequences.end(group, each, finish) for each in choices) > 0
 
+    def take_started(self) -> list[str]:
+        """Requests that the step just planned begins to compute."""
+        return self._sequences.take_started()
+
     def take_ended(self) -> list[SequenceOutput]:
         """Ends since the last call that no step brought about: cancelled, or past the deadline."""
         return self._sequences.take_ended()

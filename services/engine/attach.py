@@ -170,6 +170,8 @@ class Attachment:
                 raise _superseded()
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
+            if self._hub.failed:
+                raise StreamEnded(grpc.StatusCode.INTERNAL, "a step failed, and the engine ends")
 
     def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
         frame = waker.link.take()

@@ -44,6 +44,8 @@ class Hub:
         )
         self.drain_grace: float | None = None
         """Seconds, once draining."""
+        self.failed = False
+        """Whether a step raised."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
         self.metrics = EngineMetrics(self._read)
 
@@ -98,7 +100,19 @@ class Hub:
         self.drain_grace = grace
         self.push_load()
 
+    def fail(self) -> None:
+        """Nothing is computed any more: every stream ends, and none begins."""
+        self.failed = True
+        for waker in self._wakers.values():
+            waker.event.set()
+
     # News from the step loop
+
+    def starting(self, core_ids: list[str]) -> None:
+        """These are computed from now on: should the engine die of it, it was one of them."""
+        for core_id in core_ids:
+            self.switchboard.started(core_id)
+        self.wake()
 
     def report(self, report: StepReport) -> None:
         """Enter what a step brought into the ledger."""

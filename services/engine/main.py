@@ -99,7 +99,7 @@ class _Engine:
         )
         loop = asyncio.get_running_loop()
         self._hub.model = executor.model
-        self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed)
+        self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed, self._hub.starting)
         self._hub.metrics.model_name = model.model
         self._hub.step_loop.start()
         self._service.serve(model, files)
@@ -112,6 +112,8 @@ class _Engine:
 
     async def _drain(self, grace: float) -> None:
         """Finish what is there; peers are told, and nothing new is taken."""
+        if self._hub.failed:
+            return  # nothing will be finished; and an engine that drains is not one that died
         self._hub.drain(grace)
         log.info("drained", left=await wait_until_idle(lambda: self._hub.switchboard.num_ledgers, grace))
 
@@ -125,6 +127,7 @@ class _Engine:
     def _failed(self, error: BaseException) -> None:
         """A step raised: the engine's state cannot be trusted, so the process ends, at once."""
         log.critical("a step failed", error=str(error), exc_info=error)
+        self._hub.fail()
         self._server.request_stop(ExitCode.FAILURE, grace=0.0)
 
     def _close(self) -> None:

@@ -56,12 +56,17 @@ class StepLoop:
         loop: asyncio.AbstractEventLoop,
         report: Callable[[StepReport], None],
         failed: Callable[[BaseException], None],
+        starting: Callable[[list[str]], None] = lambda core_ids: None,
     ) -> None:
-        """``report`` and ``failed`` run on ``loop``; after ``failed`` nothing is computed any more."""
+        """``report``, ``failed`` and ``starting`` run on ``loop``; after ``failed`` nothing is computed any more.
+
+        ``starting`` hears of requests at the beginning of the first step that computes them.
+        """
         self._core = core
         self._loop = loop
         self._report = report
         self._failed = failed
+        self._starting = starting
         self._inbox: deque[Callable[[StepReport], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -160,13 +165,16 @@ class StepLoop:
     def _step(self, report: StepReport) -> None:
         before = self._core.computed_tokens
         start = time.perf_counter()
-        report.outputs = self._core.step()
+        report.outputs = self._core.step(self._tell_starting)
         report.seconds = time.perf_counter() - start
         report.tokens = self._core.computed_tokens - before
         self._step_seconds.append(report.seconds)
         self.steps += 1
         if self.recorder is not None and not self.recorder.step(report.seconds, report.tokens):
             self.recorder = None
+
+    def _tell_starting(self, core_ids: list[str]) -> None:
+        self._loop.call_soon_threadsafe(self._starting, core_ids)
 
     def _refresh_stats(self) -> None:
         now = time.monotonic()

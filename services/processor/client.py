@@ -12,8 +12,8 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission
 from services.processor.responses import refusal, responses_of
+from services.ring.crashes import Crashes
 from services.ring.events import Status
-from services.ring.identity import PeerId
 from services.ring.outage import Outage
 from services.ring.outbox import Outbox, RequestNews
 from services.ring.prefixes import Prefixes, prefixes_of
@@ -124,8 +124,10 @@ class LiveRequest:
     """How long it has waited for a route."""
     reason: str = ""
     """Why it lost its last route."""
-    lost: set[PeerId] = field(default_factory=set)
-    """Lives of engines that ended, as far as is known, while they had it."""
+    crashes: Crashes = field(default_factory=Crashes)
+    """Engines that died while they had it."""
+    computing: bool = False
+    """Whether its engine has said that it computes it, and does not merely hold it."""
     fingerprint: str | None = None
     """Numerics of the engine that computes it."""
     prompt_scores: int = 0
@@ -139,6 +141,11 @@ class LiveRequest:
             return None
         submit, model = self.admission.submit, self.admission.model
         return prefixes_of([*submit.prompt_token_ids, *self.ring.choices[0].ids], submit.cache_salt, model.block_size)
+
+    def heard(self) -> None:
+        """News of it came from where it was sent."""
+        self.computing = True
+        self.outage.heard()
 
     @property
     def size(self) -> int:

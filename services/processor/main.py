@@ -59,7 +59,13 @@ class _Processor:
         self._metrics = ProcessorMetrics()
         self._peers = Peers(vocabulary, random.Random())
         backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
-        self._ring = Ring(self._peers, self._metrics, backlog, patience=settings.patience)
+        self._ring = Ring(
+            self._peers,
+            self._metrics,
+            backlog,
+            patience=settings.patience,
+            max_crash_resubmits=settings.max_crash_resubmits,
+        )
         self._peers.events = self._ring
         claims = Claims()
         limits = {"max_message_bytes": server.max_message_bytes}

@@ -38,7 +38,7 @@ class PeerEvents(Protocol):
         """Pairs may have been joined: stranded requests may go on."""
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
-        """The link to an engine ended; ``crashed`` unless it was draining."""
+        """The link to an engine ended; ``crashed`` unless it was draining, or had hung."""
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
         """The subscription ended."""
@@ -161,7 +161,7 @@ class Peers:
         node = self._engines.pop(engine)
         self._routes.engine_down(engine)
         log.info("engine lost", engine=engine.name, address=link.address)
-        self.events.engine_lost(engine, crashed=not node.draining)
+        self.events.engine_lost(engine, crashed=not (node.draining or node.suspected))
 
     # DetokenizerOwner
 

@@ -22,6 +22,7 @@ from services.processor.peers import Peers
 from services.processor.records import count_delta, log_finished
 from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of
+from services.ring.crashes import MAX_CRASH_RESUBMITS, Blame
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.identity import PeerId
 from services.ring.quota import Quota
@@ -32,8 +33,6 @@ from services.runtime.wire import packed_from_proto, status_from_proto
 
 log = structlog.get_logger(__name__)
 
-MAX_CRASH_RESUBMITS = 2
-"""So often a request is given to another engine after one died that had it."""
 MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
 MAX_REDIRECTS = 5
@@ -50,13 +49,18 @@ class Ring:
         backlog: Backlog,
         *,
         patience: float,
+        max_crash_resubmits: int = MAX_CRASH_RESUBMITS,
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
-        """``patience`` in seconds: how long a request waits for a route, in one outage."""
+        """``patience`` in seconds: how long a request waits for a route, in one outage.
+
+        ``max_crash_resubmits``: so many engines may die while they compute a request; then it is given to no other.
+        """
         self.backlog = backlog
         self._peers = peers
         self._metrics = metrics
         self._patience = patience
+        self._max_crash_resubmits = max_crash_resubmits
         self._live: dict[str, LiveRequest] = {}
         self._stranded: dict[str, LiveRequest] = {}
         self._quota = Quota("prompt", "this processor", "them", max_live_bytes)
@@ -112,17 +116,13 @@ class Ring:
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
         """Its requests need another engine."""
+        now = time.monotonic()
         for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
             live.route = None
-            live.outage.lost(time.monotonic())
+            live.outage.lost(now)
             if crashed:
-                # One that came back in the same life did not die: its link was cut.
-                live.lost = {lost for lost in live.lost if not self._peers.has_engine(lost)} | {engine}
-            if len(live.lost) > MAX_CRASH_RESUBMITS:
-                message = f"{len(live.lost)} engines died while they computed this request"
-                self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
-            else:
-                self._route(live, f"engine {engine.name} was lost")
+                live.crashes.ended(engine, now, computing=live.computing)
+            self._route(live, f"engine {engine.name} was lost")
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
         """Its requests need another detokenizer."""
@@ -198,7 +198,12 @@ class Ring:
                 return
         else:
             live.route = None
-            route = self._choose(live)
+            blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
+            if blame is Blame.POISON:
+                message = f"{live.crashes.count} engines died while they had this request"
+                self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
+                return
+            route = self._choose(live) if blame is Blame.NONE else None
             if route is not None:
                 self._submit(live, route, reason)
                 return
@@ -228,6 +233,7 @@ class Ring:
         if live.fingerprint is not None and live.ring.completion_tokens:
             self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
         live.fingerprint = fingerprint
+        live.computing = False
         self._settle(live, route)
         self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
 
@@ -257,14 +263,17 @@ class Ring:
 
     def _heard(self, live: LiveRequest) -> None:
         """An engine computes it."""
-        live.outage.heard()
+        live.heard()
         self.backlog.leave(live.ring.request_id)
 
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
-        if live is None or not live.ring.prefilled(prefill.epoch, prefill.cached_tokens):
+        if live is None or prefill.epoch != live.ring.epoch:
             return
         self._heard(live)
+        if prefill.computed_tokens == 0:
+            return  # it begins; what was cached is known when something is computed
+        live.ring.prefilled(prefill.epoch, prefill.cached_tokens)
         if live.admission.wants_prefill_progress:
             news = live.call.client.news(prefill.request_id)
             news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)

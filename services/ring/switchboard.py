@@ -216,6 +216,12 @@ class Switchboard:
             log.finish(end)
         self._mark(entry)
 
+    def started(self, core_id: str) -> None:
+        """The core begins to compute a request."""
+        if (entry := self._by_core_id.get(core_id)) and entry.prefill is None:
+            entry.prefill = Prefill(entry.prompt_tokens, 0, 0)
+            self._mark(entry)
+
     def prefilled(self, core_id: str, computed_tokens: int | None, cached_tokens: int | None) -> None:
         """A prompt got further (None: to its end), or was found to be cached so far (None: as said before)."""
         if entry := self._by_core_id.get(core_id):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.runtime.incarnation import default_name, valid_name
 from services.runtime.options import SettingError, check_section, option
 
@@ -191,6 +192,11 @@ class ProcessorSettings(ServiceSettings):
         minimum=0,
         maximum=86400,
         unit="seconds",
+    )
+    max_crash_resubmits: int = option(
+        MAX_CRASH_RESUBMITS,
+        "A request that this many engines were computing when they died fails with INTERNAL: it may be the cause.",
+        minimum=1,
     )
 
     def __post_init__(self) -> None:

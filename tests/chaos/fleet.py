@@ -124,7 +124,9 @@ class Fleet:
             return ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"]
         flags = ["--engines", self._wires(name, "engine")]
         if kind == "processor":
-            flags += ["--detokenizers", self._wires(name, "detokenizer"), "--patience", "120"]
+            # So many engines are killed that innocent requests are hit more often than poisonous ones may be.
+            flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
+            flags += ["--patience", "120"]
         return flags
 
     def _wires(self, name: str, kind: str) -> str:

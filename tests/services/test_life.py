@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
+from tests.services.poisoned_engine import POISON
 from tests.services.streams import Shown, ask, generate, read_session
 
 pytestmark = pytest.mark.long
@@ -39,14 +40,14 @@ class Services:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, name: str, *flags: str, python: Path | str = sys.executable) -> None:
+    def start(self, name: str, *flags: str, python: Path | str = sys.executable, module: str = "services.cli") -> None:
         engine, detokenizer = (f"unix:{self.directory}/{peer}.sock" for peer in ("engine", "detokenizer"))
         own = {
             "engine": ("--uds", engine.removeprefix("unix:"), *ENGINE_FLAGS),
             "detokenizer": ("--uds", detokenizer.removeprefix("unix:"), "--engines", engine),
             "processor": ("--port", str(self.port), "--engines", engine, "--detokenizers", detokenizer),
         }[name]
-        command = [python, "-m", "services.cli", name, "--name", f"{name}-0", "--no-metrics", "--log-format", "json"]
+        command = [python, "-m", module, name, "--name", f"{name}-0", "--no-metrics", "--log-format", "json"]
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*command, *own, *flags],
@@ -169,6 +170,26 @@ async def test_requests_end_unavailable_when_no_engine_comes_back(services: Serv
         end = shown["r"].ends[0]
         assert end.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert end.usage.completion_tokens == len(shown["r"].ids[0]) >= 3
+
+
+@pytest.mark.timeout(240)
+async def test_what_makes_a_step_raise_is_given_to_no_other_engine(services: Services) -> None:
+    """In its very first step: the engine says what it begins, and does not say that it drains."""
+    services.start("engine", module="tests.services.poisoned_engine")
+    services.start("detokenizer")
+    services.start("processor", "--max-crash-resubmits", "1", "--patience", "8")
+    await wait_until_serving(services.address)
+    request = inference_pb2.GenerateRequest(token_ids={"ids": [5, POISON]})
+    async with grpc.aio.insecure_channel(services.address) as channel:
+        front = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await generate(front, long_request("", 5))).usage.completion_tokens == 5
+        shown = Shown()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(front, request, shown)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "died while they had this request" in (caught.value.details() or "")
+    assert shown.usage.completion_tokens == 0
+    assert services.processes.pop("engine").wait(30) == 1
 
 
 @pytest.mark.timeout(240)

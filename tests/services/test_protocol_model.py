@@ -8,7 +8,6 @@ and log probabilities of an undisturbed run, and nobody may hold anything any mo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,7 +17,6 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
-from services.processor import ring as processor_ring
 from services.ring.events import Cause
 from services.ring.logprobs import PackedLogprobs
 from services.runtime.wire import packed_from_proto
@@ -75,7 +73,8 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(ENGINES, DETOKENIZERS)
+        # How many engines a request may outlive is another test's business: here it outlives any number.
+        self.world = World(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000)
         self.asked: dict[str, inference_pb2.GenerateRequest] = {}
         self.cancelled: set[str] = set()
         self.losses_left = 5  # a request whose frames are lost more often in a row fails, as it should
@@ -314,6 +313,5 @@ class TestProtocol(ProtocolMachine.TestCase):
     )
 
     def runTest(self) -> None:
-        # How many engines a request may outlive is another test's business: here it outlives any number.
-        with mock.patch.object(processor_ring, "MAX_CRASH_RESUBMITS", 1_000_000), capture_logs():
+        with capture_logs():
             super().runTest()

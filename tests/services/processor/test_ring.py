@@ -9,7 +9,6 @@ from google.rpc import status_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.ring import MAX_CRASH_RESUBMITS
 from services.ring.events import Cause, Code
 from tests.services.processor.asking import (
     ask,
@@ -36,55 +35,6 @@ def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
     assert ids(world, 1) == expected(20, 1)
 
 
-@pytest.mark.parametrize("crashes", [MAX_CRASH_RESUBMITS, MAX_CRASH_RESUBMITS + 1])
-def test_a_request_that_engines_die_of_is_not_given_to_yet_another(world: World, crashes: int) -> None:
-    world.ask(ask())
-    for _ in range(crashes):
-        world.flow(tokens=1)
-        world.flow(tokens=1)
-        world.kill_engine("engine-0")
-        world.heal()
-        world.flow(tokens=1)
-    settle(world)
-    if crashes <= MAX_CRASH_RESUBMITS:
-        assert end(world).cause == Cause.LENGTH
-        assert ids(world) == expected(20)
-    else:
-        assert end(world).error.code == Code.INTERNAL
-        assert ids(world) == expected(len(ids(world)))
-        assert end(world).usage.completion_tokens == len(ids(world)) > 0
-    assert world.quiet
-
-
-def test_links_that_are_cut_are_no_crashes(world: World) -> None:
-    world.ask(ask())
-    for _ in range(3 * MAX_CRASH_RESUBMITS):
-        world.flow(tokens=1)
-        world.detach(processors_stream(world))
-        world.heal()
-        world.flow(tokens=1)
-    settle(world)
-    assert end(world).cause == Cause.LENGTH
-    assert ids(world) == expected(20)
-    world.pass_time(2 * ORPHAN_GRACE)
-    assert world.quiet
-
-
-def test_engines_that_were_cut_off_and_came_back_did_not_die() -> None:
-    world = World([f"engine-{i}" for i in range(MAX_CRASH_RESUBMITS + 2)], ["detokenizer-0"])
-    world.ask(ask(max_tokens=60))
-    for _ in range(2 * MAX_CRASH_RESUBMITS + 2):
-        world.flow(tokens=1)
-        world.flow(tokens=1)
-        (live,) = world.ring._live.values()
-        assert live.route is not None
-        world.detach(processors_stream(world, live.route.engine.name))
-        world.heal()
-    settle(world)
-    assert end(world).cause == Cause.LENGTH
-    assert ids(world) == expected(60)
-
-
 def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
@@ -97,20 +47,6 @@ def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
     world.ring.rejected(link_pb2.Rejection(request_id=call.ring_id, epoch=1, status=status))
     settle(world)
     assert end(world).cause == Cause.LENGTH
-
-
-def test_engines_that_drained_did_not_die_of_it(world: World) -> None:
-    world.ask(ask(max_tokens=60))
-    for _ in range(2 * MAX_CRASH_RESUBMITS):
-        world.flow(tokens=1)
-        world.flow(tokens=1)
-        draining = engine_pb2.AttachResponse(draining={})
-        world.peers.engine_frame(processors_stream(world), world.engines["engine-0"].me, draining)  # type: ignore[arg-type]
-        world.kill_engine("engine-0")
-        world.heal()
-    settle(world)
-    assert end(world).cause == Cause.LENGTH
-    assert ids(world) == expected(60)
 
 
 def test_a_request_ends_once(world: World) -> None:

@@ -66,6 +66,7 @@ def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock
 
 def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
     world.ring._patience = 5.0
+    world.ring._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
         world.flow(tokens=1)

@@ -31,6 +31,7 @@ from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.validation import ModelLimits
 from services.processor.vocabulary import Vocabulary, VocabularySource
+from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Refused, TokenLogprob
 from services.ring.identity import PeerId, ring_id
@@ -109,6 +110,7 @@ class FakeCore:
 
     def step(self, tokens: int) -> None:
         for core_id, choices in list(self.running.items()):
+            self.board.started(core_id)
             if not self._score(core_id, tokens):
                 continue
             self.board.prefilled(core_id, None, 0)
@@ -241,7 +243,9 @@ class Detokenizer:
 class World:
     """One processor with one client, and as many engines and detokenizers as there are names."""
 
-    def __init__(self, engines: Iterable[str], detokenizers: Iterable[str]) -> None:
+    def __init__(
+        self, engines: Iterable[str], detokenizers: Iterable[str], max_crash_resubmits: int = MAX_CRASH_RESUBMITS
+    ) -> None:
         self.lives = 1
         self.now = 0.0
         vocabulary = VocabularySource()
@@ -253,7 +257,7 @@ class World:
         )
         self.me = PeerId("processor", 1)
         self.peers = Peers(vocabulary, random.Random(0))
-        self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9)
+        self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9, max_crash_resubmits=max_crash_resubmits)
         self.peers.events = self.ring
         self.client = ClientStream("")
         self.received: list[inference_pb2.GenerateResponse] = []

@@ -536,7 +536,7 @@ class Prefill(google.protobuf.message.Message):
     prompt_tokens: builtins.int
     """Prompt tokens, ≥ 1."""
     computed_tokens: builtins.int
-    """Of these, computed (or cached) so far."""
+    """Of these, computed (or cached) so far; 0 when the engine begins to compute the request."""
     cached_tokens: builtins.int
     """Of these, found in the prefix cache at admission."""
     def __init__(
