@@ -73,13 +73,13 @@ class _Targets:
         random_ = self._random
         match kind:
             case Kind.KILL | Kind.DRAIN:
-                target = self._process(at, "engine", "detokenizer")
+                target = self._process(at)
                 self._died_at[target] = at
                 return Fault(at, kind, target)
             case Kind.HANG:
                 # Shorter and longer than the 2 s after which a peer is suspected, and the 15 s of keepalive.
                 longest = random_.choice([1.5, 1.5, 4.0, 6.0, 6.0, 18.0])
-                return Fault(at, kind, self._process(at, *_SHARES), random_.uniform(longest / 3, longest))
+                return Fault(at, kind, self._process(at), random_.uniform(longest / 3, longest))
             case Kind.CUT:
                 return Fault(at, kind, random_.choice(self._wires))
             case Kind.DELAY:
@@ -87,8 +87,8 @@ class _Targets:
             case Kind.HOLD:
                 return Fault(at, kind, random_.choice(self._wires), random_.choice([1.0, 4.0, 18.0]))
 
-    def _process(self, at: float, *kinds: str) -> str:
-        (kind,) = self._random.choices(kinds, [_SHARES[kind] for kind in kinds])
+    def _process(self, at: float) -> str:
+        (kind,) = self._random.choices(list(_SHARES), list(_SHARES.values()))
         names = self._names[kind]
         rested = [name for name in names if at - self._died_at.get(name, -SPARE) >= SPARE]
         return self._random.choice(rested or names)

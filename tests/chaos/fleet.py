@@ -117,6 +117,7 @@ class Fleet:
         for name in (name for names in self.names.values() for name in names):
             flags = self._flags(name)
             self.processes[name] = Process(name, directory / f"{name}.sock", directory / f"{name}.log", flags)
+        self._fronts = self._wires("client", "processor")
 
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
@@ -141,9 +142,9 @@ class Fleet:
         return ",".join(addresses)
 
     @property
-    def fronts(self) -> list[str]:
-        """Addresses of the processors."""
-        return [self.processes[name].address for name in self.names["processor"]]
+    def fronts(self) -> str:
+        """Addresses of the processors, for clients."""
+        return self._fronts
 
     async def __aenter__(self) -> Fleet:
         for wire in self.wires.values():

@@ -16,6 +16,7 @@ from tests.chaos.workload import Spec
 
 STUCK_AFTER = 150.0
 """Seconds in which a request has to end: longer than the processors are patient."""
+PATIENCE = 120.0
 RETRIES = 200
 CANCEL_SHARE, SLOW_SHARE = 0.08, 0.08
 SLOW_PAUSE = 0.05
@@ -36,6 +37,11 @@ class Tally:
     """The first few faults in words."""
     pauses: list[Pause] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
+
+
+def connect(addresses: str) -> AsyncClient:
+    """A client that goes on elsewhere when its processor is lost, and is as patient as the processors are."""
+    return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True)
 
 
 async def undisturbed(client: AsyncClient, specs: Sequence[Spec], concurrency: int) -> dict[str, Outcome]:

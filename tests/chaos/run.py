@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringline import AsyncClient
-
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet, Held
-from tests.chaos.load import RETRIES, Load, undisturbed
+from tests.chaos.load import Load, connect, undisturbed
 from tests.chaos.logs import read_logs
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
 
+CLIENTS = 3
+"""Each has one session, at one processor at a time."""
 SETTLE_TIMEOUT = 20.0
 """Seconds in which services forget what has ended; longer than an orphan's grace."""
 
@@ -44,7 +44,7 @@ async def run(options: Options) -> Report:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
         fleet = await stack.enter_async_context(Fleet(directory))
-        clients = [await stack.enter_async_context(AsyncClient(front, retries=RETRIES)) for front in fleet.fronts]
+        clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         specs = pool(options.seed)
         answers = await undisturbed(clients[0], specs, options.concurrency)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
