@@ -53,7 +53,8 @@ def _link(wire: str, address: str, model: str) -> Link:
 
 async def _measure(arguments: argparse.Namespace) -> tuple[Report, float]:
     async with _link(arguments.wire, arguments.address, arguments.model) as link:
-        await _drive(link, arguments, arguments.warmup)
+        if arguments.warmup:
+            await _drive(link, arguments, arguments.warmup)
         before = time.process_time()
         report = await _drive(link, arguments, arguments.requests)
         return report, (time.process_time() - before) / report.seconds
