@@ -41,7 +41,7 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.max_concurrent_streams", 4096),
         # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
         # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     )
 
 
