@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.runtime.channels import check_health, open_channel
+from services.runtime.discovery import addresses_of
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, running_stacks
 from services.runtime.settings import valid_address
@@ -48,16 +50,19 @@ class StackStatus:
 @click.command()
 @click.option("--address", "processors", metavar="ADDRESS", multiple=True, help="A processor. Can be repeated.")
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True, help="An engine. Can be repeated.")
+@click.option("--detokenizer", "detokenizers", metavar="ADDRESS", multiple=True, help="A detokenizer. Can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(processors: tuple[str, ...], engines: tuple[str, ...], as_json: bool) -> int:
+def status(processors: tuple[str, ...], engines: tuple[str, ...], detokenizers: tuple[str, ...], as_json: bool) -> int:
     """Show every stack that this user runs here with `ringline serve`, or the addresses given.
 
-    An address is host:port or unix:path. Exit code 0 if everything shown is serving, else (or if nothing runs) 1.
+    An address is host:port or unix:path; of a host that is a name, all of its addresses are shown. Exit code 0 if
+    everything shown is serving, else (or if nothing runs) 1.
     """
-    for address in (*processors, *engines):
+    for address in (*processors, *engines, *detokenizers):
         if not valid_address(address):
             raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
-    found = asyncio.run(_look(processors, engines))
+    asked = {"processor": processors, "engine": engines, "detokenizer": detokenizers}
+    found = asyncio.run(_given(asked) if any(asked.values()) else _running())
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
     elif not found:
@@ -68,10 +73,15 @@ def status(processors: tuple[str, ...], engines: tuple[str, ...], as_json: bool)
     return ExitCode.OK if serving else ExitCode.FAILURE
 
 
-async def _look(processors: tuple[str, ...], engines: tuple[str, ...]) -> list[StackStatus]:
-    if not processors and not engines:
-        return list(await asyncio.gather(*(_stack(state) for state in running_stacks())))
-    asked = [*(("processor", address) for address in processors), *(("engine", address) for address in engines)]
+async def _running() -> list[StackStatus]:
+    return list(await asyncio.gather(*(_stack(state) for state in running_stacks())))
+
+
+async def _given(targets: Mapping[str, Sequence[str]]) -> list[StackStatus]:
+    """Of each service, those at its targets."""
+    asked = [
+        (name, address) for name, given in targets.items() for target in given for address in await addresses_of(target)
+    ]
     services = await asyncio.gather(*(_service(name, address) for name, address in asked))
     return [StackStatus("the addresses given", list(services))]
 

@@ -8,6 +8,7 @@ again, so processes that come are found and those that went are forgotten; but w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -51,6 +52,15 @@ async def resolve(host: str, port: int) -> frozenset[str]:
             return frozenset()
         raise
     return frozenset(join_address(str(place[0]), port) for *_, place in found)
+
+
+async def addresses_of(target: str) -> list[str]:
+    """Where ``target`` leads now: every address of a name, else (or if it has none) itself."""
+    found: frozenset[str] = frozenset()
+    if is_dns_name(target):
+        with contextlib.suppress(OSError):
+            found = await resolve(*host_and_port(target))
+    return sorted(found) or [target]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,54 @@
+"""A processor that routes by a policy to compare with: the product's own (``ringline``), ``random`` or ``round robin``.
+
+    python -m benchmarks.served.routed POLICY SOCKET DETOKENIZER ENGINE [ENGINE …]
+
+The product knows no other policy than its own, so the others are put in its place here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from services.processor import main, peers
+from services.ring.prefixes import Prefixes
+from services.ring.routes import Routes, _Node
+from services.runtime.settings import ProcessorSettings, ServerSettings, TelemetrySettings
+
+
+class _Random(Routes):
+    """Any engine."""
+
+    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
+        nodes = self._engines_taking()
+        return self._rng.choice(nodes) if nodes else None
+
+
+class _RoundRobin(Routes):
+    """One after the other."""
+
+    _turn = 0
+
+    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
+        nodes = sorted(self._engines_taking(), key=lambda node: node.peer.name)
+        self._turn += 1
+        return nodes[self._turn % len(nodes)] if nodes else None
+
+
+POLICIES: dict[str, type[Routes]] = {"ringline": Routes, "random": _Random, "round robin": _RoundRobin}
+
+
+def run(policy: str, socket: str, detokenizer: str, engines: list[str]) -> int:
+    """Run the processor until it is told to end."""
+    vars(peers)["Routes"] = POLICIES[policy]
+    return main.run(
+        ProcessorSettings(
+            server=ServerSettings(uds=socket, name=policy.replace(" ", "-")),
+            telemetry=TelemetrySettings(log_format="json", metrics=False),
+            engines=tuple(engines),
+            detokenizers=(detokenizer,),
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
