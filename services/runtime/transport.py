@@ -14,6 +14,9 @@ _BOTH: Options = (
     # found after 15 s at most. (A process that hangs is found sooner, by the load it no longer pushes.)
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # The probe of the bandwidth, below, is a ping too, and has a limit of its own: a minute by default. While it is
+    # under way, the keepalive's ping is not sent.
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     # A link without a request on it must be known to be alive before a request is routed over it.
     ("grpc.keepalive_permit_without_calls", 1),
     # 0 is no limit. By default pings stop after two without data between them, and a quiet link would go unwatched.

@@ -1,11 +1,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ringline
 
+from tests.clients.processors import Processors
 from tests.clients.scripted import ScriptedInference, Served, serving
+from tests.ring import Ring
+
+
+@pytest.fixture
+async def processors(ring: Ring, tmp_path: Path) -> AsyncIterator[Processors]:
+    running = Processors(ring, tmp_path)
+    await running.start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture

@@ -156,6 +156,15 @@ async def test_a_session_that_breaks_while_it_is_written_to_is_reopened(server, 
     assert [answer.text for answer in answers] == prompts
 
 
+async def test_a_session_that_ended_leaves_nothing_waiting(server):
+    server.plays(*[play(Abort(grpc.StatusCode.UNAVAILABLE))] * 5, hello)
+    async with ringline.AsyncClient(server.address) as client:
+        assert (await client.generate("Hi")).text == "Hello, world"
+        await asyncio.sleep(0)
+        tasks = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        assert sorted(name for name in tasks if name.startswith("Link.")) == ["Link._read", "Link._write"]
+
+
 async def test_a_killed_server_cuts_its_requests():
     async with serving(ScriptedInference()) as served:
         served.plays(forever)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import ringline
+
+from tests.clients.processors import Processors
 
 NODE_CLIENT = Path(__file__).resolve().parent / "node"
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
@@ -26,17 +30,17 @@ def run(*command: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def program() -> Path:
-    """The client, compiled against freshly generated stubs."""
+def programs() -> Path:
+    """The folder of the clients, compiled against freshly generated stubs."""
     assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
     shutil.rmtree(NODE_CLIENT / "build", ignore_errors=True)
     run(BUF, "generate", PROTOS)
     run("node", "node_modules/typescript/bin/tsc", "-p", ".")
-    return NODE_CLIENT / "build" / "js" / "smoke.js"
+    return NODE_CLIENT / "build" / "js"
 
 
-def test_node_client(ring, program: Path) -> None:
-    shown = json.loads(run("node", program, ring.address))
+def test_node_client(ring, programs: Path) -> None:
+    shown = json.loads(run("node", programs / "smoke.js", ring.address))
     assert shown["violations"] == []
     assert [choice["cause"] for choice in shown["generate"]["choices"]] == ["LENGTH", "LENGTH"]
     assert [len(choice["tokenIds"]) for choice in shown["generate"]["choices"]] == [12, 12]
@@ -50,3 +54,34 @@ def test_node_client(ring, program: Path) -> None:
     # google.rpc.Code.INVALID_ARGUMENT
     assert shown["refused"]["error"]["code"] == 3
     assert "temperature" in shown["refused"]["error"]["message"]
+
+
+@pytest.mark.timeout(100)
+async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: Processors, programs: Path) -> None:
+    question = "What is 3 plus 4?"
+    node = await asyncio.create_subprocess_exec(
+        "node",
+        programs / "resume.js",
+        ",".join(processors.addresses),
+        question,
+        "400",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    lines = [await node.stdout.readline()]
+    await processors.kill_holder()
+    lines += (await node.stdout.read()).splitlines()
+    assert await node.wait() == 0
+    *deltas, last = map(json.loads, filter(None, lines))
+    (choice,) = last["choices"]
+    assert last["attempts"] > 1
+    assert "".join(delta["text"] for delta in deltas) == choice["text"]
+    with ringline.Client(ring.address) as client:
+        calm = await asyncio.to_thread(
+            client.generate,
+            messages=[{"role": "user", "content": question}],
+            max_tokens=400,
+            ignore_eos=True,
+            seed=int(last["seed"]),
+        )
+    assert choice["tokenIds"] == list(calm.token_ids)
+    assert choice["text"] == calm.text

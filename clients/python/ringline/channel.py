@@ -13,6 +13,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A server answers pings whatever its model computes, so a long prefill is no silence.
     ("grpc.keepalive_time_ms", 3_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    # Other pings (gRPC measures the bandwidth with them) have a limit of their own, a minute by default, and while one
+    # of them is under way the keepalive's is not sent.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     # A Session may be idle for long; do not stop asking after two pings without data.
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect quickly to a server that restarts; the defaults are 1 s and 120 s.

@@ -236,10 +236,10 @@ class Link:
     async def _write(self) -> None:
         # In a task of its own: gRPC cancels the whole call when whoever awaits a write is cancelled.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader learns why
-            while True:
+            while not self._ended:
                 await self._outgoing.wait()
                 self._outgoing.clear()
-                while self._outbox:
+                while self._outbox and not self._ended:
                     await self._call.write(self._outbox.popleft())
 
     async def _read(self) -> None:
@@ -280,6 +280,7 @@ class Link:
         if self._ended:
             return
         self._ended = True
+        self._outgoing.set()
         if not isinstance(cause, Cancelled):
             self._servers.failed(self.server)
         for exchange in self._live.values():

@@ -1,0 +1,125 @@
+"""Two processors beside the running ring's own, each a process that can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.runtime.channels import check_health
+from tests.ring import ROOT, Ring
+
+START_TIMEOUT = 60.0
+
+
+class Processor:
+    """One of them, in all of its lives."""
+
+    def __init__(self, name: str, ring: Ring, log: Path) -> None:
+        self.name, self._log = name, log
+        self._port, self._metrics_port = free_port(), free_port()
+        self._peers = ["--engines", ring.engine_address, "--detokenizers", ring.state.services["detokenizer"].address]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Begin a life."""
+        command = [sys.executable, "-m", "services.cli", "processor", "--name", self.name, "--port", str(self._port)]
+        command += ["--metrics-port", str(self._metrics_port), "--log-format", "json", *self._peers]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it without a word."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+
+    async def wait_serving(self) -> None:
+        end = time.monotonic() + START_TIMEOUT
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            while await check_health(channel, seconds=1.0) != "SERVING":
+                assert time.monotonic() < end, self._log.read_text()[-4000:]
+                await asyncio.sleep(0.05)
+
+    def live_requests(self) -> int:
+        """How many it has; 0 when it does not say."""
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=1) as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+            names = "ringline_live_requests"
+            return int(next(one.value for family in families for one in family.samples if one.name == names))
+        return 0
+
+
+class Processors:
+    """Both."""
+
+    def __init__(self, ring: Ring, directory: Path) -> None:
+        self._engine = ring.pid("engine")
+        self.all = [Processor(name, ring, directory / f"{name}.log") for name in ("one", "other")]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [processor.address for processor in self.all]
+
+    async def start(self) -> None:
+        """Both serve."""
+        for processor in self.all:
+            processor.start()
+        for processor in self.all:
+            await processor.wait_serving()
+
+    async def holder(self) -> Processor:
+        """The one that has requests, once what is on the way has come."""
+        await asyncio.sleep(0.2)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            for processor in self.all:
+                if await asyncio.to_thread(processor.live_requests):
+                    return processor
+        raise AssertionError("none has a request")
+
+    @contextlib.contextmanager
+    def engine_paused(self) -> Iterator[None]:
+        """Nothing is computed meanwhile, so that nothing ends before its processor does."""
+        os.kill(self._engine, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._engine, signal.SIGCONT)
+
+    async def kill_holder(self) -> Processor:
+        """End the one that has requests, in the middle of them, and begin its next life."""
+        with self.engine_paused():
+            victim = await self.holder()
+            victim.kill()
+        victim.start()
+        return victim
+
+    def stop(self) -> None:
+        for processor in self.all:
+            processor.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
