@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -85,6 +85,19 @@ def plot_lines(title: str, rows: Sequence[Row], key: str, figures: Sequence[str]
         panel.set(xlabel="streams", ylabel=figure)
         panel.grid(alpha=0.3, which="both")
     panels[0][0].legend()
+    canvas.suptitle(title)
+    _save(canvas, path)
+
+
+def plot_memory(seconds: Sequence[float], resident: Mapping[str, Sequence[int]], title: str, path: Path) -> None:
+    """Resident memory of processes over time, each in a panel of its own: they differ by orders of magnitude."""
+    canvas, panels = pyplot.subplots(
+        1, len(resident), figsize=(4 * len(resident), 3.2), layout="constrained", squeeze=False
+    )
+    for panel, (name, seen) in zip(panels[0], resident.items(), strict=True):
+        panel.plot(seconds, [size / 2**20 for size in seen], color=_OURS)
+        panel.set(title=name, xlabel="seconds", ylabel="MiB", ylim=(0, None))
+        panel.grid(alpha=0.3)
     canvas.suptitle(title)
     _save(canvas, path)
 

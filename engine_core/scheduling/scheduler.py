@@ -45,7 +45,9 @@ class Scheduler:
         self._clock = clock
         self._counters = Counters()
         self._kv = KVCache(cache_size, prefix_caching=cache.enable_prefix_caching)
-        self._queue = WaitingQueue(quantum=config.max_num_batched_tokens)
+        # Rounds are computed, not walked through, so a quantum may be as small as there is: the smaller, the sooner is
+        # a tenant served that comes while another has a long queue.
+        self._queue = WaitingQueue(quantum=1)
         self._sequences = Lifecycle(self._kv, self._queue, model, self._counters, fair=config.policy == "priority")
         self._step_ids = count()
 

@@ -8,6 +8,7 @@ in bursts. It takes in whatever holds the engines up: full batches, a full KV ca
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 from services.ring.events import Code, Refused
@@ -21,9 +22,12 @@ _LONGEST_PAUSE = 1.0
 """Seconds without tokens that count at most: an engine that was gone has not become slow."""
 _FORGOTTEN = 0.02
 """How much less the tokens of requests count with each one that has ended since."""
+_MARGIN = 1.25
+"""How much longer than estimated a request may take and still end within its time."""
 _RETRY_MS = (100, 30_000)
 """What the refused are told, at least and at most."""
 _RETRY_UNKNOWN_MS = 1000
+_SPREAD = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,14 @@ class Backlog:
         self._speed = _Speed()
         self._fresh_tokens = 0
         """Computed since the last look."""
-        self._request_tokens = self._requests = 0.0
+        self._request_tokens = self._request_seconds = self._requests = 0.0
+        """Of those that ended: sums in which each counts less than the next."""
 
-    def check(self, tenant: str, timeout: float | None) -> None:
-        """Raise ``Refused`` where one more request of ``tenant``, which has ``timeout`` seconds, would wait in vain."""
+    def check(self, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
+        """Raise ``Refused`` where one more request of ``tenant`` would wait in vain.
+
+        ``timeout``: seconds that it has; ``max_tokens``: of its output, if it says so.
+        """
         if not self._places.has_room(tenant, 1):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
@@ -60,13 +68,16 @@ class Backlog:
         seconds = self._wait(tenant, 1)
         if seconds is None:
             return
-        if timeout is not None and seconds > timeout:
-            problem = f"longer than its time of {timeout:.1f} s"
+        computing = self._request_seconds / self._requests
+        if max_tokens is not None:
+            computing *= min(1.0, max_tokens * self._requests / self._request_tokens)
+        if timeout is not None and _MARGIN * (seconds + computing) > timeout:
+            problem = f" and be computed for {computing:.1f} s: too long for its time of {timeout:.1f} s"
         elif seconds > self._limits.max_seconds:
-            problem = f"expected at most {self._limits.max_seconds:g} s"
+            problem = f": expected at most {self._limits.max_seconds:g} s"
         else:
             return
-        message = f"it would wait {seconds:.1f} s for an engine: {problem}"
+        message = f"it would wait {seconds:.1f} s for an engine{problem}"
         raise Refused(Code.RESOURCE_EXHAUSTED, message, self._retry_after_ms(tenant))
 
     def enter(self, ring_id: str, tenant: str, now: float) -> None:
@@ -85,9 +96,10 @@ class Backlog:
         """So many tokens, of prompts and outputs, came from engines."""
         self._fresh_tokens += tokens
 
-    def ended(self, tokens: int) -> None:
-        """A request that an engine had begun has ended, with so many tokens in all."""
+    def ended(self, tokens: int, seconds: float) -> None:
+        """A request has ended, with so many tokens in all, ``seconds`` after an engine had begun it."""
         self._request_tokens += tokens - _FORGOTTEN * self._request_tokens
+        self._request_seconds += seconds - _FORGOTTEN * self._request_seconds
         self._requests += 1 - _FORGOTTEN * self._requests
 
     def tick(self, now: float) -> None:
@@ -106,10 +118,11 @@ class Backlog:
         return requests * tenants * self._request_tokens / self._requests / speed
 
     def _retry_after_ms(self, tenant: str) -> int:
-        """By then half of those that wait have begun."""
+        """By then half of those that wait have begun. Spread, so that not all who are refused come back together."""
         seconds = self._wait(tenant, 0)
         least, most = _RETRY_MS
-        return _RETRY_UNKNOWN_MS if seconds is None else round(min(max(500 * seconds, least), most))
+        delay = _RETRY_UNKNOWN_MS if seconds is None else min(max(500 * seconds, least), most)
+        return round(delay * random.uniform(1.0, _SPREAD))
 
 
 class _Speed:

@@ -25,6 +25,8 @@ CLIENT_EPOCH = 0
 """Towards clients there are no epochs: what was accepted stands."""
 MAX_REFUSALS = 1000
 """While so many wait to be written, the client's next requests are not read."""
+REFUSALS_WAIT = 0.005
+"""Seconds that a refusal waits for others, or for other news: a flood's are written together, at little cost."""
 
 
 class ClientStream:
@@ -71,7 +73,8 @@ class ClientStream:
     def refuse(self, client_id: str, in_reply_to: int, status: Status) -> None:
         """A frame was refused before it became a request."""
         self._refusals.append(refusal(client_id, in_reply_to, status))
-        self.wake.set()
+        if len(self._refusals) == 1:
+            asyncio.get_running_loop().call_later(REFUSALS_WAIT, self.wake.set)
 
     def clear(self) -> None:
         """The stream is over: forget what it is owed, for gRPC may keep the call until the client takes its status."""
@@ -130,6 +133,8 @@ class LiveRequest:
     """Whether its engine has said that it computes it, and does not merely hold it."""
     fingerprint: str | None = None
     """Numerics of the engine that computes it."""
+    begun: float | None = None
+    """When the first of it was heard from an engine."""
     prompt_scores: int = 0
     """How many of the prompt's log probabilities the client was given."""
     last_delta_at: dict[int, float] = field(default_factory=dict)

@@ -76,7 +76,9 @@ class Desk:
         Raises ``Refused`` while too much waits already, here or for an engine.
         """
         tenant = call.client.tenant
-        self._ring.backlog.check(tenant, None if call.deadline is None else call.deadline - call.arrived)
+        timeout = None if call.deadline is None else call.deadline - call.arrived
+        stopping = request.stopping
+        self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         size = request.ByteSize()
         self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)

@@ -264,7 +264,9 @@ class Ring:
     def _heard(self, live: LiveRequest) -> None:
         """An engine computes it."""
         live.heard()
-        self.backlog.leave(live.ring.request_id)
+        if live.begun is None:
+            live.begun = time.monotonic()
+            self.backlog.leave(live.ring.request_id)
 
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
@@ -352,8 +354,8 @@ class Ring:
         self._stranded.pop(ring.request_id, None)
         self._forget_at(live)
         self._peers.release(ring.request_id, live.computed())
-        if live.last_delta_at:
-            self.backlog.ended(ring.prompt_tokens + ring.completion_tokens)
+        if live.begun is not None:
+            self.backlog.ended(ring.prompt_tokens + ring.completion_tokens, time.monotonic() - live.begun)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
         self._close(live.call, usage)
 

@@ -283,7 +283,8 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
             await read_into([], front.Generate(ask("another")))
         error = from_rpc(failure.value)
         assert isinstance(error, Overloaded)
-        assert error.retry_after == 1.0
+        assert error.retry_after is not None
+        assert 1.0 <= error.retry_after <= 1.25
         await cancel(call, "r0")
         await read_terminals(call, 1)
         await write(call, ask("in its place"))

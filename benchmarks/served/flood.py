@@ -1,0 +1,175 @@
+"""Requests at a rate that heeds no answer, on few Sessions: what a crowd of clients does, at the cost of one.
+
+The generator shares the machine with what it measures, so it does little per message: requests are written in bursts,
+and of answers only first tokens and ends are looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from ringline.channel import CHANNEL_OPTIONS
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from ringline.types.v1 import output_pb2
+
+from benchmarks.work import text_of
+
+TENANT_HEADER = "x-ringline-tenant"
+_BURST_SECONDS = 0.01
+_PROMPTS = 64
+_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What each request asks for."""
+
+    prompt: int
+    output: int
+    """On average; between half of that and one and a half of it, for equal ones would all end and begin in step."""
+    timeout: float | None
+    """Seconds."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests that ended in a span of time; times in seconds."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    good: int = 0
+    good_tokens: int = 0
+    refused: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    refusal: array[float] = field(default_factory=lambda: array("d"))
+    """From a request's write to its refusal."""
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
+    """Per output token after the first, of each request that ended well."""
+    retry: array[float] = field(default_factory=lambda: array("d"))
+    seconds: float = 0.0
+
+
+class Flood:
+    """One tenant's Session. An async context manager."""
+
+    def __init__(self, address: str, shape: Shape, tenant: str = "") -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._shape = shape
+        self._metadata = ((TENANT_HEADER, tenant),) if tenant else ()
+        self._prompts = [text_of(random.choices(range(1000), k=shape.prompt - 4)) for _ in range(_PROMPTS)]
+        self._number = 0
+        self._sent: dict[str, float] = {}
+        self._first: dict[str, float] = {}
+        self._refill = False
+        self._due = asyncio.Event()
+        self._owed = 0
+        """Requests to write in place of those that ended."""
+        self.tally = Tally()
+
+    async def __aenter__(self) -> Flood:
+        stub: Any = InferenceServiceStub(self._channel)
+        self._call = stub.Session(metadata=self._metadata)
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.cancel()
+        self._call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await self._channel.close()
+
+    def fresh_tally(self) -> Tally:
+        """Begin to count anew; returns what was counted so far."""
+        old, self.tally = self.tally, Tally()
+        old.seconds = self.tally.begun - old.begun
+        return old
+
+    async def keep(self, count: int) -> None:
+        """Keep so many under way, until cancelled."""
+        self._refill, self._owed = True, count - len(self._sent)
+        self._due.set()
+        try:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                while self._owed > 0:
+                    self._owed -= 1
+                    await self._ask()
+        finally:
+            self._refill = False
+
+    async def offer(self, rate: float) -> None:
+        """Begin ``rate`` requests a second at random times (a Poisson process), until cancelled."""
+        due = time.perf_counter()
+        while True:
+            while due <= time.perf_counter():
+                due += random.expovariate(rate)
+                await self._ask()
+            await asyncio.sleep(max(due - time.perf_counter(), _BURST_SECONDS))
+
+    async def _ask(self) -> None:
+        self._number += 1
+        name = str(self._number)
+        self._sent[name] = time.perf_counter()
+        await self._call.write(pb.SessionRequest(generate=self.request(name)))
+
+    def request(self, name: str) -> pb.GenerateRequest:
+        """Greedy, with a prompt that no cache has."""
+        shape = self._shape
+        prompt = f"{name} {self._prompts[self._number % _PROMPTS]}"
+        request = pb.GenerateRequest(request_id=name, text=prompt)
+        request.sampling.temperature = 0.0
+        request.stopping.max_tokens = random.randint((shape.output + 1) // 2, shape.output * 3 // 2)
+        request.stopping.ignore_eos = True
+        if shape.timeout is not None:
+            request.timeout_ms = round(1000 * shape.timeout)
+        return request
+
+    async def _read(self) -> None:
+        while isinstance(frame := await self._call.read(), pb.SessionResponse):
+            now = time.perf_counter()
+            for response in frame.responses:
+                if response.HasField("terminal"):
+                    self._end(response.request_id, response.terminal, now)
+                elif response.HasField("delta"):
+                    self._first.setdefault(response.request_id, now)
+
+    def _end(self, name: str, terminal: pb.Terminal, now: float) -> None:
+        sent, first = self._sent.pop(name, None), self._first.pop(name, now)
+        if sent is None:
+            return
+        tally = self.tally
+        if terminal.cause == output_pb2.FINISH_CAUSE_LENGTH:
+            tokens = terminal.usage.completion_tokens
+            tally.good += 1
+            tally.good_tokens += tokens
+            tally.ttft.append(first - sent)
+            tally.tpot.append((now - first) / max(1, tokens - 1))
+        elif terminal.error.code == _EXHAUSTED:
+            tally.refused += 1
+            tally.refusal.append(now - sent)
+        else:
+            tally.others[terminal.error.message or output_pb2.FinishCause.Name(terminal.cause)] += 1
+        if self._refill:
+            self._owed += 1
+            self._due.set()
+
+
+async def never_read(address: str, shape: Shape, rate: float, life: float) -> None:
+    """Offer requests on a Session whose answers are never read, and begin another after ``life`` seconds, for ever."""
+    while True:
+        async with Flood(address, shape) as deaf:
+            deaf._reader.cancel()
+            with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(life):
+                    await deaf.offer(rate)

@@ -1,0 +1,48 @@
+"""The load of the overload benchmark is counted as what it is, and processes are seen as the kernel sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from benchmarks.overload import background
+from benchmarks.served.flood import Flood, Shape
+from benchmarks.served.usage import Watch
+from tests.ring import Ring
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_are_counted_by_what_became_of_them(ring: Ring) -> None:
+    async with Flood(ring.address, Shape(prompt=12, output=6, timeout=None)) as flood:
+        async with background(flood.keep(4)):
+            await until(lambda: flood.tally.good >= 12)
+            assert len(flood._sent) <= 4
+            tally = flood.fresh_tally()
+        assert 3 * tally.good <= tally.good_tokens <= 9 * tally.good
+        assert len(tally.ttft) == len(tally.tpot) == tally.good
+        assert (tally.refused, tally.others) == (0, {})
+        async with background(flood.offer(rate=200.0)):
+            await until(lambda: flood.tally.good >= 12)
+
+
+async def test_what_could_not_end_in_its_time_is_no_good_answer(ring: Ring) -> None:
+    async with Flood(ring.address, Shape(prompt=12, output=1500, timeout=0.2)) as flood:
+        async with background(flood.keep(1)):
+            await until(lambda: flood.tally.others.total() + flood.tally.refused > 0)
+        assert flood.tally.good == 0
+
+
+async def test_processes_are_watched() -> None:
+    async with Watch({"me": os.getpid()}) as watch:
+        await until(lambda: len(watch.times) >= 1)
+        ballast = bytes(range(256)) * (1 << 16)
+        await until(lambda: len(watch.times) >= 2)
+    first, last = watch.resident["me"][0], watch.resident["me"][-1]
+    assert last - first > len(ballast) // 2
+    assert watch.cpu_share["me"] > 0

@@ -1,0 +1,132 @@
+"""More than the ring can do, in real processes: the rest is refused, nothing piles up, no tenant pays for another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from tests.ring import Ring, start_ring, stop_ring
+from tests.services.streams import Shown, ask, read_session
+from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left
+
+pytestmark = pytest.mark.long
+
+PLACES = 32
+"""In the queue; one tenant has half of them."""
+FLAGS = ("--max-num-seqs", "2", "--max-queued-requests", str(PLACES), "--stall-timeout", "2")
+LARGE = 64 << 10
+"""Bytes of a request, of which few are used."""
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+GROWTH = 160 << 20
+"""Bytes that a service may grow by: windows of connections, and what threads take to tokenize prompts of this size.
+What is thrown at it is 280 MB."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    """A ring that is soon full."""
+    running = start_ring(tmp_path_factory.mktemp("small"), *FLAGS)
+    yield running
+    assert stop_ring(running) == 0
+
+
+@pytest.fixture
+async def door(small: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(small.address) as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+def request(name: str, max_tokens: int, **fields: object) -> inference_pb2.GenerateRequest:
+    asked = ask(name, max_tokens=max_tokens)
+    asked.stopping.ignore_eos = True
+    for key, value in fields.items():
+        setattr(asked, key, value)
+    return asked
+
+
+async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
+    for one in requests:
+        await call.write(inference_pb2.SessionRequest(generate=one))
+
+
+def resident(ring: Ring) -> dict[str, int]:
+    """Bytes of each service."""
+    pids = {name: ring.pid(name) for name in ("processor", "engine", "detokenizer")}
+    return {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for name, pid in pids.items()}
+
+
+async def test_memory_is_bounded_whatever_is_offered_and_whoever_does_not_read(small: Ring, door) -> None:
+    call = door.Session(timeout=100)
+    text = "a " * (LARGE // 2)
+    for _ in range(2):  # what each thread needs for a prompt of this size stays with it
+        warm = [request(f"warm {i}", 50, text=text, truncate_prompt_tokens=10) for i in range(PLACES // 2)]
+        await write(call, *warm)
+        await read_session(call, [one.request_id for one in warm])
+    before = resident(small)
+    deaf = [door.Session() for _ in range(4)]
+
+    async def flood(deaf_call: grpc.aio.StreamStreamCall) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for i in range(800):
+                await write(deaf_call, request(str(i), 400, text=text, truncate_prompt_tokens=10))
+
+    floods = [asyncio.create_task(flood(one)) for one in deaf]
+    names = [str(i) for i in range(1200)]
+    shown = {name: Shown() for name in names}
+    writer = asyncio.create_task(
+        write(call, *(request(name, 100, text=text, truncate_prompt_tokens=10) for name in names))
+    )
+    most = before
+    async for frame in call:
+        most = {name: max(size, most[name]) for name, size in resident(small).items()}
+        for response in frame.responses:
+            shown[response.request_id].take(response)
+        if all(one.ends for one in shown.values()):
+            break
+    await writer
+    refusals = [one.ends[None].error for one in shown.values() if None in one.ends]
+    assert {error.code for error in refusals} == {EXHAUSTED}
+    assert all(error.details for error in refusals), "when to come again"
+    assert 0 < len(refusals) < len(names)
+    assert all(one.complete and one.usage.completion_tokens == 100 for one in shown.values() if None not in one.ends)
+    assert {name: size - before[name] for name, size in most.items() if size - before[name] > GROWTH} == {}
+    for one in deaf:
+        one.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+    call.cancel()
+    await nothing_is_left(small)
+
+
+async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, door) -> None:
+    flood = door.Session(metadata=(("x-ringline-tenant", "flood"),))
+    await write(flood, *(request(str(i), 1000) for i in range(2 * PLACES)))
+    refused = 0
+    while refused < PLACES:
+        frame = await flood.read()
+        refused += sum(one.HasField("terminal") and one.terminal.error.code == EXHAUSTED for one in frame.responses)
+    call = door.Session(timeout=60, metadata=(("x-ringline-tenant", "other"),))
+    names = [f"other {i}" for i in range(PLACES // 4)]
+    await write(call, *(request(name, 5) for name in names))
+    shown = await read_session(call, names)
+    assert Counter(one.ends[0].cause for one in shown.values()) == {LENGTH: len(names)}
+    assert small.load().waiting > PLACES // 4, "the flood waits"
+    flood.cancel()
+    call.cancel()
+    await nothing_is_left(small)
+
+
+async def test_work_that_nobody_waits_for_is_dropped_in_the_queue_and_under_way(small: Ring, door) -> None:
+    call = door.Session(timeout=60)
+    names = [str(i) for i in range(PLACES // 2)]
+    await write(call, *(request(name, 1500, timeout_ms=400) for name in names))
+    shown = await read_session(call, names)
+    assert {end.cause for one in shown.values() for end in one.ends.values()} == {DEADLINE}
+    await nothing_is_left(small)
+    call.cancel()
