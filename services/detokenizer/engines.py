@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import structlog
@@ -12,6 +13,7 @@ from ringline.types.v1 import link_pb2
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
 from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_LIMIT
 from services.runtime.attach_client import EngineLink
 from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
@@ -29,15 +31,22 @@ class Engines:
         self.subscribers = Subscribers(self._subscriber_gone)
         self._tokenizer: Tokenizer | None = None
         self._decoders: dict[PeerId, EngineDecoder] = {}
+        self._heard_at: dict[PeerId, float] = {}
+        """When each engine that is attached to was heard last, on the monotonic clock."""
         self._lock = asyncio.Lock()
         self._decoded_before = 0
         self.model_name = ""
         """What the engines serve, once known."""
 
     @property
-    def attached(self) -> list[link_pb2.Peer]:
-        """The engines that are attached to."""
-        return [link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in self._decoders]
+    def attached(self) -> bool:
+        """Whether any engine is attached to."""
+        return bool(self._decoders)
+
+    def heard(self, now: float) -> list[link_pb2.Peer]:
+        """The engines that are attached to and heard: on a link that is half open, nothing comes."""
+        heard = [peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT]
+        return [link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in heard]
 
     @property
     def num_requests(self) -> int:
@@ -73,10 +82,13 @@ class Engines:
         if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
             raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
         self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers)
+        self._heard_at[engine] = time.monotonic()
+        self.subscribers.push_load()
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """Ids become text; stop strings go back."""
+        self._heard_at[engine] = time.monotonic()
         if frame.HasField("outputs"):
             link.send(self._decoders[engine].frame(frame.outputs))
             self.subscribers.wake()
@@ -84,6 +96,8 @@ class Engines:
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         """What the link brought goes with it."""
         self._decoded_before += self._decoders.pop(engine).decoded_tokens
+        del self._heard_at[engine]
+        self.subscribers.push_load()
         log.info("engine lost", engine=engine.name, address=link.address)
 
     def _subscriber_gone(self, peer: PeerId) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
@@ -86,7 +87,7 @@ class _Detokenizer:
             tasks.create_task(self._found.run())
             serving = False
             while True:
-                attached = bool(self._engines.attached)
+                attached = self._engines.attached
                 if attached != serving:
                     serving = attached
                     await self._server.set_serving(serving)
@@ -108,5 +109,5 @@ class _Detokenizer:
         return detokenizer_pb2.Load(
             live_requests=self._engines.num_requests,
             decoded_tokens=self._engines.decoded_tokens,
-            engines=self._engines.attached,
+            engines=self._engines.heard(time.monotonic()),
         )

@@ -127,6 +127,8 @@ class LiveRequest:
     """How long it has waited for a route."""
     reason: str = ""
     """Why it lost its last route."""
+    retry_at: float = 0.0
+    """Not before this is it given to an engine again; on the monotonic clock."""
     crashes: Crashes = field(default_factory=Crashes)
     """Engines that died while they had it."""
     computing: bool = False

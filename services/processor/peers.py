@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +79,8 @@ class Peers:
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
+        self.parted: Mapping[Route, float] = {}
+        """Pairs between which nothing gets through, by the detokenizer's word, and since when."""
         self.suspects: frozenset[PeerId] = frozenset()
         """Who gives no sign of life: what they have may go elsewhere, and nothing new goes to them."""
 
@@ -147,8 +149,7 @@ class Peers:
             node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
             self._routes.engine_load(engine, load.running, load.waiting, load.kv_usage)
         if frame.HasField("peers"):
-            attached = [PeerId(peer.name, peer.incarnation) for peer in frame.peers.attached]
-            self._routes.engine_peers(engine, attached)
+            self._routes.engine_peers(engine, map(_peer, frame.peers.attached))
             self.events.routes_changed()
         if frame.HasField("draining"):
             node.draining = True
@@ -178,6 +179,11 @@ class Peers:
         if frame.HasField("load"):
             node.liveness.beat(time.monotonic())
             self._routes.detokenizer_load(detokenizer, frame.load.live_requests)
+            self._routes.detokenizer_hears(detokenizer, map(_peer, frame.load.engines))
+            if (parted := self._routes.parted()) != self.parted.keys():
+                now = time.monotonic()
+                self.parted = {route: self.parted.get(route, now) for route in parted}
+                self.events.routes_changed()
         if frame.HasField("draining"):
             node.draining = True
             self._routes.take_work(detokenizer, False)
@@ -211,3 +217,7 @@ class Peers:
         self.suspects = frozenset(node.peer for node in nodes if node.suspected)
         if changed:
             self.events.routes_changed()
+
+
+def _peer(message: link_pb2.Peer) -> PeerId:
+    return PeerId(message.name, message.incarnation)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -25,6 +25,7 @@ from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.crashes import MAX_CRASH_RESUBMITS, Blame
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_LIMIT
 from services.ring.quota import Quota
 from services.ring.request import Verdict
 from services.ring.routes import Route
@@ -35,6 +36,8 @@ log = structlog.get_logger(__name__)
 
 MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
+RETRY_AFTER_MS = 500
+"""Until a request that has to go on somewhere is given again to an engine that had no room."""
 MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
 
@@ -137,7 +140,11 @@ class Ring:
         if live is None or rejection.epoch != live.ring.epoch:
             return
         status = status_from_proto(rejection.status)
-        if status.code in (Code.UNAVAILABLE, Code.NOT_FOUND):
+        again = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND)
+        if status.code is Code.RESOURCE_EXHAUSTED and live.ring.epoch > 1:
+            # It was taken before; that there is no room where it has to go on is no reason to end it.
+            again, live.retry_at = True, time.monotonic() + (status.retry_after_ms or RETRY_AFTER_MS) / 1000
+        if again:
             self._forget_at(live)  # it may still have it, under an earlier epoch
             live.route = None
             live.outage.refused(time.monotonic())
@@ -167,26 +174,37 @@ class Ring:
             if live.outage.waited(now) > self._patience:
                 message = f"no engine for this request within {self._patience:g} s: {live.reason}"
                 self.end(live.call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
-            else:
+            elif now >= live.retry_at:
                 self._route(live, live.reason)
-        if suspects := self._peers.suspects:
-            self._leave(suspects)
+        if self._peers.suspects or self._peers.parted:
+            self._leave(self._peers.suspects, self._peers.parted, now)
 
     # Routing
 
-    def _leave(self, suspects: Set[PeerId]) -> None:
-        """Move what peers have that give no sign of life, as far as there are others. They may yet come back."""
+    def _leave(self, suspects: Set[PeerId], parted: Mapping[Route, float], now: float) -> None:
+        """Move what stands still, as far as there is another route. It may yet go on: a false alarm is harmless.
+
+        ``suspects`` give no sign of life; between ``parted`` pairs nothing gets through, since then.
+        """
         for live in list(self._live.values()):
             if live.route is None:
                 continue
             engine, detokenizer = live.route.engine, live.route.detokenizer
-            if engine in suspects and (route := self._choose(live)) is not None:
-                self._forget_at(live)  # heard when it comes back; what it then says is of an earlier epoch
-                live.outage.lost(time.monotonic())
-                self._submit(live, route, f"engine {engine.name} gave no sign of life")
-            elif detokenizer in suspects and (route := self._choose(live, engine)) is not None:
-                live.outage.lost(time.monotonic())
-                self._redirect(live, route)
+            if engine in suspects:
+                self._resubmit(live, f"engine {engine.name} gave no sign of life")
+            elif detokenizer in suspects or live.route in parted:
+                if (route := self._choose(live, engine)) is not None:
+                    live.outage.lost(time.monotonic())
+                    self._redirect(live, route)
+                elif now - parted.get(live.route, now) > BEAT_LIMIT:  # else they may just be joining again
+                    self._resubmit(live, f"engine {engine.name} is heard by no detokenizer")
+
+    def _resubmit(self, live: LiveRequest, reason: str) -> None:
+        """Go on at another engine, if there is one, though the present one may be alive."""
+        if (route := self._choose(live)) is not None:
+            self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
+            live.outage.lost(time.monotonic())
+            self._submit(live, route, reason)
 
     def _route(self, live: LiveRequest, reason: str) -> None:
         """Give the request a route: another detokenizer if its engine is there, else another engine."""

@@ -1,7 +1,7 @@
 """Which (engine, detokenizer) pair a request goes to: a joined one, alive, taking work; by prefix, then by load.
 
-A pair is joined when the engine says that this very life of the detokenizer is attached to it, and the
-detokenizer has acknowledged this processor's subscription.
+A pair is joined when the engine says that this very life of the detokenizer is attached to it, the detokenizer has
+acknowledged this processor's subscription, and does not say that it hears nothing of the engine.
 
 A request follows its prompt's prefix to an engine that has it, unless that engine is busier than the others by more
 than the prefix is worth. Else it goes to the less loaded of two: which two, the prompt decides, so that processors
@@ -57,6 +57,9 @@ class _Node:
     full: bool = False
     taking: bool = True
     attached: frozenset[PeerId] = field(default_factory=frozenset)
+    """Of an engine: who is attached to it."""
+    hears: frozenset[PeerId] | None = None
+    """Of a detokenizer: the engines that it hears; None until it has said."""
 
     @property
     def load(self) -> int:
@@ -111,6 +114,20 @@ class Routes:
         """A detokenizer told how many requests it holds."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             node.others = max(0, requests - node.own)
+
+    def detokenizer_hears(self, peer: PeerId, engines: Iterable[PeerId]) -> None:
+        """A detokenizer told which engines it is attached to and hears."""
+        if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
+            node.hears = frozenset(engines)
+
+    def parted(self) -> frozenset[Route]:
+        """Pairs of which the detokenizer says that it does not hear the engine: what they have stands still."""
+        return frozenset(
+            Route(engine.peer, detokenizer.peer)
+            for detokenizer in self._detokenizers.values()
+            for engine in self._engines.values()
+            if not _hears(detokenizer, engine)
+        )
 
     def take_work(self, peer: PeerId, taking: bool) -> None:
         """Whether a peer may get new work: not while it is draining or suspected."""
@@ -196,7 +213,15 @@ class Routes:
 
     def _joined(self, engine: _Node) -> list[_Node]:
         """The detokenizers that take work from an engine."""
-        return [node for node in self._detokenizers.values() if node.taking and node.peer in engine.attached]
+        return [
+            node
+            for node in self._detokenizers.values()
+            if node.taking and node.peer in engine.attached and _hears(node, engine)
+        ]
+
+
+def _hears(detokenizer: _Node, engine: _Node) -> bool:
+    return detokenizer.hears is None or engine.peer in detokenizer.hears
 
 
 def _busy(node: _Node) -> tuple[bool, int]:

@@ -36,7 +36,8 @@ class Tally:
     details: list[str] = field(default_factory=list)
     """The first few faults in words."""
     pauses: list[Pause] = field(default_factory=list)
-    first_tokens: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """The longest one of each request."""
 
 
 def connect(addresses: str) -> AsyncClient:
@@ -113,8 +114,7 @@ class Load:
         tally.sorts[spec.name.partition("-")[0]] += 1
         if not slow:
             tally.pauses += outcome.pauses
-            if outcome.first_token is not None:
-                tally.first_tokens.append(outcome.first_token)
+            tally.gaps.append(outcome.longest_gap)
         for fault, words in faults_of(outcome, self._answers[spec.name], cancelled=cancelled).items():
             tally.faults[fault] += 1
             if len(tally.details) < 50:

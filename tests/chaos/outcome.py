@@ -58,6 +58,8 @@ class Outcome:
     not_identical: int = 0
     first_token: float | None = None
     """Seconds from the beginning."""
+    longest_gap: float = 0.0
+    """Seconds between two deltas, of whatever choices."""
     began: float = field(default_factory=time.monotonic)
     _heard: float = field(default_factory=time.monotonic)
     _reason: str | None = None
@@ -92,6 +94,8 @@ class Outcome:
         now = time.monotonic()
         if self.first_token is None:
             self.first_token = now - self.began
+        else:
+            self.longest_gap = max(self.longest_gap, now - self._heard)
         if self._reason is not None:
             self.pauses.append(Pause(now - self._heard, self._reason))
             self._reason = None

@@ -31,6 +31,8 @@ class Report:
     phases: list[Phase] = field(default_factory=list)
     calm_first_token: float = 0.0
     """Median, seconds, while nothing went wrong."""
+    calm_gap: float = 0.0
+    """Likewise: between two deltas, the longest of a request."""
     left: dict[str, Any] = field(default_factory=dict)
     """By service: what it still held after all had ended."""
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Report:
             "faults_injected": self.faults,
             "phases": {phase.name: _phase_json(phase) for phase in self.phases},
             "calm_first_token_ms": round(1000 * self.calm_first_token, 1),
+            "calm_gap_ms": round(1000 * self.calm_gap, 1),
             "left": {name: asdict(held) for name, held in self.left.items()},
             "exit_codes": self.exit_codes,
             "suspected": self.logs.suspected,
@@ -78,7 +81,10 @@ class Report:
         lines = [f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}"]
         for phase in self.phases:
             lines += _phase_lines(phase)
-        lines.append(f"first token while nothing goes wrong: {1000 * self.calm_first_token:.0f} ms")
+        lines.append(
+            f"while nothing goes wrong: first token after {1000 * self.calm_first_token:.0f} ms, "
+            f"longest gap between two deltas {1000 * self.calm_gap:.0f} ms"
+        )
         lines.append(f"peers suspected {self.logs.suspected} times, trusted again {self.logs.trusted_again} times")
         lines.append(f"left behind: {self.left or 'no ledgers, no blocks, no requests'}")
         lines += [f"PROBLEM {problem}" for problem in self.problems]
@@ -92,11 +98,12 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def _pauses(tally: Tally) -> dict[str, list[float]]:
-    """Seconds, by what was lost."""
+    """Seconds, by what happened, and the longest gaps of all requests, whatever happened to them."""
     pauses: dict[str, list[float]] = {}
     for pause in tally.pauses:
-        pauses.setdefault(pause.reason.partition(" ")[0], []).append(pause.seconds)
-    return pauses
+        what, _, why = pause.reason.split(" ", 2)
+        pauses.setdefault(f"{what} {why}", []).append(pause.seconds)
+    return {**pauses, "longest gap of each request": tally.gaps}
 
 
 def _phase_json(phase: Phase) -> dict[str, Any]:
@@ -111,15 +118,7 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "not_identical": tally.not_identical,
         **{fault.replace(" ", "_"): tally.faults[fault] for fault in Fault},
         "details": tally.details,
-        "pauses_ms": {
-            reason: {
-                "count": len(values),
-                "p50": round(1000 * quantile(values, 0.5), 1),
-                "p99": round(1000 * quantile(values, 0.99), 1),
-                "longest": round(1000 * max(values), 1),
-            }
-            for reason, values in _pauses(tally).items()
-        },
+        "pauses_ms": {what: _quantiles(values) for what, values in _pauses(tally).items() if values},
     }
 
 
@@ -130,9 +129,14 @@ def _phase_lines(phase: Phase) -> list[str]:
         f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
         f"{tally.slow} read slowly), {tally.continued} times continued: {counts}"
     ]
-    for reason, values in _pauses(tally).items():
-        lines.append(
-            f"  pause where the {reason} was lost: p50 {1000 * quantile(values, 0.5):.0f} ms, "
-            f"p99 {1000 * quantile(values, 0.99):.0f} ms ({len(values)})"
-        )
+    for what, values in _pauses(tally).items():
+        if values:
+            lines.append(f"  {what}: " + ", ".join(f"{name} {value}" for name, value in _quantiles(values).items()))
     return lines
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    """How many, and of all of them, in milliseconds."""
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
+    found = {name: round(1000 * quantile(values, share), 1) for name, share in shares.items()}
+    return {"count": len(values), **found}

@@ -48,6 +48,7 @@ async def run(options: Options) -> Report:
         specs = pool(options.seed)
         answers = await undisturbed(clients[0], specs, options.concurrency)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
+        report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
         load = Load(clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause)
         await _chaos(options, fleet, load, report)
         if options.rolling:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 
-from services.ring.events import Cause
+import pytest
+from google.rpc import status_pb2
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.types.v1 import link_pb2
+
+from services.ring.events import Cause, Code
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
 from services.ring.routes import Route
@@ -137,3 +142,61 @@ def test_who_stood_still_itself_suspects_nobody(wide: World) -> None:
     for look in range(1, 8):
         wide.peers.watch(now + 3 * BEAT_LIMIT + look * BEAT_INTERVAL)
     assert len(wide.peers.suspects) == 4, "but then it counts"
+
+
+def hears(world: World, detokenizer: PeerId, *engines: str) -> None:
+    """A detokenizer says what it hears."""
+    load = detokenizer_pb2.Load(
+        engines=[link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
+    )
+    world.peers.detokenizer_frame(detokenizer, detokenizer_pb2.SubscribeResponse(load=load))
+    world.ring.tick(time.monotonic())
+
+
+def test_requests_whose_detokenizer_does_not_hear_their_engine_go_on_at_another(wide: World) -> None:
+    """The link between the two is half open, and both give signs of life to the processor."""
+    route = begin(wide)
+    hears(wide, route.detokenizer, *(name for name in wide.engines if name != route.engine.name))
+    assert route_of(wide).engine == route.engine
+    assert route_of(wide).detokenizer != route.detokenizer
+    another = ask()
+    another.request_id = "another"
+    wide.ask(another)
+    assert {live.route for live in wide.ring._live.values()} & {route} == set(), "nothing new goes that way"
+    settle(wide)
+    assert not wide.ring.num_live
+    assert wide.quiet
+
+
+def test_an_engine_that_no_detokenizer_hears_is_left_after_a_while(wide: World) -> None:
+    route = begin(wide)
+    for detokenizer in wide.detokenizers.values():
+        hears(wide, detokenizer.me, *(name for name in wide.engines if name != route.engine.name))
+    assert route_of(wide).engine == route.engine, "it may be back in a moment"
+    wide.ring.tick(time.monotonic() + 2 * BEAT_LIMIT)
+    assert route_of(wide).engine != route.engine
+    settle(wide)
+    assert ids(wide) == expected(LONG)
+
+
+@pytest.mark.parametrize("taken_before", [False, True])
+def test_an_engine_without_room_ends_no_request_that_was_taken_before(wide: World, taken_before: bool) -> None:
+    if taken_before:
+        wide.kill_engine(begin(wide).engine.name)
+    else:
+        wide.ask(ask(max_tokens=LONG))
+    (live,) = wide.ring._live.values()
+    assert live.route is not None
+    for stream in wide.streams():
+        stream.commands.clear()
+    status = status_pb2.Status(code=Code.RESOURCE_EXHAUSTED, message="full")
+    wide.ring.rejected(link_pb2.Rejection(request_id=live.ring.request_id, epoch=live.ring.epoch, status=status))
+    if not taken_before:
+        assert end(wide).error.code == Code.RESOURCE_EXHAUSTED
+        return
+    wide.ring.tick(time.monotonic())
+    assert live.route is None, "not again at once"
+    wide.ring.tick(live.retry_at)
+    assert live.route is not None
+    settle(wide)
+    assert ids(wide) == expected(LONG)

@@ -223,7 +223,7 @@ class Load(google.protobuf.message.Message):
     """Tokens decoded since the process began."""
     @property
     def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.link_pb2.Peer]:
-        """Engines it is attached to."""
+        """Engines that it is attached to and has heard of within 2 s."""
 
     def __init__(
         self,
