@@ -34,7 +34,6 @@ from benchmarks.shapes import find_model, model_options
 ENGINES = 3
 KV_CACHE = "16MiB"
 """Of each engine. Of tiny-llama, 8192 tokens: together they hold what all families share one and a half times."""
-MAX_SEQUENCES = 8
 FAMILIES, SHARED, OWN, ANSWER = 32, 480, 32, 8
 """Families of prompts; tokens that a family shares, that a prompt has of its own, and of an answer."""
 SHORTEST, LONGEST = 4, 256
@@ -51,6 +50,19 @@ class Ask:
 
     prompt: list[int]
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked, and of whom."""
+
+    asks: Callable[[int, int], list[Ask]]
+    """By the number of the round, and how many."""
+    requests: int
+    concurrency: int
+    max_num_seqs: int
+    """Sequences that an engine computes at a time."""
+    policies: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +104,15 @@ def uneven(number: int, requests: int) -> list[Ask]:
     return [Ask(rng.choices(_IDS, k=OWN), round(math.exp(exponent))) for exponent in exponents]
 
 
+LOADS = {
+    "families": Load(families, requests=320, concurrency=12, max_num_seqs=8, policies=tuple(POLICIES)),
+    # As many under way as there is room for: whoever goes where there is none waits, while there is room elsewhere.
+    "uneven": Load(uneven, requests=400, concurrency=2 * ENGINES, max_num_seqs=2, policies=("ringline", "random")),
+}
+
+
 @contextlib.contextmanager
-def started(model: Path, logs: Path) -> Iterator[Place]:
+def started(model: Path, max_num_seqs: int, logs: Path) -> Iterator[Place]:
     """Every process of the measurement, while the body runs."""
     with contextlib.ExitStack() as stack:
 
@@ -110,7 +129,7 @@ def started(model: Path, logs: Path) -> Iterator[Place]:
         engines = [f"engine-{index}" for index in range(ENGINES)]
         options = ["--no-metrics", "--log-format=json"]
         for name in engines:
-            limits = [f"--kv-cache-memory-bytes={KV_CACHE}", f"--max-num-seqs={MAX_SEQUENCES}", "--num-threads=1"]
+            limits = [f"--kv-cache-memory-bytes={KV_CACHE}", f"--max-num-seqs={max_num_seqs}", "--num-threads=1"]
             start(name, "services.cli", "engine", str(model), f"--uds={logs / name}.sock", *limits, *options)
         addresses = [address(name) for name in engines]
         found = f"--engines={','.join(addresses)}"
@@ -125,7 +144,7 @@ def started(model: Path, logs: Path) -> Iterator[Place]:
         loop = stack.enter_context(asyncio.Runner())
         place = Place(addresses, {policy: address(policy) for policy in POLICIES}, loop)
         for policy in POLICIES:
-            drive(place, policy, uneven(-1, _WARM_UP), MAX_SEQUENCES)
+            drive(place, policy, uneven(-1, _WARM_UP), 2 * ENGINES)
         yield place
 
 
@@ -190,16 +209,14 @@ async def _drive(address: str, asks: Sequence[Ask], concurrency: int) -> _Times:
         return _Times(time.perf_counter() - begun, taken)
 
 
-def measure(
-    place: Place, work: Callable[[int, int], list[Ask]], requests: int, concurrency: int, rounds: int
-) -> list[Row]:
+def measure(place: Place, load: Load, rounds: int) -> list[Row]:
     """A row per policy, and one for what the product's own gains over each of the others, in the same rounds."""
 
     def call(policy: str, seed: int) -> Callable[[int], Outcome]:
         # Prompts of its own for each policy, or one would find what another had computed.
-        return lambda number: drive(place, policy, work(10 * number + seed, requests), concurrency)
+        return lambda number: drive(place, policy, load.asks(10 * number + seed, load.requests), load.concurrency)
 
-    taken = interleave(rounds, {policy: call(policy, seed) for seed, policy in enumerate(POLICIES)})
+    taken = interleave(rounds, {policy: call(policy, seed) for seed, policy in enumerate(load.policies)})
     rows: list[Row] = [
         {
             "policy": policy,
@@ -211,7 +228,7 @@ def measure(
         }
         for policy, outcomes in taken.items()
     ]
-    return rows + [_gain(taken, other) for other in POLICIES if other != "ringline"]
+    return rows + [_gain(taken, other) for other in taken if other != "ringline"]
 
 
 def _gain(taken: dict[str, list[Outcome]], other: str) -> Row:
@@ -235,20 +252,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     model_options(parser, "tiny-llama")
     output_options(parser)
-    parser.add_argument("--requests", type=int, default=320, help="of a policy in a round (%(default)s)")
-    parser.add_argument("--concurrency", type=int, default=12, help="requests under way (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which medians are shown (%(default)s)")
-    parser.add_argument("--only", choices=("families", "uneven"), help="one of the two loads")
+    parser.add_argument("--only", choices=tuple(LOADS), help="one of the two loads")
     arguments = parser.parse_args()
     end_children_when_terminated()
     model = find_model(arguments.model, arguments.models)
-    works = {"families": families, "uneven": uneven}
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as logs, started(model, Path(logs)) as place:
-        for name in [arguments.only] if arguments.only else list(works):
-            table = measure(place, works[name], arguments.requests, arguments.concurrency, arguments.rounds)
-            print_table(table, f"{name}: {ENGINES} engines, {arguments.concurrency} requests under way")
-            rows += [{"load": name, **row} for row in table]
+    for name in [arguments.only] if arguments.only else list(LOADS):
+        load = LOADS[name]
+        with tempfile.TemporaryDirectory() as logs, started(model, load.max_num_seqs, Path(logs)) as place:
+            table = measure(place, load, arguments.rounds)
+        print_table(table, f"{name}: {ENGINES} engines, {load.concurrency} requests under way")
+        rows += [{"load": name, **row} for row in table]
     emit(arguments, "routing", rows)
 
 

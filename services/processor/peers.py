@@ -137,7 +137,7 @@ class Peers:
         """Attached."""
         self._vocabulary.check(model)  # another engine may have been faster, with another model
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics_fingerprint)
-        self._routes.engine_up(engine)
+        self._routes.engine_up(engine, model.max_num_seqs or None)
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:

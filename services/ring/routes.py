@@ -3,10 +3,11 @@
 A pair is joined when the engine says that this very life of the detokenizer is attached to it, the detokenizer has
 acknowledged this processor's subscription, and does not say that it hears nothing of the engine.
 
-A request follows its prompt's prefix to an engine that has it, unless that engine is busier than the others by more
-than the prefix is worth. Else it goes to the less loaded of two: which two, the prompt decides, so that processors
-which know nothing of each other send equal prompts to the same ones; without a prefix, chance. (Of two, because
-everybody's choice of the least loaded would be the same until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
+No request goes where it would wait while there is room elsewhere. It follows its prompt's prefix to an engine that has
+it, unless that engine is busier than the others by more than the prefix is worth. Else it goes to the less loaded of
+two: which two, the prompt decides, so that processors which know nothing of each other send equal prompts to the same
+ones; without a prefix, chance. (Of two, because everybody's choice of the least loaded would be the same until its next
+report: Mitzenmacher, IEEE TPDS 12, 2001.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import enum
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from services.ring.identity import PeerId
@@ -25,7 +26,7 @@ TOKENS_PER_REQUEST = 64
 MOST_REQUESTS, MOST_SHARE = 8, 0.25
 """… but by no more than so many requests, or this share of their load where that is more."""
 FULL = 0.95
-"""From this share of its KV blocks on, an engine in which requests wait is full."""
+"""From this share of its KV blocks on, an engine in which requests wait has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class _Node:
     """What this processor has there: choices at an engine, requests at a detokenizer."""
     others: int = 0
     """What others had there when it last reported."""
-    full: bool = False
+    seats: int | None = None
+    """Choices that an engine computes at a time."""
+    pressed: bool = False
+    """Whether requests wait for KV blocks."""
     taking: bool = True
     attached: frozenset[PeerId] = field(default_factory=frozenset)
     """Of an engine: who is attached to it."""
@@ -64,6 +68,11 @@ class _Node:
     @property
     def load(self) -> int:
         return self.own + self.others
+
+    @property
+    def full(self) -> bool:
+        """Whether one more would wait."""
+        return self.pressed or (self.seats is not None and self.load >= self.seats)
 
 
 class Routes:
@@ -79,10 +88,10 @@ class Routes:
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """How often each was taken."""
 
-    def engine_up(self, peer: PeerId) -> None:
-        """An engine welcomed this processor."""
+    def engine_up(self, peer: PeerId, seats: int | None = None) -> None:
+        """An engine welcomed this processor. ``seats``: how many choices it computes at a time, if that is known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
-        self._engines[peer.name] = _Node(peer, own)
+        self._engines[peer.name] = _Node(peer, own, seats=seats)
 
     def engine_down(self, peer: PeerId) -> None:
         """The link to this life of an engine ended."""
@@ -108,7 +117,7 @@ class Routes:
         """An engine told what it computes, what waits, and the share of its KV blocks in use."""
         if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
             node.others = max(0, running + waiting - node.own)
-            node.full = waiting > 0 and kv_usage >= FULL
+            node.pressed = waiting > 0 and kv_usage >= FULL
 
     def detokenizer_load(self, peer: PeerId, requests: int) -> None:
         """A detokenizer told how many requests it holds."""
@@ -154,10 +163,10 @@ class Routes:
             chosen = self._choose_engine(prefixes)
         else:
             node = self._engines.get(engine.name)
-            chosen = node if node is not None and node.peer == engine and self._joined(node) else None
+            chosen = node if node is not None and node.peer == engine and any(self._joined(node)) else None
         if chosen is None:
             return None
-        detokenizer = self._less_loaded(self._joined(chosen))
+        detokenizer = self._less_loaded(list(self._joined(chosen)))
         self.release(request_id)
         chosen.own += choices
         detokenizer.own += 1
@@ -188,7 +197,8 @@ class Routes:
             if self._overloaded(chosen, match.tokens, nodes.values()):
                 chosen, decision = None, Decision.OVERLOAD
         if chosen is None:
-            pair = by_rendezvous(match.branch, nodes)[:2] if match.branch is not None else list(nodes)
+            free = [peer for peer, node in nodes.items() if not node.full] or list(nodes)
+            pair = by_rendezvous(match.branch, free)[:2] if match.branch is not None else free
             chosen = self._less_loaded([nodes[peer] for peer in pair])
         self.decisions[decision] += 1
         self.prefixes.add(prefixes, chosen.peer)
@@ -209,15 +219,15 @@ class Routes:
         return min(self._rng.sample(nodes, min(2, len(nodes))), key=_busy)
 
     def _engines_taking(self) -> list[_Node]:
-        return [node for node in self._engines.values() if node.taking and self._joined(node)]
+        return [node for node in self._engines.values() if node.taking and any(self._joined(node))]
 
-    def _joined(self, engine: _Node) -> list[_Node]:
+    def _joined(self, engine: _Node) -> Iterator[_Node]:
         """The detokenizers that take work from an engine."""
-        return [
+        return (
             node
             for node in self._detokenizers.values()
             if node.taking and node.peer in engine.attached and _hears(node, engine)
-        ]
+        )
 
 
 def _hears(detokenizer: _Node, engine: _Node) -> bool:

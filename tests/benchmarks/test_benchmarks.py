@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,13 @@ from benchmarks.report import document, write_json
 from benchmarks.results_page import write_page
 from benchmarks.roofline import ModelCost
 from benchmarks.rounds import interleave, ratio
+from benchmarks.routing import families
+from benchmarks.served.routed import POLICIES
 from benchmarks.shapes import SHAPES
 from benchmarks.work import Work
 from benchmarks.worker import Worker, WorkerError, WorkerSpec
+from services.ring.identity import PeerId
+from services.ring.prefixes import prefixes_of
 
 OPTIONS = {"load_format": "dummy", "max_num_seqs": 16, "dtype": "bfloat16"}
 
@@ -44,6 +50,28 @@ def test_the_prefix_sweep_has_the_hits_it_shows(model: Path, monkeypatch: pytest
     assert [round(row["cached"], 2) for row in rows] == [0.0, 0.2, 0.5, 0.7, 0.9]  # whole blocks of 16
     assert all(row["prompt tok/s"] > 0 for row in rows)
     assert rows[-1]["prompt limit"] > rows[0]["prompt limit"]  # what is cached need not be computed
+
+
+def test_the_policies_to_compare_with_look_at_no_prefix() -> None:
+    def places(policy: str) -> Counter[str]:
+        routes = POLICIES[policy](random.Random(0))
+        routes.detokenizer_up(PeerId("d", 1))
+        for name in ("e0", "e1", "e2"):
+            routes.engine_up(PeerId(name, 1))
+            routes.engine_peers(PeerId(name, 1), [PeerId("d", 1)])
+        asks = [ask for ask in families(0, 90) if ask.prompt[0] == families(0, 1)[0].prompt[0]]
+        found: Counter[str] = Counter()
+        for number, ask in enumerate(asks):
+            assert len(ask.prompt) == 512
+            route = routes.choose(str(number), prefixes_of(ask.prompt, b"", 16))
+            routes.release(str(number))
+            found[route.engine.name if route is not None else ""] += 1
+        assert len(asks) > 2, "a family comes again"
+        return found
+
+    assert len(places("ringline")) == 1
+    assert max(places("round robin").values()) - min(places("round robin").values()) <= 1
+    assert len(places("random")) > 1
 
 
 def test_a_worker_tells_its_stages_and_runs_works(model: Path, tmp_path: Path) -> None:

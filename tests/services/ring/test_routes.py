@@ -35,7 +35,8 @@ class Known:
     peer: PeerId
     taking: bool = True
     others: int = 0
-    full: bool = False
+    pressed: bool = False
+    seats: int | None = None
     attached: set[PeerId] = field(default_factory=set)
 
 
@@ -63,10 +64,13 @@ class RoutesMachine(RuleBasedStateMachine):
     def load(self, known: Known) -> int:
         return known.others + self.own(known.peer)
 
-    @rule(name=engine_names, life=lives)
-    def engine_up(self, name: str, life: int) -> None:
-        self.routes.engine_up(PeerId(name, life))
-        self.engines[name] = Known(PeerId(name, life))
+    def full(self, known: Known) -> bool:
+        return known.pressed or (known.seats is not None and self.load(known) >= known.seats)
+
+    @rule(name=engine_names, life=lives, seats=st.none() | st.integers(1, 20))
+    def engine_up(self, name: str, life: int, seats: int | None) -> None:
+        self.routes.engine_up(PeerId(name, life), seats)
+        self.engines[name] = Known(PeerId(name, life), seats=seats)
 
     @rule(name=detokenizer_names, life=lives)
     def detokenizer_up(self, name: str, life: int) -> None:
@@ -90,7 +94,7 @@ class RoutesMachine(RuleBasedStateMachine):
         for name in DETOKENIZERS:
             self.detokenizer_up(name, 1)
         for name in ENGINES:
-            self.engine_up(name, 1)
+            self.engine_up(name, 1, None)
             self.engine_peers(name, 1, {(name, 1) for name in DETOKENIZERS})
 
     @rule(name=engine_names, life=lives, attached=st.sets(st.tuples(detokenizer_names, lives)))
@@ -112,7 +116,7 @@ class RoutesMachine(RuleBasedStateMachine):
         self.routes.engine_load(peer, running, waiting, usage)
         if known := self.known(peer):
             known.others = max(0, running + waiting - self.own(peer))
-            known.full = waiting > 0 and usage >= FULL
+            known.pressed = waiting > 0 and usage >= FULL
 
     @rule(name=detokenizer_names, life=lives, load=requests)
     def detokenizer_load(self, name: str, life: int, load: int) -> None:
@@ -134,7 +138,7 @@ class RoutesMachine(RuleBasedStateMachine):
         engine = None if only is None else PeerId(*only)
         takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
         before = Counter(self.routes.decisions)
-        loads = {known.peer: (known.full, self.load(known)) for known in takers}
+        loads = {known.peer: (self.full(known), self.load(known)) for known in takers}
         chosen = self.routes.choose(str(request), prompt(family, request), choices=choices, engine=engine)
         if engine is None:
             assert (chosen is None) == (not takers)
@@ -163,9 +167,9 @@ class RoutesMachine(RuleBasedStateMachine):
         others = [load for peer, load in loads.items() if peer != chosen]
         if not others:
             return
+        assert not loads[chosen][0] or all(full for full, _ in others), "nobody waits while there is room elsewhere"
         if decision is Decision.PREFIX:
-            full, load = loads[chosen]
-            assert not full or all(full for full, _ in others)
+            load = loads[chosen][1]
             mean = sum(load for _, load in others) / len(others)
             assert load <= mean + max(MOST_REQUESTS, MOST_SHARE * mean)
         else:
