@@ -26,7 +26,8 @@ from tests.ring import MODEL, ROOT
 
 START_TIMEOUT = 120.0
 STOP_MARGIN = 20.0
-DRAIN_GRACE = 2.0
+DRAIN_GRACE = 0.2
+"""Seconds: so little that what a process has when it drains goes on elsewhere, rather than ends before."""
 
 
 @dataclass(frozen=True)
