@@ -24,8 +24,8 @@ def shown(answer: ringline.Generation) -> dict:
 
 
 def blocking(address: str) -> dict:
-    """The library over Generate: an answer, a refusal with its details."""
-    with ringline.Client(address) as client:
+    """The library over Generate: an answer, a refusal with its details. Nobody is at the other address."""
+    with ringline.Client(f"127.0.0.1:1,{address}") as client:
         answer = client.generate(PROMPT, **GREEDY)
         try:
             client.generate(PROMPT, temperature=-1.0)
@@ -35,8 +35,8 @@ def blocking(address: str) -> dict:
 
 
 async def multiplexed(address: str) -> list[dict]:
-    """The library over a Session: three requests at once."""
-    async with ringline.AsyncClient(address) as client:
+    """The library over a Session: three requests at once. Nobody is at the other address."""
+    async with ringline.AsyncClient(["127.0.0.1:1", address]) as client:
         return [shown(a) for a in await asyncio.gather(*(client.generate(PROMPT, **GREEDY) for _ in range(3)))]
 
 

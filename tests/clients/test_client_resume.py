@@ -49,7 +49,16 @@ def seen(outcome) -> list[str]:
     return [type(event).__name__ for event in outcome.events]
 
 
-@pytest.mark.parametrize("end", [LOST, Abort(grpc.StatusCode.CANCELLED), Abort(grpc.StatusCode.INTERNAL), Cut()])
+ENDS = [
+    LOST,
+    Abort(grpc.StatusCode.CANCELLED),
+    Abort(grpc.StatusCode.INTERNAL),
+    Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the client took nothing for 10 s"),
+    Cut(),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
     server.plays(
         play(taken(), delta(0, [10], "Hel"), delta(1, [11], "lo"), end),
