@@ -15,7 +15,8 @@ from tests.ring import Ring
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 Calm = dict[str, ringline.Generation]
-LONG = ringline.Options(max_tokens=400, ignore_eos=True, timeout=100.0)
+LONG = ringline.Options(max_tokens=400, ignore_eos=True, timeout=50.0)
+"""The timeout is less than the minute after which gRPC notices by itself that a process is stopped."""
 KINDS: dict[str, ringline.Options] = {
     "greedy": {"temperature": 0.0, "seed": 6, **LONG},
     "sampled": {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.3, **LONG},
