@@ -38,6 +38,7 @@ class Known:
     pressed: bool = False
     seats: int | None = None
     attached: set[PeerId] = field(default_factory=set)
+    hears: set[PeerId] | None = None
 
 
 class RoutesMachine(RuleBasedStateMachine):
@@ -125,8 +126,19 @@ class RoutesMachine(RuleBasedStateMachine):
         if known := self.known(peer):
             known.others = max(0, load - self.own(peer))
 
+    @rule(name=detokenizer_names, life=lives, deaf_to=st.sets(engine_names))
+    def detokenizer_hears(self, name: str, life: int, deaf_to: set[str]) -> None:
+        peers = {PeerId(engine, 1) for engine in ENGINES if engine not in deaf_to}
+        self.routes.detokenizer_hears(PeerId(name, life), peers)
+        if known := self.known(PeerId(name, life)):
+            known.hears = peers
+
     def joined(self, engine: Known) -> list[Known]:
-        return [known for known in self.detokenizers.values() if known.taking and known.peer in engine.attached]
+        return [
+            known
+            for known in self.detokenizers.values()
+            if known.taking and known.peer in engine.attached and (known.hears is None or engine.peer in known.hears)
+        ]
 
     @rule(
         request=few,
@@ -184,6 +196,15 @@ class RoutesMachine(RuleBasedStateMachine):
     def it_is_ready_while_a_pair_takes_work(self) -> None:
         takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
         assert self.routes.any_joined() == bool(takers)
+
+    @invariant()
+    def pairs_are_parted_whose_detokenizer_says_so(self) -> None:
+        assert self.routes.parted() == {
+            Route(engine.peer, detokenizer.peer)
+            for engine in self.engines.values()
+            for detokenizer in self.detokenizers.values()
+            if detokenizer.hears is not None and engine.peer not in detokenizer.hears
+        }
 
     @invariant()
     def loads_are_what_was_reported_and_what_is_held(self) -> None:
@@ -306,3 +327,11 @@ def test_many_processors_do_not_herd_to_the_engine_that_reported_least() -> None
     places = Counter(send(routes, 0, Prefixes()) for routes in processors)
     assert places["e0"] < 16
     assert len(places) > 7
+
+
+def test_what_a_detokenizer_does_not_hear_goes_to_another_pair() -> None:
+    routes = make_routes(2)
+    routes.detokenizer_hears(PeerId("d0", 1), [PeerId("e1", 1)])
+    assert {send(routes, number, prompt(number)) for number in range(6)} == {"e1"}
+    routes.detokenizer_hears(PeerId("d0", 1), [])
+    assert not routes.any_joined()
