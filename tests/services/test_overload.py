@@ -1,4 +1,4 @@
-"""More than the ring can do, in real processes: the rest is refused, nothing piles up, no tenant pays for another."""
+"""More than the ring can do, in real processes: the rest is refused, nothing stays, no tenant pays for another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -24,9 +23,6 @@ FLAGS = ("--max-num-seqs", "2", "--max-queued-requests", str(PLACES), "--stall-t
 LARGE = 64 << 10
 """Bytes of a request, of which few are used."""
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-GROWTH = 160 << 20
-"""Bytes that a service may grow by: windows of connections, and what threads take to tokenize prompts of this size.
-What is thrown at it is 280 MB."""
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +52,9 @@ async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.Genera
         await call.write(inference_pb2.SessionRequest(generate=one))
 
 
-def resident(ring: Ring) -> dict[str, int]:
-    """Bytes of each service."""
-    pids = {name: ring.pid(name) for name in ("processor", "engine", "detokenizer")}
-    return {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for name, pid in pids.items()}
-
-
-async def test_memory_is_bounded_whatever_is_offered_and_whoever_does_not_read(small: Ring, door) -> None:
+async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not_read(small: Ring, door) -> None:
     call = door.Session(timeout=100)
     text = "a " * (LARGE // 2)
-    for _ in range(2):  # what each thread needs for a prompt of this size stays with it
-        warm = [request(f"warm {i}", 50, text=text, truncate_prompt_tokens=10) for i in range(PLACES // 2)]
-        await write(call, *warm)
-        await read_session(call, [one.request_id for one in warm])
-    before = resident(small)
     deaf = [door.Session() for _ in range(4)]
 
     async def flood(deaf_call: grpc.aio.StreamStreamCall) -> None:
@@ -83,9 +68,7 @@ async def test_memory_is_bounded_whatever_is_offered_and_whoever_does_not_read(s
     writer = asyncio.create_task(
         write(call, *(request(name, 100, text=text, truncate_prompt_tokens=10) for name in names))
     )
-    most = before
     async for frame in call:
-        most = {name: max(size, most[name]) for name, size in resident(small).items()}
         for response in frame.responses:
             shown[response.request_id].take(response)
         if all(one.ends for one in shown.values()):
@@ -96,7 +79,6 @@ async def test_memory_is_bounded_whatever_is_offered_and_whoever_does_not_read(s
     assert all(error.details for error in refusals), "when to come again"
     assert 0 < len(refusals) < len(names)
     assert all(one.complete and one.usage.completion_tokens == 100 for one in shown.values() if None not in one.ends)
-    assert {name: size - before[name] for name, size in most.items() if size - before[name] > GROWTH} == {}
     for one in deaf:
         one.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
