@@ -73,6 +73,7 @@ class Flood:
         self._due = asyncio.Event()
         self._owed = 0
         """Requests to write in place of those that ended."""
+        self._writing: asyncio.Task[None] | None = None
         self.tally = Tally()
 
     async def __aenter__(self) -> Flood:
@@ -84,8 +85,7 @@ class Flood:
     async def __aexit__(self, *_: object) -> None:
         self._reader.cancel()
         self._call.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.gather(self._reader, *filter(None, [self._writing]), return_exceptions=True)
         await self._channel.close()
 
     def fresh_tally(self) -> Tally:
@@ -121,7 +121,14 @@ class Flood:
         self._number += 1
         name = str(self._number)
         self._sent[name] = time.perf_counter()
-        await self._call.write(pb.SessionRequest(generate=self.request(name)))
+        # In a task of its own: gRPC cancels the whole call when whoever awaits a write is cancelled.
+        self._writing = asyncio.create_task(self._write(self.request(name), self._writing))
+        await asyncio.shield(self._writing)
+
+    async def _write(self, request: pb.GenerateRequest, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await self._call.write(pb.SessionRequest(generate=request))
 
     def request(self, name: str) -> pb.GenerateRequest:
         """Greedy, with a prompt that no cache has."""

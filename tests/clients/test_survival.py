@@ -103,9 +103,11 @@ async def test_many_requests_of_a_session_survive_kills_in_turn(processors: Proc
         asking = await begin_all(client, kinds)
         first = await processors.kill_holder()
         assert await processors.kill_holder() is not first, "they went to the other, or wait for it"
-        for kind, answer in zip(kinds, await asking, strict=True):
+        answers = await asking
+        for kind, answer in zip(kinds, answers, strict=True):
             same(answer, calm[kind])
-            assert answer.resumed in (1, 2)
+            assert answer.resumed <= 2
+        assert any(answer.resumed for answer in answers), "all had ended before a processor was killed"
 
 
 async def test_a_processor_that_hangs_is_noticed(processors: Processors, calm: Calm) -> None:
