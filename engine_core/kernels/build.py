@@ -42,7 +42,7 @@ _X86_FLAGS = {
     "int8_linear_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
     "int8_linear_avx2": _AVX2_FLAGS,
 }
-_PORTABLE = ("kernels_portable", "int8_linear_portable")
+_PORTABLE = ("kernels_portable", "int8_linear_portable", "team")
 
 
 class BuildError(Exception):

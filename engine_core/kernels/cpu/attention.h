@@ -6,8 +6,6 @@
 // tokens that a row does not see have weight 0, which changes no sum.
 #pragma once
 
-#include <omp.h>
-
 #include "queue.h"
 #include "softmax.h"
 
@@ -60,17 +58,17 @@ public:
         const Buffer scratch(division_.threads() * bytes);
         const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), head_dim_) : 1);
         if (scratch.failed() || states.failed()) return 1;
-        int next = 0;
-#pragma omp parallel num_threads(division_.threads()) if (division_.threads() > 1)
-        {
-            Scratch<F> own(scratch.at(omp_get_thread_num() * bytes), division_.rows(), head_dim_);
-            if (keys_first()) write_all();
+        if (keys_first()) parallel_for(division_.threads(), division_.size(), 1, [&](long tile) { write(division_[tile]); });
+        long next = 0;
+        in_parallel(division_.threads(), [&](int thread) {
+            Scratch<F> own(scratch.at(thread * bytes), division_.rows(), head_dim_);
             Queue<F> queue(pieces_, cache_, args_, next);
             if (pieces_.cut())
                 attend_in_pieces(queue, states, own);
             else
                 attend_whole(queue, own);
-        }
+        });
+        if (pieces_.cut()) parallel_for(division_.threads(), division_.size(), 1, [&](long tile) { merge_all(tile, states); });
         return 0;
     }
 
@@ -90,26 +88,22 @@ private:
     }
 
     void attend_in_pieces(Queue<F>& queue, const Buffer& states, Scratch<F>& scratch) const {
-        const long rows = division_.rows(), bytes = RowState::bytes(rows, head_dim_);
-        const auto state = [&](int tile, int split) {
-            return RowState(states.at((tile * pieces_.most_splits() + split) * bytes), rows, head_dim_);
-        };
         for (Piece piece; queue.take(piece);) {
             load_queries(piece.q, scratch.queries);
-            sum_split(piece.q, piece.first_split, state(piece.tile, piece.first_split), queue, scratch);
-        }
-#pragma omp barrier
-#pragma omp for schedule(dynamic)
-        for (int tile = 0; tile < division_.size(); ++tile) {
-            const QueryTile q = division_[tile];
-            for (int split = 1; split < pieces_.splits_of(q); ++split) merge_split(q, split, state(tile, 0), state(tile, split));
-            finish_tile(q, state(tile, 0));
+            sum_split(piece.q, piece.first_split, state_of(states, piece.tile, piece.first_split), queue, scratch);
         }
     }
 
-    void write_all() const {
-#pragma omp for schedule(static)
-        for (int index = 0; index < division_.size(); ++index) write(division_[index]);
+    void merge_all(long tile, const Buffer& states) const {
+        const QueryTile q = division_[tile];
+        const RowState whole = state_of(states, tile, 0);
+        for (int split = 1; split < pieces_.splits_of(q); ++split) merge_split(q, split, whole, state_of(states, tile, split));
+        finish_tile(q, whole);
+    }
+
+    RowState state_of(const Buffer& states, long tile, int split) const {
+        const long bytes = RowState::bytes(division_.rows(), head_dim_);
+        return RowState(states.at((tile * pieces_.most_splits() + split) * bytes), division_.rows(), head_dim_);
     }
 
     void write(const QueryTile& q) const {

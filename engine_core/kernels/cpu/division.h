@@ -3,11 +3,12 @@
 
 #include "layout.h"
 #include "memory.h"
+#include "team.h"
 
 namespace {
 
 constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
-constexpr long kWorthThreads = 1 << 19;
+constexpr long kWorkPerNanosecond = 12;
 
 // Neighbouring rows of one sequence, with the query heads that share one key/value head.
 struct QueryTile {
@@ -41,7 +42,7 @@ public:
             const long tokens = static_cast<long>(args.seq_lens[s]) * args.num_kv_heads * args.head_dim;
             work += tokens * (4 + rows_of(s) * group_ / 8);
         }
-        threads_ = work < kWorthThreads ? 1 : args.num_threads;
+        threads_ = threads_worth(work / kWorkPerNanosecond, args.num_threads);
     }
 
     bool failed() const { return buffer_.failed(); }

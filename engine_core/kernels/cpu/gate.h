@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr long kGatedPerNanosecond = 3;
+
 // x / (1 + e⁻ˣ)
 inline Vec silu(Vec x) {
     // Below −87, e⁻ˣ would leave the range of floats; x divided by it is 0 to any precision.
@@ -17,14 +19,13 @@ template <class F>
 int gate_rows(const RinglineGate& args) {
     using Element = typename F::Element;
     const long width = args.width;
-    const bool worth_threads = args.num_threads > 1 && args.rows * width >= kRowsWorthThreads / 2;
-#pragma omp parallel for num_threads(args.num_threads) if (worth_threads) schedule(static)
-    for (long row = 0; row < args.rows; ++row) {
+    const int threads = threads_worth(args.rows * width / kGatedPerNanosecond, args.num_threads);
+    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
         const Element* const gate = static_cast<const Element*>(args.gate_up) + row * 2 * width;
         Element* const output = static_cast<Element*>(args.output) + row * width;
         for (long i = 0; i < width; i += kLanes)
             F::narrow(output + i, multiply(silu(F::widen(gate + i)), F::widen(gate + width + i)));
-    }
+    });
     return 0;
 }
 

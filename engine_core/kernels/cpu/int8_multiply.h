@@ -6,15 +6,16 @@
 
 #include "int8_rows.h"
 #include "interface.h"
+#include "team.h"
 
 namespace {
 
 constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kLineBytes = 64, kWordLines = kPanel * 4 / kLineBytes;  // cache lines of a word of each column
-constexpr long kWorthThreads = 1 << 23, kRowsPerRead = 8;  // as in linear.h: twice the products in the same time
+constexpr long kProductsPerNanosecond = 200, kRowsPerRead = 8;  // as in linear.h
 constexpr long kRowsWorthReadingAhead = 8;
-constexpr long kRowsWorthThreads = 1 << 18;                // numbers to round
+constexpr long kRoundedPerNanosecond = 6;
 constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
 constexpr long kPieceBlocks = 8;             // of rows: they stay in the L2 cache
 constexpr int kPiecesPerThread = 4;
@@ -74,7 +75,7 @@ public:
           panels_((weight.out_features + kPanel - 1) / kPanel),
           rows_(call.rows, weight.in_features) {
         const long worth = call.rows < kRowsPerRead ? kRowsPerRead : call.rows;
-        threads_ = worth * weight.in_features * weight.out_features < kWorthThreads ? 1 : call.num_threads;
+        threads_ = threads_worth(worth * weight.in_features * weight.out_features / kProductsPerNanosecond, call.num_threads);
         const long row_pieces = (rows_.blocks() + kPieceBlocks - 1) / kPieceBlocks;
         const long shared = panels_ * row_pieces / (threads_ * kPiecesPerThread);
         const long fitting = kPieceBytes / (words_ * 4 * kPanel);
@@ -86,18 +87,9 @@ public:
 
     int run() {
         if (rows_.failed()) return 1;
-        const bool share_rounding = rows_.blocks() > 1 && call_.rows * weight_.in_features >= kRowsWorthThreads;
-        if (!share_rounding)
-            for (long block = 0; block < rows_.blocks(); ++block) quantize(block);
-#pragma omp parallel num_threads(threads_) if (threads_ > 1)
-        {
-            if (share_rounding) {
-#pragma omp for
-                for (long block = 0; block < rows_.blocks(); ++block) quantize(block);
-            }
-#pragma omp for schedule(dynamic) nowait
-            for (long piece = 0; piece < pieces_; ++piece) compute(piece);
-        }
+        const int rounding = threads_worth(call_.rows * weight_.in_features / kRoundedPerNanosecond, threads_);
+        parallel_for(rounding, rows_.blocks(), 1, [&](long block) { quantize(block); });
+        parallel_for(threads_, pieces_, 1, [&](long piece) { compute(piece); });
         return 0;
     }
 

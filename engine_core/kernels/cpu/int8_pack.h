@@ -12,8 +12,7 @@ public:
 
     void run() {
         const long panels = (args_.out_features + kPanel - 1) / kPanel;
-#pragma omp parallel for num_threads(args_.num_threads) schedule(dynamic, 8)
-        for (long panel = 0; panel < panels; ++panel) pack(panel);
+        parallel_for(args_.num_threads, panels, 8, [&](long panel) { pack(panel); });
     }
 
 private:

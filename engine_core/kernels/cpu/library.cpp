@@ -46,9 +46,7 @@ RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction
 
 // Runs calls in order; returns 0, or 1 when there was no memory.
 RINGLINE_EXPORT int ringline_replay(const RinglineOperation* operations, int64_t count, const RinglineStep* step) {
-    for (int64_t i = 0; i < count; ++i)
-        if (replay(operations[i], *step) != 0) return 1;
-    return 0;
+    return replay(operations, count, *step);
 }
 
 // Which sources it was built from: see engine_core/kernels/build.py.

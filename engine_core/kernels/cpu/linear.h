@@ -9,11 +9,10 @@
 // decide a bit of it.
 #pragma once
 
-#include <omp.h>
-
 #include "blocks.h"
 #include "interface.h"
 #include "memory.h"
+#include "team.h"
 
 namespace {
 
@@ -22,9 +21,9 @@ constexpr int kTilePanels = 4;
 constexpr int kTileOutputs = kPanel * kTilePanels;
 constexpr long kPartBytes = 128 << 10;    // of a tile: two parts and some rows must fit into the L2 cache
 constexpr int kMostUnitRows = 16 * kBlockRows;
-// Products: fewer are done before another thread has woken, which takes 10 to 50 µs. For few rows, reading the weights takes
-// as long as multiplying them by kRowsPerRead rows.
-constexpr long kLinearWorthThreads = 1 << 22, kRowsPerRead = 8;
+// For few rows, reading the weights takes as long as multiplying them by kRowsPerRead rows.
+constexpr long kProductsPerNanosecond = 100, kRowsPerRead = 8;
+constexpr long kConvertedPerNanosecond = 4;
 
 // Rows are divided into blocks of nearly equal size.
 struct RowBlocks {
@@ -55,7 +54,7 @@ public:
           part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))),
           groups_((args.rows + kMostUnitRows - 1) / kMostUnitRows) {
         const long rows = args.rows < kRowsPerRead ? kRowsPerRead : args.rows;
-        threads_ = rows * args.out_features * args.in_features < kLinearWorthThreads ? 1 : args.num_threads;
+        threads_ = threads_worth(rows * args.out_features * args.in_features / kProductsPerNanosecond, args.num_threads);
     }
 
     // Returns 0, or 1 when there is no memory.
@@ -64,31 +63,29 @@ public:
         const Buffer converted(convert ? args_.rows * args_.in_features * static_cast<long>(sizeof(Factor)) : 1);
         if (converted.failed()) return 1;
         factors_ = convert ? reinterpret_cast<const Factor*>(converted.at(0)) : static_cast<const Factor*>(args_.x);
+        if (convert) convert_rows(reinterpret_cast<Factor*>(converted.at(0)));
         long next = 0;
-#pragma omp parallel num_threads(threads_) if (threads_ > 1)
-        {
-            if (convert) convert_rows(reinterpret_cast<Factor*>(converted.at(0)));
+        in_parallel(threads_, [&](int) {
             long unit = take(next);
             while (unit < units()) {
                 const long following = take(next);
                 compute(unit, following < units() ? following : unit);
                 unit = following;
             }
-        }
+        });
         return 0;
     }
 
 private:
-    static long take(long& next) { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
-
     // A unit of work is a tile of outputs for a group of rows.
     long units() const { return tiles_ * groups_; }
 
     void convert_rows(Factor* to) const {
-#pragma omp for schedule(static)
-        for (long row = 0; row < args_.rows; ++row)
+        const int threads = threads_worth(args_.rows * args_.in_features / kConvertedPerNanosecond, threads_);
+        parallel_for(threads, args_.rows, 1, [&](long row) {
             F::load_factors(to + row * args_.in_features, static_cast<const Element*>(args_.x) + row * args_.in_features,
                             args_.in_features);
+        });
     }
 
     const Element* tile(long number) const {

@@ -3,10 +3,14 @@
 
 #include "formats.h"
 #include "interface.h"
+#include "team.h"
 
 namespace {
 
-constexpr long kRowsWorthThreads = 1 << 18;  // numbers: fewer are done before another thread has woken
+constexpr long kNormalizedPerNanosecond = 6;
+constexpr long kPieceNumbers = 1 << 14;  // of whole rows that a thread takes at a time
+
+inline long rows_of_piece(long width) { return width < kPieceNumbers ? kPieceNumbers / width : 1; }
 
 inline float sum_of_lanes(Vec v) {
     float lanes[kLanes], total = 0.0f;
@@ -32,14 +36,13 @@ int normalize_rows(const RinglineNorm& args) {
     const auto* const x = static_cast<const Element*>(args.x);
     auto* const output = static_cast<Element*>(args.output);
     const long width = args.width;
-    const bool worth_threads = args.num_threads > 1 && args.rows * width >= kRowsWorthThreads;
-#pragma omp parallel for num_threads(args.num_threads) if (worth_threads) schedule(static)
-    for (long row = 0; row < args.rows; ++row) {
+    const int threads = threads_worth(args.rows * width / kNormalizedPerNanosecond, args.num_threads);
+    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
         const Element* const from = x + row * width;
         const Vec scale = splat(inverse_root_mean_square<F>(from, width, args.epsilon));
         for (long i = 0; i < width; i += kLanes)
             F::narrow(output + row * width + i, multiply(multiply(F::widen(from + i), scale), load(args.weight + i)));
-    }
+    });
     return 0;
 }
 

@@ -58,7 +58,7 @@ class Queue {
 
 public:
     // Threads share `next`, the number of the first piece that nobody has taken.
-    Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, int& next)
+    Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, long& next)
         : pieces_(pieces), cache_(cache), args_(args), next_(next) {
         const long units = kBytesAhead / cache.unit_bytes();
         for (long unit = 0; unit < units && unit < kMostUnitsAhead; ++unit) look_ahead();
@@ -88,9 +88,9 @@ private:
     // Where the keys of the unit after the last one seen begin; null after the last one of all.
     const Element* look_ahead() {
         while (unit_ == end_unit_) {
-            const int index = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
+            const long index = ::take(next_);
             if (index >= pieces_.size()) return nullptr;
-            const Piece piece = pieces_[index];
+            const Piece piece = pieces_[static_cast<int>(index)];
             if (piece.first_split == piece.last_split) continue;
             seen_[end_++ % kCapacity] = piece;
             const int units = cache_.unit_at(piece.q.end() - 1) + 1, limit = cache_.first_unit(piece.last_split);
@@ -105,7 +105,7 @@ private:
     const Pieces<F>& pieces_;
     const Cache<F>& cache_;
     const RinglineAttention& args_;
-    int& next_;
+    long& next_;
     Piece seen_[kCapacity];
     unsigned first_ = 0, end_ = 0;
     const int32_t* block_table_ = nullptr;

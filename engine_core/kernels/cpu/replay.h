@@ -1,11 +1,12 @@
 // Runs captured calls of kernels, on the rows and sequences of another step.
 #pragma once
 
+#include "team.h"
 #include "variants.h"
 
 namespace {
 
-int replay(const RinglineOperation& operation, const RinglineStep& step) {
+int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
     const auto& kernels = *static_cast<const Kernels*>(operation.kernels);
     switch (operation.kind) {
         case kRinglineAttend: {
@@ -50,6 +51,45 @@ int replay(const RinglineOperation& operation, const RinglineStep& step) {
             return static_cast<const Int8Kernels*>(operation.kernels)->linear(weight, call);
         }
     }
+}
+
+// Captured calls, in order.
+struct Replay {
+    const RinglineOperation* operations;
+    int64_t count;
+    const RinglineStep& step;
+    bool failed;
+
+    // Nanoseconds that the products take one thread, about.
+    long cost() const {
+        long products = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const void* const arguments = operations[i].arguments;
+            if (operations[i].kind == kRinglineMultiply) {
+                const auto& call = *static_cast<const RinglineLinear*>(arguments);
+                products += call.in_features * call.out_features;
+            } else if (operations[i].kind == kRinglineMultiplyInt8) {
+                const auto& weight = *static_cast<const RinglineInt8Weight*>(arguments);
+                products += weight.in_features * weight.out_features;
+            }
+        }
+        return products * step.rows / kProductsPerNanosecond;
+    }
+
+    void run() {
+        for (int64_t i = 0; i < count && !failed; ++i) failed = replay_one(operations[i], step) != 0;
+    }
+
+    static constexpr long kProductsPerNanosecond = 100;
+};
+
+inline void run_replay(void* replay, int) { static_cast<Replay*>(replay)->run(); }
+
+// Returns 0, or 1 when there was no memory.
+int replay(const RinglineOperation* operations, int64_t count, const RinglineStep& step) {
+    Replay calls{operations, count, step, false};
+    lead_team(threads_worth(calls.cost(), step.num_threads), run_replay, &calls);
+    return calls.failed;
 }
 
 }  // namespace

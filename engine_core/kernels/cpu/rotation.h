@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int kMostHeadDim = 1024;
+constexpr long kRotatedPerNanosecond = 3;
 
 // Rotate each pair (i, i + D / 2) of a head by its angle.
 template <class F>
@@ -30,15 +31,14 @@ inline void rotate_head(typename F::Element* head, int dim, const float* cos, co
 template <class F>
 int rotate_rows(const RinglineRotation& args) {
     const int dim = args.head_dim, heads = args.num_heads + args.num_kv_heads;
-    const bool worth_threads = args.num_threads > 1 && args.rows * heads * dim >= kRowsWorthThreads / 2;
-#pragma omp parallel for num_threads(args.num_threads) if (worth_threads) schedule(static)
-    for (long row = 0; row < args.rows; ++row) {
+    const int threads = threads_worth(args.rows * heads * dim / kRotatedPerNanosecond, args.num_threads);
+    parallel_for(threads, args.rows, rows_of_piece(heads * dim), [&](long row) {
         auto* const first = static_cast<typename F::Element*>(args.heads) + row * args.stride;
         const float *const cos = args.cos + row * (dim / 2), *const sin = args.sin + row * (dim / 2);
         for (int head = 0; head < heads; ++head)
             rotate_head<F>(first + head * dim, dim, cos, sin,
                            head < args.num_heads ? args.query_weight : args.key_weight, args.epsilon);
-    }
+    });
     return 0;
 }
 

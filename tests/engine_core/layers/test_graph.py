@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from engine_core.attention.native import NativeAttention
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
@@ -19,7 +21,7 @@ from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native import NativeLayers
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load
-from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
 ATTENTION = NativeAttention(load_kernels())
 LENGTHS = (130, 3, 40)
@@ -43,7 +45,7 @@ class Watched(NativeLayers):
         return super().captured(counted)
 
 
-def steps(model: CausalLM, seed: int) -> torch.Tensor:
+def steps(model: CausalLM, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
     """All logits of three sequences, computed in steps of random sizes; threads change, too."""
     rng = random.Random(seed)
     driver = Driver(model, LENGTHS, attention=ATTENTION)
@@ -51,7 +53,7 @@ def steps(model: CausalLM, seed: int) -> torch.Tensor:
     sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     while unfinished := [s for s, ids in enumerate(sequences) if driver.computed[s] < len(ids)]:
-        torch.set_num_threads(rng.choice([1, 2]))
+        torch.set_num_threads(rng.choice(threads))
         chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
         work = [(s, sequences[s][driver.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen]
         for (s, _), rows in zip(work, driver.step(work), strict=True):
@@ -87,6 +89,23 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@torch.inference_mode()
+def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_path: Path) -> None:
+    """Also one of more threads than there are processors, so that some come late or stop in the middle."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
+    directory = save_model(make_model(Qwen3Config(**(SIZES | sizes))), tmp_path)
+    kernels = (load_kernels(), load_int8_kernels() if quantization else None)
+    captured, plain = (
+        load(directory, "bfloat16", quantization, layers=layers(*kernels), attention=ATTENTION)
+        for layers in (NativeLayers, Uncaptured)
+    )
+    for seed in range(4):
+        expected = steps(plain, seed)
+        for _ in range(3):
+            assert torch.equal(steps(captured, seed, threads=(1, 2, 5)), expected)
 
 
 @torch.inference_mode()
