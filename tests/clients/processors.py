@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,9 @@ from services.runtime.channels import check_health
 from tests.ring import ROOT, Ring
 
 START_TIMEOUT = 60.0
+ATTEMPTS = 5
+
+Asked = TypeVar("Asked", bound=Awaitable[Any])
 
 
 class Processor:
@@ -88,15 +92,30 @@ class Processors:
         for processor in self.all:
             await processor.wait_serving()
 
-    async def holder(self) -> Processor:
+    @contextlib.asynccontextmanager
+    async def caught(self, begin: Callable[[], Awaitable[Asked]]) -> AsyncIterator[tuple[Asked, Processor]]:
+        """Ask, and stop the engine before the answers end: what was asked, and the processor that has it.
+
+        Where everything had ended before the engine could be stopped, nothing has been shown, and it is asked anew.
+        """
+        for _ in range(ATTEMPTS):
+            asked = await begin()
+            with self.engine_paused():
+                if (holder := await self.holder()) is not None:
+                    yield asked, holder
+                    return
+            await asked
+        raise AssertionError(f"{ATTEMPTS} times, the answers ended before the engine could be stopped")
+
+    async def holder(self) -> Processor | None:
         """The one that has requests, once what is on the way has come."""
         await asyncio.sleep(0.2)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 5
         while time.monotonic() < end:
             for processor in self.all:
                 if await asyncio.to_thread(processor.live_requests):
                     return processor
-        raise AssertionError("none has a request")
+        return None
 
     @contextlib.contextmanager
     def engine_paused(self) -> Iterator[None]:
@@ -107,13 +126,12 @@ class Processors:
         finally:
             os.kill(self._engine, signal.SIGCONT)
 
-    async def kill_holder(self) -> Processor:
-        """End the one that has requests, in the middle of them, and begin its next life."""
-        with self.engine_paused():
-            victim = await self.holder()
+    async def kill_holder(self, begin: Callable[[], Awaitable[Asked]]) -> tuple[Asked, Processor]:
+        """Ask, and end the processor that has it, in the middle; begin its next life."""
+        async with self.caught(begin) as (asked, victim):
             victim.kill()
         victim.start()
-        return victim
+        return asked, victim
 
     def stop(self) -> None:
         for processor in self.all:

@@ -59,18 +59,20 @@ def test_node_client(ring, programs: Path) -> None:
 @pytest.mark.timeout(100)
 async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: Processors, programs: Path) -> None:
     question = "What is 3 plus 4?"
-    node = await asyncio.create_subprocess_exec(
-        "node",
-        programs / "resume.js",
-        ",".join(processors.addresses),
-        question,
-        "400",
-        stdout=asyncio.subprocess.PIPE,
-    )
-    lines = [await node.stdout.readline()]
-    await processors.kill_holder()
-    lines += (await node.stdout.read()).splitlines()
-    assert await node.wait() == 0
+    command = ("node", str(programs / "resume.js"), ",".join(processors.addresses), question, "400")
+
+    async def begin() -> asyncio.Task[list[bytes]]:
+        node = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        first = await node.stdout.readline()
+        return asyncio.create_task(end(node, first))
+
+    async def end(node: asyncio.subprocess.Process, first: bytes) -> list[bytes]:
+        rest = await node.stdout.read()
+        assert await node.wait() == 0
+        return [first, *rest.splitlines()]
+
+    reading, _ = await processors.kill_holder(begin)
+    lines = await reading
     *deltas, last = map(json.loads, filter(None, lines))
     (choice,) = last["choices"]
     assert last["attempts"] > 1

@@ -89,8 +89,7 @@ async def begin_all(client: ringline.AsyncClient, kinds: Sequence[str]) -> async
 async def test_the_loop_over_tokens_does_not_notice_a_kill(processors: Processors, calm: Calm) -> None:
     with ringline.Client(processors.addresses) as client:
         for kind in ("sampled", "greedy"):
-            reading = await begin(client, kind)
-            victim = await processors.kill_holder()
+            reading, victim = await processors.kill_holder(lambda kind=kind: begin(client, kind))
             answer = await reading
             same(answer, calm[kind])
             assert answer.resumed == 1
@@ -100,9 +99,13 @@ async def test_the_loop_over_tokens_does_not_notice_a_kill(processors: Processor
 async def test_many_requests_of_a_session_survive_kills_in_turn(processors: Processors, calm: Calm) -> None:
     async with ringline.AsyncClient(",".join(processors.addresses)) as client:
         kinds = [*KINDS, *KINDS]
-        asking = await begin_all(client, kinds)
-        first = await processors.kill_holder()
-        assert await processors.kill_holder() is not first, "they went to the other, or wait for it"
+        asking, first = await processors.kill_holder(lambda: begin_all(client, kinds))
+        with processors.engine_paused():
+            second = await processors.holder()
+            assert second is not None, "they went to the other, or wait for it"
+            assert second is not first
+            second.kill()
+        second.start()
         answers = await asking
         for kind, answer in zip(kinds, answers, strict=True):
             same(answer, calm[kind])
@@ -114,9 +117,7 @@ async def test_a_processor_that_hangs_is_noticed(processors: Processors, calm: C
     """Both kinds of client, one after the other, since neither says which processor it has."""
     kinds = ["sampled", "choices"]
     async with ringline.AsyncClient(processors.addresses) as client:
-        asking = await begin_all(client, kinds)
-        with processors.engine_paused():
-            victim = await processors.holder()
+        async with processors.caught(lambda: begin_all(client, kinds)) as (asking, victim):
             victim.signal(signal.SIGSTOP)
         answers = dict(zip(kinds, await asking, strict=True))
     with ringline.Client(victim.address) as waiting, ringline.Client(processors.addresses) as client:
@@ -143,8 +144,7 @@ async def test_silence_of_the_engine_is_no_alarm(processors: Processors, calm: C
 async def test_the_only_processor_is_waited_for(processors: Processors, calm: Calm) -> None:
     only = processors.all[0]
     async with ringline.AsyncClient(only.address) as client:
-        asking = await begin_all(client, ["choices"])
-        await processors.kill_holder()
+        asking, _ = await processors.kill_holder(lambda: begin_all(client, ["choices"]))
         unadmitted = await client.generate(PROMPT, **KINDS["sampled"])
         (answer,) = await asking
     same(answer, calm["choices"])
@@ -155,8 +155,7 @@ async def test_the_only_processor_is_waited_for(processors: Processors, calm: Ca
 async def test_a_name_with_several_addresses(processors: Processors, calm: Calm) -> None:
     """As DNS gives them; gRPC turns to the others by itself."""
     with ringline.Client(f"ipv4:{','.join(processors.addresses)}") as client:
-        reading = await begin(client, "sampled")
-        victim = await processors.kill_holder()
+        reading, victim = await processors.kill_holder(lambda: begin(client, "sampled"))
         victim.kill()
         answer = await reading
     same(answer, calm["sampled"])
