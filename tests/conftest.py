@@ -18,6 +18,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
     long = {_group(item) for item in items if item.get_closest_marker("long")} | {"ring"}
     items.sort(key=lambda item: _group(item) not in long)

@@ -1,0 +1,236 @@
+"""Paged attention by own Triton kernels: for NVIDIA GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.kernels.triton.attention import (
+    attend_chunks,
+    attend_single_rows,
+    join_splits,
+    write_keys_and_values,
+)
+
+SMALLEST_HEAD, LARGEST_HEAD = 16, 256
+"""Sizes of heads that are computed; those between powers of two are padded in registers."""
+_SHORTEST_SPLIT = 256
+_MOST_SPLITS = 64
+"""Of a sequence: bounds the memory for their results."""
+_LEAST_SEQS = 256
+"""Kernels are compiled for powers of two of sequences, from here on."""
+_PROGRAMS_PER_PROCESSOR = 4
+_FEWEST_ROWS = 16
+"""Of a matrix product in tensor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel cuts its work."""
+
+    rows: int
+    """Pairs of a position and a head of the group."""
+    keys: int
+    warps: int
+    stages: int
+
+
+class TritonPagedAttention(AttentionBackend):
+    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D].
+
+    Nothing is read or written for a row whose slot is below 0, nor for a sequence of length 0: so padding is marked.
+    """
+
+    def __init__(self, max_model_len: int, processors: int, uniform: bool) -> None:
+        """``processors``: multiprocessors of the device. ``uniform``: chunks are computed in the tiles of single rows.
+
+        Keys are taken in splits of a size that ``max_model_len`` decides, so that a sequence has 64 of them at most.
+        """
+        per_split = triton.next_power_of_2(-(-max_model_len // _MOST_SPLITS))
+        self._split = max(_SHORTEST_SPLIT, per_split)
+        self._max_splits = -(-max_model_len // self._split)
+        self._programs = processors * _PROGRAMS_PER_PROCESSOR
+        self._uniform = uniform
+
+    @staticmethod
+    def bytes_per_block(spec: KVCacheSpec) -> int:
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+
+    @staticmethod
+    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+
+    def numerics(self, spec: KVCacheSpec) -> str:
+        tiles = "uniform" if self._uniform else "two kinds of tiles"
+        return f"triton {triton.__version__}, splits of {self._split} keys, {tiles}"
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
+        self._write(key, value, kv_cache, metadata)
+        output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
+        scale *= math.log2(math.e)
+        if metadata.max_query_len > 1:
+            self._attend_chunks(query, output, kv_cache, metadata, scale)
+        self._attend_single_rows(query, output, kv_cache, metadata, scale)
+        return output
+
+    @staticmethod
+    def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata) -> None:
+        _, num_kv_heads, head_dim = key.shape
+        write_keys_and_values[(len(key),)](
+            key,
+            value,
+            kv_cache,
+            metadata.slot_mapping,
+            key.stride(0),
+            value.stride(0),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=kv_cache.shape[3],
+            WIDTH=triton.next_power_of_2(num_kv_heads * head_dim),
+        )
+
+    def _attend_chunks(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> None:
+        num_rows, num_heads, head_dim = query.shape
+        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
+        group = num_heads // num_kv_heads
+        single = tiles_of_single_rows(_head_bytes(query), group)
+        tiles = single if self._uniform else tiles_of_chunks(query.dtype.itemsize, head_dim, group)
+        attend_chunks[(num_rows // (tiles.rows // group) + num_seqs, num_kv_heads)](
+            query,
+            output,
+            kv_cache,
+            metadata.query_starts,
+            metadata.seq_lens,
+            metadata.block_tables,
+            num_seqs,
+            query.stride(0),
+            metadata.block_tables.stride(0),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            scale,
+            NUM_HEADS=num_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            BLOCK_SIZE=kv_cache.shape[3],
+            SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            SPLIT=self._split,
+            IEEE=query.dtype == torch.float32,
+            WIDE=_is_interpreted(query),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+
+    def _attend_single_rows(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> None:
+        _, num_heads, head_dim = query.shape
+        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
+        group = num_heads // num_kv_heads
+        splits = min(self._max_splits, -(-metadata.max_seq_len // self._split))
+        partial = torch.empty(num_seqs, splits, num_heads, head_dim, dtype=torch.float32, device=query.device)
+        statistics = torch.empty(2, num_seqs, splits, num_heads, dtype=torch.float32, device=query.device)
+        tiles = tiles_of_single_rows(_head_bytes(query), group)
+        attend_single_rows[(min(self._programs, num_seqs * splits * num_kv_heads),)](
+            query,
+            partial,
+            statistics,
+            kv_cache,
+            metadata.query_starts,
+            metadata.seq_lens,
+            metadata.block_tables,
+            num_seqs,
+            splits,
+            query.stride(0),
+            metadata.block_tables.stride(0),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            scale,
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            BLOCK_SIZE=kv_cache.shape[3],
+            SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            SPLIT=self._split,
+            IEEE=query.dtype == torch.float32,
+            WIDE=_is_interpreted(query),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+        join_splits[(num_seqs, num_kv_heads)](
+            partial,
+            statistics,
+            output,
+            metadata.query_starts,
+            metadata.seq_lens,
+            num_seqs,
+            splits,
+            NUM_HEADS=num_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            SPLIT=self._split,
+            ROWS=triton.next_power_of_2(group),
+        )
+
+
+def tiles_of_single_rows(head_bytes: int, group: int) -> Tiles:
+    """For heads that take so many bytes, padded, and so many query heads to a KV head."""
+    rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
+    return Tiles(rows, 64, warps=4, stages=3) if head_bytes <= 256 else Tiles(rows, 32, warps=4, stages=2)
+
+
+def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
+    """For numbers of so many bytes. Tensor cores do not take float32 as it is; it is multiplied in registers."""
+    if itemsize == 4:
+        return Tiles(max(32, triton.next_power_of_2(group)), 32, warps=4, stages=1)
+    if itemsize * triton.next_power_of_2(head_dim) <= 256:
+        return Tiles(max(128, triton.next_power_of_2(group)), 64, warps=8, stages=2)
+    return Tiles(max(64, triton.next_power_of_2(group)), 32, warps=4, stages=2)
+
+
+def _head_bytes(query: torch.Tensor) -> int:
+    return query.dtype.itemsize * int(triton.next_power_of_2(query.shape[2]))
+
+
+def _is_interpreted(x: torch.Tensor) -> bool:
+    """Kernels take memory of the processor's own only under Triton's interpreter."""
+    return x.device.type == "cpu"
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

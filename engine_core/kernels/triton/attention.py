@@ -1,0 +1,330 @@
+"""Attention over a paged KV cache, and the write to it.
+
+Keys are taken in tiles, tiles in *splits* of a fixed number of keys. Within a split softmax is computed online
+(Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867); splits are joined in ascending order by the same few
+operations, whether one program computes all splits of its rows (``attend_chunks``) or each split has a program of its
+own (``attend_single_rows``, then ``join_splits``; the idea is Flash-Decoding's, 2023). So where rows are cut into
+steps, and what else is in a step, changes no operation that leads to a row's result.
+
+Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
+contiguous. A sequence of length 0 is padding: nothing is read for it. Exponentials are of base two, so ``scale`` holds
+a factor of log2(e).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_keys_and_values(
+    key,
+    value,
+    cache,
+    slots,
+    key_stride,
+    value_stride,
+    values_offset,
+    block_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Program t copies row t of ``key`` and ``value`` [T, Hkv · D] to its slot; a slot below 0 is none.
+
+    ``values_offset`` and ``block_stride`` count elements of the cache; WIDTH is the power of two from Hkv · D up.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        columns = tl.arange(0, WIDTH)
+        mask = columns < NUM_KV_HEADS * HEAD_DIM
+        head, dim = columns // HEAD_DIM, columns % HEAD_DIM
+        place = cache + (slot // BLOCK_SIZE) * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dim
+        tl.store(place, tl.load(key + row * key_stride + columns, mask=mask), mask=mask)
+        tl.store(place + values_offset, tl.load(value + row * value_stride + columns, mask=mask), mask=mask)
+
+
+@triton.jit
+def _dot(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
+    """A · b + acc in float32. IEEE: no TF32 for float32. WIDE: float32 operands, where narrower ones cannot be used."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    if IEEE:
+        return tl.dot(a, b, acc, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
+def _attend_split(
+    query,
+    positions,
+    cache,
+    values_offset,
+    block_stride,
+    table,
+    head,
+    first_key,
+    end_key,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    IEEE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Maximum, sum [ROWS] and weighted values [ROWS, DIMS] of the keys first_key … end_key − 1.
+
+    ``positions`` [ROWS] is the last key that each row sees. A row that sees none has the maximum −inf and sum 0.
+    """
+    dims = tl.arange(0, DIMS)
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    for start in range(first_key, end_key, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        present = keys < end_key
+        blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+        places = blocks * block_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
+        in_head = dims < HEAD_DIM
+        key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
+        scores = _dot(query, key, tl.zeros([ROWS, KEYS], tl.float32), IEEE, WIDE) * scale
+        scores = tl.where(present[None, :] & (keys[None, :] <= positions[:, None]), scores, float("-inf"))
+        highest = tl.maximum(maximum, tl.max(scores, 1))
+        # Where nothing was seen yet, −inf − (−inf) would be no number.
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(maximum - shift)
+        total = tl.fma(total, decay, tl.sum(weights, 1))
+        value = tl.load(
+            cache + values_offset + places[:, None] + dims[None, :],
+            mask=present[:, None] & in_head[None, :],
+            other=0.0,
+        )
+        acc = _dot(weights.to(value.dtype), value, acc * decay[:, None], IEEE, WIDE)
+        maximum = highest
+    return maximum, total, acc
+
+
+@triton.jit
+def _joined(maximum, total, acc, next_maximum, next_total, next_acc):
+    """Two results of ``_attend_split`` as one. Multiply-adds are written out: what is fused is not to be chosen."""
+    highest = tl.maximum(maximum, next_maximum)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    old, new = tl.exp2(maximum - shift), tl.exp2(next_maximum - shift)
+    total = tl.fma(next_total, new, total * old)
+    acc = tl.fma(next_acc, tl.broadcast_to(new[:, None], next_acc.shape), acc * old[:, None])
+    return highest, total, acc
+
+
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])
+def attend_chunks(
+    query,
+    output,
+    cache,
+    query_starts,
+    seq_lens,
+    block_tables,
+    num_seqs,
+    query_stride,
+    table_stride,
+    values_offset,
+    block_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SEQS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IEEE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Sequences with more than one row. Program (i, h): some rows of one sequence, all query heads of KV head h.
+
+    A tile of queries is ROWS pairs of a position and a head of the group; sequence s has its tiles from
+    query_starts[s] // (positions of a tile) + s on, which leaves room for a tile that is not full. SEQS is a power of
+    two from ``num_seqs`` up. ``query`` is [T, Hq, D] with rows ``query_stride`` apart, ``output`` [T, Hq · D].
+    """
+    POSITIONS: tl.constexpr = ROWS // GROUP
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seqs = tl.arange(0, SEQS)
+    first_tiles = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=2**30) // POSITIONS + seqs
+    seq = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
+    start = tl.load(query_starts + seq)
+    count = tl.load(query_starts + seq + 1) - start
+    first = (tile - start // POSITIONS - seq) * POSITIONS
+    if (count > 1) & (first < count):
+        length = tl.load(seq_lens + seq)
+        rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+        offsets, heads = first + rows // GROUP, head * GROUP + rows % GROUP
+        used = (rows < POSITIONS * GROUP) & (offsets < count)
+        positions = length - count + offsets
+        mask = used[:, None] & (dims < HEAD_DIM)[None, :]
+        lines = (start + offsets).to(tl.int64)
+        queries = tl.load(
+            query + lines[:, None] * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], mask=mask, other=0.0
+        )
+        maximum = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIMS], tl.float32)
+        end = tl.minimum(length, length - count + first + POSITIONS)
+        for split in range(0, end, SPLIT):
+            next_maximum, next_total, next_acc = _attend_split(
+                queries,
+                positions,
+                cache,
+                values_offset,
+                block_stride,
+                block_tables + seq.to(tl.int64) * table_stride,
+                head,
+                split,
+                tl.minimum(split + SPLIT, end),
+                scale,
+                HEAD_DIM,
+                DIMS,
+                BLOCK_SIZE,
+                ROWS,
+                KEYS,
+                IEEE,
+                WIDE,
+            )
+            maximum, total, acc = _joined(maximum, total, acc, next_maximum, next_total, next_acc)
+        result = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(output.dtype.element_ty)
+        tl.store(
+            output + lines[:, None] * (NUM_HEADS * HEAD_DIM) + (heads * HEAD_DIM)[:, None] + dims[None, :],
+            result,
+            mask=mask,
+        )
+
+
+@triton.jit
+def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr):
+    """[SEQS] splits of each sequence that has one row; 0 for others."""
+    seqs = tl.arange(0, SEQS)
+    there = seqs < num_seqs
+    counts = tl.load(query_starts + seqs + 1, mask=there, other=0) - tl.load(query_starts + seqs, mask=there, other=0)
+    lengths = tl.load(seq_lens + seqs, mask=there & (counts == 1), other=0)
+    return (lengths + SPLIT - 1) // SPLIT
+
+
+@triton.jit(do_not_specialize=["num_seqs", "most_splits", "table_stride"])
+def attend_single_rows(
+    query,
+    partial,
+    statistics,
+    cache,
+    query_starts,
+    seq_lens,
+    block_tables,
+    num_seqs,
+    most_splits,
+    query_stride,
+    table_stride,
+    values_offset,
+    block_stride,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SEQS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IEEE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Sequences with one row: each split of each KV head is an item of work, and programs take every so many-th.
+
+    So the number of programs does not depend on the lengths, which a captured graph does not know. ``partial``
+    [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], all float32, take the results.
+    """
+    splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT)
+    ends = tl.cumsum(splits, 0)
+    num_items = tl.sum(splits, 0) * NUM_KV_HEADS
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        # Heads vary fastest: programs that run at one time read neighbouring memory.
+        place, head = item // NUM_KV_HEADS, item % NUM_KV_HEADS
+        before = (ends <= place).to(tl.int32)
+        seq = tl.sum(before, 0)
+        split = place - tl.sum(before * splits, 0)
+        length = tl.load(seq_lens + seq)
+        line = tl.load(query_starts + seq).to(tl.int64)
+        heads = head * GROUP + rows
+        queries = tl.load(
+            query + line * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], mask=mask, other=0.0
+        )
+        maximum, total, acc = _attend_split(
+            queries,
+            tl.full([ROWS], length - 1, tl.int32),
+            cache,
+            values_offset,
+            block_stride,
+            block_tables + seq.to(tl.int64) * table_stride,
+            head,
+            split * SPLIT,
+            tl.minimum(split * SPLIT + SPLIT, length),
+            scale,
+            HEAD_DIM,
+            DIMS,
+            BLOCK_SIZE,
+            ROWS,
+            KEYS,
+            IEEE,
+            WIDE,
+        )
+        results = (seq.to(tl.int64) * most_splits + split) * (NUM_KV_HEADS * GROUP) + heads
+        tl.store(partial + results[:, None] * HEAD_DIM + dims[None, :], acc, mask=mask)
+        tl.store(statistics + results, maximum, mask=rows < GROUP)
+        sums = num_seqs.to(tl.int64) * most_splits * (NUM_KV_HEADS * GROUP)
+        tl.store(statistics + sums + results, total, mask=rows < GROUP)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "most_splits"])
+def join_splits(
+    partial,
+    statistics,
+    output,
+    query_starts,
+    seq_lens,
+    num_seqs,
+    most_splits,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Program (s, h): the results of the heads of KV head h of sequence s out of their splits; zeros for padding."""
+    seq, head = tl.program_id(0), tl.program_id(1)
+    line = tl.load(query_starts + seq)
+    if tl.load(query_starts + seq + 1) - line == 1:
+        rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+        heads = head * GROUP + rows
+        in_group = rows < GROUP
+        mask = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+        maximum = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIMS], tl.float32)
+        sums = num_seqs.to(tl.int64) * most_splits * NUM_HEADS
+        for split in range((tl.load(seq_lens + seq) + SPLIT - 1) // SPLIT):
+            places = (seq.to(tl.int64) * most_splits + split) * NUM_HEADS + heads
+            next_acc = tl.load(partial + places[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+            next_maximum = tl.load(statistics + places, mask=in_group, other=0.0)
+            next_total = tl.load(statistics + sums + places, mask=in_group, other=0.0)
+            maximum, total, acc = _joined(maximum, total, acc, next_maximum, next_total, next_acc)
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        lines = line.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM
+        tl.store(output + lines[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask)

@@ -1,0 +1,91 @@
+"""Paged attention by Triton against float64, over random shapes, block tables, chunks and batches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine_core.attention import triton_paged
+from engine_core.attention.triton_paged import TritonPagedAttention
+from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+CASES = [
+    (Geometry(4, 2, 64, 16), torch.float16),
+    (Geometry(8, 1, 128, 64), torch.bfloat16),
+    (Geometry(7, 1, 80, 32), torch.float16),
+    (Geometry(3, 3, 256, 16), torch.bfloat16),
+    (Geometry(2, 1, 32, 16), torch.float32),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short sequences have several."""
+    monkeypatch.setattr(triton_paged, "_SHORTEST_SPLIT", 64)
+
+
+def backend(uniform: bool = False) -> TritonPagedAttention:
+    return TritonPagedAttention(max_model_len=200, processors=1, uniform=uniform)
+
+
+@pytest.mark.parametrize(("geometry", "dtype"), CASES, ids=str)
+def test_random_steps(geometry: Geometry, dtype: torch.dtype) -> None:
+    rng = random.Random(str((geometry, dtype)))
+    lengths = [1, rng.randint(2, 20), rng.randint(70, 90)]
+    sequences = make_sequences(lengths, geometry, dtype, seed=1)
+    outputs = Run(backend(), geometry, sequences, seed=2).in_random_steps(rng)
+    for known, output in zip(sequences, outputs, strict=True):
+        assert output.dtype == dtype
+        expected = known.expected(geometry.head_dim**-0.5)
+        torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_uniform_tiles_give_equal_bits_however_rows_are_cut_and_batched(dtype: torch.dtype) -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([5, 75], geometry, dtype, seed=3)
+    expected = Run(backend(uniform=True), geometry, sequences).at_once()
+    outputs = Run(backend(uniform=True), geometry, sequences, seed=1).in_random_steps(random.Random(4))
+    for one, other in zip(expected, outputs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_row_has_equal_bits_whatever_else_is_in_its_step() -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([90, 140, 33, 1], geometry, torch.float16, seed=5)
+    chunks = {0: [60, 29, 1], 1: [139, 1], 2: [32, 1], 3: [1]}
+    alone, together = Run(backend(), geometry, sequences), Run(backend(), geometry, sequences, seed=9)
+    for seq, counts in chunks.items():
+        for count in counts:
+            alone.step([(seq, count)])
+    together.step([(1, 139), (0, 60)])
+    together.step([(3, 1), (0, 29), (2, 32)])
+    together.step([(2, 1), (0, 1), (1, 1)])
+    for one, other in zip(alone.result(), together.result(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_padding_reads_and_writes_nothing() -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    run = Run(backend(), geometry, make_sequences([20, 9], geometry, torch.float16, seed=6))
+    run.step([(0, 19), (1, 8)])
+    before = run.cache.clone()
+    metadata = run.step([(0, 1), (1, 1)])
+    after, expected = run.cache.clone(), [outputs[-1] for outputs in run.outputs]
+    run.cache.copy_(before)
+    padded = replace(
+        metadata,
+        query_starts=torch.arange(5, dtype=torch.int32),
+        seq_lens=torch.cat([metadata.seq_lens, torch.zeros(2, dtype=torch.int32)]),
+        block_tables=torch.cat([metadata.block_tables, torch.full_like(metadata.block_tables, 2**31 - 1)]),
+        slot_mapping=torch.cat([metadata.slot_mapping, torch.tensor([-1, -1])]),
+    )
+    rows = [torch.cat([getattr(known, name)[-1:] for known in run.sequences]) for name in ("query", "key", "value")]
+    output = backend().forward(*(torch.cat([x, x]) for x in rows), run.cache, padded, 64**-0.5)
+    assert torch.equal(run.cache.nan_to_num(7.0), after.nan_to_num(7.0))
+    assert torch.equal(output[:2], torch.cat(expected))
+    assert not output[2:].any()
