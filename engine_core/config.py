@@ -130,6 +130,11 @@ class SchedulerConfig(_Section):
         choices=("priority", "fcfs"),
     )
     enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
+    async_scheduling: bool | None = option(
+        None,
+        "Plan a step while the one before it is computed; tokens are the same. Default: off on a CPU, whose cores "
+        "the planning would share.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from engine_core.config import EngineConfig
-from engine_core.executor.base import Executor
+from engine_core.executor.base import Executor, PendingResult
 from engine_core.request import FinishCause, Request
 from engine_core.scheduling import Scheduler, SchedulerStats
-from engine_core.step import SequenceOutput
+from engine_core.step import SequenceOutput, StepPlan
 from engine_core.validation import validate_request
 
 
@@ -23,6 +24,8 @@ class EngineCore:
         """
         self.model = executor.model
         self._executor = executor
+        self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
+        """Oldest first; between two calls of ``step`` fewer than the executor takes, but after an interrupted wait."""
         self._scheduler = Scheduler(config.scheduler, config.cache, executor.cache_size, executor.model, clock)
 
     def add(self, request: Request) -> None:
@@ -40,22 +43,28 @@ class EngineCore:
         return self._scheduler.cancel(request_id, choice, cause)
 
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
-        """Compute one step and return all news since the last. After ``ExecutorError`` the engine is of no more use.
+        """Submit a step, wait for the oldest one if no more fit, and return all news since the last call.
 
-        ``starting`` is told, before they are computed, of requests that the step is the first one to compute.
+        With an executor that takes one step at a time these are the same step; with one that takes two, a step is
+        planned while the one before it is computed. ``starting`` is told, before it is submitted, of requests that the
+        step is the first one to compute. After ``ExecutorError`` the engine is of no more use.
         """
-        plan = self._scheduler.schedule()
+        most = self._executor.max_concurrent_steps
+        plan = self._scheduler.schedule() if len(self._in_flight) < most else None
         if (started := self._scheduler.take_started()) and starting is not None:
             starting(started)
         outputs = self._scheduler.take_ended()
         if plan is not None:
-            result = self._executor.execute(plan)
-            outputs += self._scheduler.update(plan, result)
+            self._in_flight.append((plan, self._executor.submit(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) == most):
+            plan, pending = self._in_flight[0]
+            outputs += self._scheduler.update(plan, pending.result())
+            self._in_flight.popleft()  # not before: whoever is interrupted while waiting may wait again
         return outputs
 
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        return self._scheduler.has_work()
+        return bool(self._in_flight) or self._scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
         """Load and counters now."""
@@ -63,7 +72,7 @@ class EngineCore:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt and output tokens computed since the start, those computed again included."""
+        """Prompt and output tokens computed since the start, those computed again or in vain included."""
         return self._scheduler.computed_tokens
 
     def reset_prefix_cache(self) -> int:

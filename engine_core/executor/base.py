@@ -1,17 +1,25 @@
 """The interface between the engine and whatever computes its steps.
 
-An executor is constructed cheaply, started once with ``start``, then asked to ``execute`` plans one after the
-other. It owns its workers. After ``ExecutorError`` it computes nothing more.
+An executor is constructed cheaply, started once with ``start``, then plans are submitted to it, which it computes one
+after the other. It owns its workers. After ``ExecutorError`` it computes nothing more.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 from engine_core.config import CacheSize, ModelSpec
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
+
+
+class PendingResult(Protocol):
+    """A step that was submitted."""
+
+    def result(self) -> StepResult:
+        """Wait until the step is computed. Raises ``ExecutorError``, as ``submit`` does."""
 
 
 class Executor(ABC):
@@ -23,16 +31,20 @@ class Executor(ABC):
     """Known after ``start``."""
     numerics_fingerprint: str
     """Known after ``start``: equal fingerprints compute equal tokens for equal requests."""
+    max_concurrent_steps: int
+    """Known after ``start``: how many steps may be submitted whose results were not asked for."""
 
     @abstractmethod
     def start(self, progress: StartupProgress) -> None:
         """Load, profile, allocate and warm up, reporting each stage. Raises ``EngineError``; then it is closed."""
 
     @abstractmethod
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step. Changes only the KV cache and the state of the plan's sequences.
+    def submit(self, plan: StepPlan) -> PendingResult:
+        """Compute a step after those submitted before; results are asked for in the same order.
 
-        Raises ``ExecutorError`` with the cause chained; every callback of ``on_failure`` has run by then.
+        Where more than one may be submitted this does not wait until it is computed. A step changes only the KV cache
+        and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or where the result
+        is asked for; every callback of ``on_failure`` has run by then.
         """
 
     @abstractmethod
@@ -41,4 +53,4 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free weights and cache. Idempotent."""
+        """Wait for steps that were submitted, then free weights and cache. Idempotent."""

@@ -1,18 +1,34 @@
-"""The executor of one worker in this process (``uni`` in the field): a plan is run by the caller's own thread."""
+"""The executor of one worker in this process (``uni`` in the field).
+
+A plan is run by the caller's own thread; with ``async_scheduling`` by a thread of its own, while the caller plans the
+next step.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import ExecutorError
-from engine_core.executor.base import Executor
+from engine_core.executor.base import Executor, PendingResult
+from engine_core.executor.step_thread import StepThread
 from engine_core.loading.checkpoint import open_checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.memory import size_as_told, size_by_profile
 from engine_core.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A ``PendingResult`` that is there."""
+
+    step: StepResult
+
+    def result(self) -> StepResult:
+        return self.step
 
 
 class InlineExecutor(Executor):
@@ -22,6 +38,7 @@ class InlineExecutor(Executor):
         """Nothing is read or taken before ``start``."""
         self._config = config
         self._worker: Worker | None = None
+        self._thread: StepThread | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failed = False
 
@@ -57,6 +74,9 @@ class InlineExecutor(Executor):
         with progress.stage("warm up") as stage:
             worker.warm_up()
             stage.detail = self._test_numerics(worker)
+        if self._config.scheduler.async_scheduling:
+            self._thread = StepThread()
+        self.max_concurrent_steps = 1 if self._thread is None else 2
 
     def _test_numerics(self, worker: Worker) -> str:
         """What the worker's self-test found, for a person; a fingerprint that holds for others only if it passed."""
@@ -78,7 +98,12 @@ class InlineExecutor(Executor):
             stage.detail = profile.describe(cache.gpu_memory_utilization)
         return size_by_profile(profile, cache, worker.limits, worker.bytes_per_block)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> PendingResult:
+        if self._thread is None:
+            return _Computed(self._execute(plan))
+        return self._thread.submit(lambda: self._execute(plan))
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         if self._failed or self._worker is None:
             raise ExecutorError("the executor does not run: it was not started, has failed, or is closed")
         try:
@@ -95,6 +120,9 @@ class InlineExecutor(Executor):
         self._callbacks.append(callback)
 
     def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()

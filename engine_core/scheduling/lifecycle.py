@@ -215,6 +215,7 @@ class Lifecycle:
                 step.dropped.add(seq.seq_id)
         seq.block_ids = []
         seq.num_computed = 0
+        seq.num_tokens = group.num_prompt_tokens + len(seq.output)
 
     def _watch(self, seq: Sequence) -> None:
         sharing = seq.group.share_at if seq.group.leader is seq else NEVER

@@ -28,7 +28,6 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
     finish = None
     for drawn, token_id in enumerate(token_ids, start=1):
         seq.output.append(token_id)
-        seq.num_tokens += 1
         finish = end_of(group, seq.output)
         if finish is not None:
             token_ids = token_ids[:drawn]

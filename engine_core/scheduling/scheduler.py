@@ -4,9 +4,11 @@ There is no prefill phase and no decode phase: every sequence has computed token
 step spends one token budget over all of them. Running sequences come first, in order of rank, then waiting ones.
 When blocks run out, the lowest-ranked running sequence gives up all of its own and later computes them anew.
 
-``schedule`` and ``update`` alternate, but a further step may be scheduled before the results of earlier ones are in,
-as long as results arrive in order: a sequence whose next token is still being drawn is passed over, and results for
-a sequence that has ended or was preempted meanwhile are ignored.
+``schedule`` and ``update`` alternate, but further steps may be scheduled before the results of earlier ones are in,
+as long as results arrive in order: a token that is still being drawn has its place already, and workers know it by
+then. What is learned late changes nothing that anybody sees: results for a sequence that has ended or was preempted
+meanwhile are ignored, its blocks come back with the last step that uses them, and blocks are found by others only
+when the results of the step that filled them are in.
 """
 
 from __future__ import annotations
@@ -102,8 +104,6 @@ class Scheduler:
         if not step.sequences:
             return None
         self._sequences.in_flight[step.step_id] = step
-        self._counters.steps += 1
-        self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         return step.plan(self._sequences.take_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
@@ -111,6 +111,8 @@ class Scheduler:
         step = self._sequences.in_flight.pop(plan.step_id)
         if result.step_id != plan.step_id or [bool(drawn) for drawn in result.token_ids] != step.samples:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
+        self._counters.steps += 1
+        self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         for block_ids in step.deferred:
             self._kv.release(block_ids)
         outputs = []
@@ -130,7 +132,7 @@ class Scheduler:
 
     @property
     def computed_tokens(self) -> int:
-        """Rows of all forward passes planned."""
+        """Rows of all forward passes whose results are in."""
         return self._counters.computed_tokens
 
     def stats(self) -> SchedulerStats:
@@ -168,9 +170,9 @@ class Scheduler:
         while index < len(running) and step.budget > 0:
             seq = running[index]
             index += 1
+            if seq.num_computed == seq.group.max_computed:
+                continue  # The last token there may be is being drawn.
             wanted = seq.num_tokens - seq.num_computed
-            if wanted == 0:
-                continue
             if wanted > 1:
                 # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
                 wanted = min(wanted, max(1, step.budget - (len(running) - index)))

@@ -40,6 +40,7 @@ class SequenceGroup:
         "deadline_entry",
         "has_news",
         "leader",
+        "max_computed",
         "max_output",
         "members",
         "min_tokens",
@@ -84,6 +85,8 @@ class SequenceGroup:
             self.stop_ids = self.stop_ids.union(model.eos_token_ids)
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
+        self.max_computed = self.num_prompt_tokens + self.max_output - 1
+        """Tokens that are ever computed of a choice: nothing follows the last one there may be."""
         self.cost = 0
         """Tokens this request may come to, prompt and outputs: what its tenant pays for it."""
         self.queued_at = now
@@ -145,7 +148,8 @@ class Sequence:
     """One choice: its output, its place in the KV cache, and how far it is computed.
 
     ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` is prompt and
-    output. There is no prefill and no decode, only the one chasing the other.
+    output, a token that a planned step draws included (``output`` has it when the results are in). There is no prefill
+    and no decode, only the one chasing the other.
     """
 
     __slots__ = (

@@ -33,7 +33,7 @@ class SchedulerStats:
     """Blocks somebody holds; cached blocks nobody holds count as free."""
     steps: int
     computed_tokens: int
-    """Rows of all forward passes planned."""
+    """Rows of all forward passes whose results are in."""
     generated_tokens: int
     """Tokens drawn and delivered."""
     preemptions: int

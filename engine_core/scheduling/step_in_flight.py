@@ -46,15 +46,18 @@ class StepInFlight:
         """Block tables to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
-        """Compute the next ``num_tokens`` tokens of ``seq``."""
+        """Compute the next ``num_tokens`` tokens of ``seq``, and draw one if that reaches its end."""
         end = seq.num_computed + num_tokens
+        samples = end == seq.num_tokens
+        if samples:
+            seq.num_tokens += 1  # The drawn one has its place from now on; workers know it before the scheduler does.
         seq.num_computed = end
         seq.last_step = self.step_id
         self.budget -= num_tokens
         self.sequences.append(seq)
         self.num_tokens.append(num_tokens)
         self.ends.append(end)
-        self.samples.append(end == seq.num_tokens)
+        self.samples.append(samples)
 
     def introduce(self, seq: Sequence) -> None:
         """Tell workers about ``seq``; call it before ``add``."""

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import torch.profiler
 from ringline.engine.v1 import engine_pb2
+from torch._C._profiler import _ExperimentalConfig
 
 MAX_STEPS = 1000
 DEFAULT_TIMEOUT = 30.0
@@ -14,13 +15,16 @@ _TABLE_ROWS = 30
 
 
 class StepProfile:
-    """Records ``steps`` steps; started, fed and finished in the step loop's thread, since profilers follow threads."""
+    """Records ``steps`` steps, in whichever thread they are computed; fed in the step loop's."""
 
     def __init__(self, steps: int) -> None:
         self._remaining = steps
         self._seconds: list[float] = []
         self._tokens: list[int] = []
-        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )
         self.result: Future[engine_pb2.ProfileResponse] = Future()
 
     def start(self) -> None:

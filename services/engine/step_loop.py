@@ -35,7 +35,7 @@ class StepReport:
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
     """Requests that the core did not take."""
     seconds: float = 0.0
-    """The step's duration; 0 if none was computed."""
+    """The step's duration, or where steps overlap, the time from the step before; 0 if none was computed."""
     tokens: int = 0
     """Prompt and output tokens that the step computed."""
 
@@ -166,8 +166,10 @@ class StepLoop:
         before = self._core.computed_tokens
         start = time.perf_counter()
         report.outputs = self._core.step(self._tell_starting)
-        report.seconds = time.perf_counter() - start
         report.tokens = self._core.computed_tokens - before
+        if not report.tokens:
+            return  # Choices ended without a step, or the first of overlapping steps has just been submitted.
+        report.seconds = time.perf_counter() - start
         self._step_seconds.append(report.seconds)
         self.steps += 1
         if self.recorder is not None and not self.recorder.step(report.seconds, report.tokens):

@@ -1,7 +1,7 @@
 """A sequence's tokens and log probabilities depend on nothing but its request, to the last bit, in float32.
 
 The same 50 sampled requests are run alone, together, in small chunks, under a cache so small that sequences are
-preempted, and continued from places in the middle.
+preempted, with steps that overlap, and continued from places in the middle.
 """
 
 from __future__ import annotations
@@ -111,6 +111,25 @@ def test_in_small_chunks_under_preemption(engine: StartedEngine, together: Strea
         assert streams(other) == together
         assert other.core.stats().preemptions > 0
         assert other.executor.numerics_fingerprint == engine.executor.numerics_fingerprint
+
+
+def test_with_overlapping_steps(engine: StartedEngine, together: Streams) -> None:
+    """With room for all, and in small chunks under preemption."""
+    small = 80 * 4 * BLOCK_BYTES * 2 // 16
+    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
+    for options in ({}, limits):
+        with started(engine.core.model.name, async_scheduling=True, **options) as other:
+            assert other.executor.max_concurrent_steps == 2
+            assert streams(other) == together
+            assert bool(other.core.stats().preemptions) == bool(options)
+            assert other.core.stats().kv_blocks_used == 0
+            resume: dict[str, dict[int, tuple[int, ...]]] = {}
+            for (name, choice), (ids, _) in together.items():
+                resume.setdefault(name, {})[choice] = tuple(ids[:3])
+            rest = run(other, WORKLOAD.prompts, WORKLOAD.params, resume)
+            assert {key: outcome.token_ids for key, outcome in rest.items()} == {
+                key: ids[3:] for key, (ids, _) in together.items()
+            }
 
 
 def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from engine_core.config import CacheConfig, CacheSize, EngineConfig, SchedulerConfig
@@ -13,27 +15,20 @@ from tests.engine_core.scheduling.checked_executor import CheckedExecutor, model
 from tests.engine_core.scheduling.harness import make_request
 
 
-class LockStepExecutor(CheckedExecutor):
-    def execute(self, plan):
-        result = super().execute(plan)
-        self.settle(plan.step_id)
-        return result
-
-
 class FailingExecutor(CheckedExecutor):
-    def execute(self, plan):
+    def submit(self, plan):
         raise ExecutorError("the device is gone")
 
 
 class Engine:
-    def __init__(self, *, blocks=32, executor=LockStepExecutor, caching=True, **scheduler):
+    def __init__(self, *, blocks=32, executor=CheckedExecutor, caching=True, ahead=1, **scheduler):
         self.now = 0.0
         self.model = model_spec()
         config = EngineConfig(
             cache=CacheConfig(block_size=4, enable_prefix_caching=caching),
             scheduler=SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 8} | scheduler),
         )
-        self.executor = executor(self.model, CacheSize(blocks, 4, 1), config.scheduler)
+        self.executor = executor(self.model, CacheSize(blocks, 4, 1), config.scheduler, ahead)
         self.core = EngineCore(config, self.executor, clock=lambda: self.now)
 
     def run(self, requests):
@@ -70,6 +65,65 @@ def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_or_preemption():
     assert small.core.stats().preemptions > 0
     assert Engine(max_num_batched_tokens=5, caching=False).run(REQUESTS) == together
     assert Engine(enable_chunked_prefill=False, policy="fcfs").run(REQUESTS) == together
+
+
+def test_tokens_do_not_depend_on_whether_steps_overlap():
+    plain = Engine(blocks=256).run(REQUESTS)
+    overlapped = Engine(blocks=256, ahead=2)
+    assert overlapped.run(REQUESTS) == plain
+    small = Engine(blocks=16, ahead=2)
+    assert small.run(REQUESTS) == plain
+    assert small.core.stats().preemptions > 0
+    assert Engine(blocks=20, ahead=2, max_num_batched_tokens=5).run(REQUESTS) == plain
+    assert Engine(ahead=2, enable_chunked_prefill=False, policy="fcfs", caching=False).run(REQUESTS) == plain
+
+
+def test_a_step_is_submitted_before_the_results_of_the_one_before_it_are_asked_for():
+    engine = Engine(ahead=2)
+    engine.core.add(make_request("a", max_tokens=3))
+    in_flight = []
+    while engine.core.has_work():
+        in_flight.append((len(engine.core.step()), len(engine.executor.in_use)))
+    assert in_flight == [(0, 1), (1, 1), (1, 1), (1, 0)]
+    assert engine.core.stats().steps == 3
+
+
+def test_a_step_in_flight_is_work_until_its_results_are_in():
+    engine = Engine(ahead=2)
+    engine.core.add(make_request("a"))
+    engine.core.step()
+    assert engine.core.cancel("a", cause=None)
+    assert engine.core.stats().kv_blocks_used > 0
+    assert engine.core.has_work()
+    assert engine.core.step() == []
+    assert engine.core.stats().kv_blocks_used == 0
+    assert not engine.core.has_work()
+
+
+class Interrupted(CheckedExecutor):
+    """The first wait for a result is interrupted."""
+
+    def submit(self, plan):
+        pending, wait = super().submit(plan), self.wait
+        return SimpleNamespace(result=lambda: (wait(), pending.result())[1])
+
+    def wait(self):
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+    interrupted = False
+
+
+def test_an_interrupted_wait_loses_nothing():
+    engine = Engine(ahead=2, executor=Interrupted)
+    engine.core.add(make_request("a"))
+    engine.core.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.core.step()
+    assert engine.core.cancel("a", cause=None)
+    assert engine.run(REQUESTS) == Engine().run(REQUESTS)
+    assert engine.core.stats().kv_blocks_used == 0
 
 
 def test_nothing_is_left_after_the_last_request():

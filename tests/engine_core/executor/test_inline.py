@@ -1,6 +1,10 @@
-"""The in-process executor over a real worker: failures are told once and end it."""
+"""The in-process executor over a real worker: failures are told once and end it, in whichever thread steps run."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +14,8 @@ from engine_core.executor.inline import InlineExecutor
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
-from engine_core.step import NewSequence, StepPlan
+from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.worker.worker import Worker
 
 from ..models.tiny_models import CASES, make_model, save_model
 
@@ -34,7 +39,7 @@ def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
 
 
 def test_a_plan_is_answered(executor: InlineExecutor) -> None:
-    result = executor.execute(plan_of(1, [5, 6, 7]))
+    result = executor.submit(plan_of(1, [5, 6, 7])).result()
     assert result.step_id == 7
     assert [len(tokens) for tokens in result.token_ids] == [1]
     assert executor.cache_size.num_blocks * executor.cache_size.bytes_per_block <= 4 << 20
@@ -44,18 +49,65 @@ def test_a_failed_step_is_told_once_and_ends_it(executor: InlineExecutor) -> Non
     told: list[BaseException] = []
     executor.on_failure(told.append)
     with pytest.raises(ExecutorError, match="step 7 failed: IndexError") as failed:
-        executor.execute(plan_of(1, [5, 10**6]))  # a token that no embedding has
+        executor.submit(plan_of(1, [5, 10**6])).result()  # a token that no embedding has
     assert told == [failed.value.__cause__]
     with pytest.raises(ExecutorError, match="does not run"):
-        executor.execute(plan_of(2, [5]))
+        executor.submit(plan_of(2, [5])).result()
     assert len(told) == 1
+
+
+@pytest.fixture
+def overlapped(config: EngineConfig) -> Iterator[InlineExecutor]:
+    executor = InlineExecutor(replace(config, scheduler=replace(config.scheduler, async_scheduling=True)))
+    executor.start(StartupProgress())
+    yield executor
+    executor.close()
+
+
+def test_steps_overlap_with_their_submitter_if_asked_for(
+    overlapped: InlineExecutor, executor: InlineExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (executor.max_concurrent_steps, overlapped.max_concurrent_steps) == (1, 2)
+    go_on, computed = threading.Event(), []
+
+    def wait(plan: StepPlan) -> StepResult:
+        assert go_on.wait(30)
+        computed.append(plan.step_id)
+        return StepResult(plan.step_id, [])
+
+    monkeypatch.setattr(Worker, "execute", lambda _, plan: wait(plan))
+    pending = [overlapped.submit(replace(plan_of(1, [5]), step_id=step)) for step in range(2)]
+    assert computed == []
+    go_on.set()
+    assert [each.result().step_id for each in pending] == computed == [0, 1]
+
+
+def test_a_failed_step_is_told_once_and_the_step_behind_it_is_not_computed(overlapped: InlineExecutor) -> None:
+    told: list[BaseException] = []
+    overlapped.on_failure(told.append)
+    first, second = overlapped.submit(plan_of(1, [5, 10**6])), overlapped.submit(plan_of(2, [5]))
+    with pytest.raises(ExecutorError, match="step 7 failed: IndexError") as failed:
+        first.result()
+    with pytest.raises(ExecutorError, match="does not run"):
+        second.result()
+    assert told == [failed.value.__cause__]
+    overlapped.close()
+    with pytest.raises(ExecutorError, match="does not run"):
+        overlapped.submit(plan_of(2, [5]))
+
+
+def test_closing_waits_for_the_steps_that_were_submitted(overlapped: InlineExecutor) -> None:
+    pending = [overlapped.submit(plan_of(seq_id, [5, 6])) for seq_id in (1, 2)]
+    overlapped.close()
+    assert [len(each.result().token_ids) for each in pending] == [1, 1]
+    assert "steps" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_closing_frees_and_is_idempotent(executor: InlineExecutor) -> None:
     executor.close()
     executor.close()
     with pytest.raises(ExecutorError, match="does not run"):
-        executor.execute(plan_of(1, [5]))
+        executor.submit(plan_of(1, [5])).result()
 
 
 def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
@@ -63,7 +115,7 @@ def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
     with pytest.raises(OutOfMemoryError):
         executor.start(StartupProgress())
     with pytest.raises(ExecutorError, match="does not run"):
-        executor.execute(plan_of(1, [5]))
+        executor.submit(plan_of(1, [5])).result()
 
 
 @pytest.mark.parametrize("told", [1 << 60, 1 << 70])

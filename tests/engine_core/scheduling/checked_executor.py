@@ -88,21 +88,37 @@ class _Worker:
         return self.digests[position]
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A step that is computed, but in flight until its result is asked for."""
+
+    executor: CheckedExecutor
+    step: StepResult
+
+    def result(self) -> StepResult:
+        assert self.step.step_id == next(iter(self.executor.in_use)), "results are asked for in order"
+        del self.executor.in_use[self.step.step_id]
+        return self.step
+
+
 class CheckedExecutor(Executor):
-    """Executes plans at once and checks each. ``settle`` tells it that a step's results were taken in."""
+    """Computes plans when they are submitted and checks each; a step is in flight until its result is asked for."""
 
     numerics_fingerprint = "hashes"
 
-    def __init__(self, model: ModelSpec, cache_size: CacheSize, limits: SchedulerConfig) -> None:
+    def __init__(
+        self, model: ModelSpec, cache_size: CacheSize, limits: SchedulerConfig, max_concurrent_steps: int = 1
+    ) -> None:
         self.model = model
         self.cache_size = cache_size
         self.limits = limits
+        self.max_concurrent_steps = max_concurrent_steps
         self.kv: dict[int, list[bytes | None]] = {
             b: [None] * cache_size.block_size for b in range(cache_size.num_blocks)
         }
         self.workers: dict[int, _Worker] = {}
         self.in_use: dict[int, set[int]] = {}
-        """Blocks of the steps that were executed and not settled."""
+        """Blocks of the steps in flight, by step id, oldest first."""
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
 
@@ -115,10 +131,8 @@ class CheckedExecutor(Executor):
     def close(self):
         raise NotImplementedError
 
-    def settle(self, step_id: int) -> None:
-        del self.in_use[step_id]
-
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> Pending:
+        assert len(self.in_use) < self.max_concurrent_steps
         assert plan.step_id > self.last_step_id
         self.last_step_id = plan.step_id
         self.plans.append(plan)
@@ -129,12 +143,7 @@ class CheckedExecutor(Executor):
         for index in reversed(range(len(plan.seq_ids))):
             self._compute(plan, index, result)
         self.in_use[plan.step_id] = {block for seq_id in plan.seq_ids for block in self.workers[seq_id].table}
-        return result
-
-    def run(self, plan: StepPlan) -> StepResult:
-        result = self.execute(plan)
-        self.settle(plan.step_id)
-        return result
+        return Pending(self, result)
 
     def _take_in(self, plan: StepPlan) -> None:
         handed_out: list[int] = []

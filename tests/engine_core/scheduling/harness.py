@@ -29,6 +29,8 @@ def make_request(request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadl
 
 
 class Harness:
+    max_concurrent_steps = 1
+
     def __init__(self, *, blocks=64, block_size=4, prefix_caching=False, max_model_len=64, **config):
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
@@ -36,7 +38,7 @@ class Harness:
         size = CacheSize(blocks, block_size, 1)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.config, cache, size, self.model, clock=lambda: self.now)
-        self.executor = CheckedExecutor(self.model, size, self.config)
+        self.executor = CheckedExecutor(self.model, size, self.config, self.max_concurrent_steps)
         self.streams: dict[str, Stream] = {}
         self.plan = None
         """The last plan."""
@@ -65,7 +67,7 @@ class Harness:
             planned = self.scheduler._sequences.in_flight[self.plan.step_id].sequences
             names = [(seq.group.request.request_id, seq.choice) for seq in planned]
             self.batch = [(*name, count) for name, count in zip(names, self.plan.num_tokens, strict=True)]
-            outputs += self.scheduler.update(self.plan, self.executor.run(self.plan))
+            outputs += self.scheduler.update(self.plan, self.executor.submit(self.plan).result())
         check_holders(self.scheduler)
         for output in outputs:
             stream = self.streams[output.request_id]

@@ -237,7 +237,7 @@ def test_the_time_in_the_queue_ends_when_a_request_is_scheduled_first():
         start = engine.now
         plan = engine.scheduler.schedule()
         engine.now += 5.0  # the step takes its time, which is not the queue's
-        for output in engine.scheduler.update(plan, engine.executor.run(plan)):
+        for output in engine.scheduler.update(plan, engine.executor.submit(plan).result()):
             if output.queue_seconds is not None:
                 assert output.request_id not in told
                 told[output.request_id] = (output.queue_seconds, start)

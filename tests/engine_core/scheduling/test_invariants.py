@@ -47,7 +47,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.serial = 0
         self.streams: dict[str, Stream] = {}
         self.results = deque()
-        """Executed steps whose results are not taken in."""
+        """Submitted steps whose results are not taken in."""
+        self.delivered = 0
+        """Tokens."""
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4, 16]),
@@ -69,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         size = CacheSize(-(-MODEL.max_model_len // block_size) + spare_tokens // block_size, block_size, 1)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now)
-        self.executor = CheckedExecutor(MODEL, size, self.config)
+        self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3)
 
     @rule(
         prompt=prompts,
@@ -145,7 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(keep=st.integers(0, 2))
     def overlap(self, keep):
-        """Plan ahead of results that are not in yet."""
+        """Plan ahead of results that are not in yet: ends and tokens are learned late."""
         self.plan()
         self.settle(keep)
 
@@ -162,20 +164,25 @@ class SchedulerMachine(RuleBasedStateMachine):
     def blocks_add_up(self):
         check_holders(self.scheduler)
 
+    @precondition(lambda self: hasattr(self, "scheduler"))
+    @invariant()
+    def what_is_counted_is_what_was_delivered(self):
+        assert self.scheduler.stats().generated_tokens == self.delivered
+
     def plan(self):
         plan = self.scheduler.schedule()
         self.take(self.scheduler.take_ended())
         if plan is not None:
-            self.results.append((plan, self.executor.execute(plan)))
+            self.results.append((plan, self.executor.submit(plan)))
 
     def settle(self, keep):
         while len(self.results) > keep:
-            plan, result = self.results.popleft()
-            self.executor.settle(plan.step_id)
-            self.take(self.scheduler.update(plan, result))
+            plan, pending = self.results.popleft()
+            self.take(self.scheduler.update(plan, pending.result()))
 
     def take(self, outputs):
         for output in outputs:
+            self.delivered += len(output.token_ids)
             self.streams[output.request_id].take(output)
 
     def teardown(self):

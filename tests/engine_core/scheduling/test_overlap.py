@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from engine_core.errors import ExecutorError
-from engine_core.request import FinishCause
+from engine_core.request import Finish, FinishCause
 from engine_core.step import StepResult
 
 from .audit import check_holders, check_idle
+from .checked_executor import EOS
 from .harness import Harness
 
 
 class Overlapped(Harness):
-    """Plans and results apart: ``plan_ahead`` executes a step, ``settle`` takes in the oldest one's results."""
+    """Plans and results apart: ``plan_ahead`` submits a step, ``settle`` takes in the oldest one's results."""
+
+    max_concurrent_steps = 64
 
     def __init__(self, **config):
         super().__init__(**config)
@@ -22,17 +25,20 @@ class Overlapped(Harness):
     def plan_ahead(self):
         plan = self.scheduler.schedule()
         if plan is not None:
-            self.waiting.append((plan, self.executor.execute(plan)))
+            self.waiting.append((plan, self.executor.submit(plan)))
         return plan
 
     def settle(self):
-        plan, result = self.waiting.pop(0)
-        self.executor.settle(plan.step_id)
-        outputs = self.scheduler.take_ended() + self.scheduler.update(plan, result)
+        plan, pending = self.waiting.pop(0)
+        outputs = self.scheduler.take_ended() + self.scheduler.update(plan, pending.result())
         check_holders(self.scheduler)
         for output in outputs:
             self.streams[output.request_id].take(output)
         return outputs
+
+    def settle_all(self):
+        while self.waiting:
+            self.settle()
 
 
 def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_says_nothing():
@@ -70,15 +76,53 @@ def test_blocks_come_back_with_the_last_step_that_uses_them():
     check_idle(engine.scheduler)
 
 
-def test_a_prompt_goes_on_while_the_results_of_its_first_chunks_are_awaited():
+def test_a_sequence_goes_on_while_the_results_of_its_chunks_and_tokens_are_awaited():
     engine = Overlapped(max_num_batched_tokens=8)
-    engine.add("a", 20)
-    assert [engine.plan_ahead().num_tokens for _ in range(3)] == [[8], [8], [4]]
+    engine.add("a", 20, max_tokens=3)
+    assert [engine.plan_ahead().num_tokens for _ in range(5)] == [[8], [8], [4], [1], [1]]
+    engine.settle_all()
+    engine.finish()
+
+
+def test_nothing_is_planned_beyond_the_last_token_there_may_be():
+    engine = Overlapped()
+    engine.add("a", 10, max_tokens=2)
+    engine.add("b", 62, max_tokens=9)  # of 64 tokens that the model takes
+    assert [engine.plan_ahead().num_tokens for _ in range(3)] == [[10, 54], [1, 8], [1]]
     assert engine.plan_ahead() is None
-    for _ in range(3):
-        engine.settle()
-    assert engine.plan_ahead().num_tokens == [1]
+    engine.settle_all()
+    check_idle(engine.scheduler)
+
+
+def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn_beyond_it_is_dropped():
+    engine = Overlapped()
+    engine.add("a", 10, max_tokens=50, ignore_eos=False)
+    length = len(engine.streams["a"].expected[0][0])
+    assert engine.streams["a"].expected[0][1] == Finish(FinishCause.STOP, EOS)
+    for _ in range(length + 2):
+        engine.plan_ahead()
+    *_, last = [output for _ in range(length) for output in engine.settle()]
+    assert last.finish == Finish(FinishCause.STOP, EOS)
+    assert engine.used > 0
+    assert engine.settle() == []
+    assert engine.used > 0
+    assert engine.settle() == []
+    check_idle(engine.scheduler)
+    assert engine.scheduler.stats().generated_tokens == length
+    assert engine.scheduler.stats().computed_tokens == 10 + length - 1 + 2
+
+
+def test_blocks_are_found_by_others_only_when_the_results_of_their_step_are_in():
+    engine = Overlapped(prefix_caching=True)
+    engine.add("a", range(2, 12))
+    engine.plan_ahead()
+    engine.add("b", range(2, 12))
+    engine.plan_ahead()
     engine.settle()
+    engine.add("c", range(2, 12))
+    engine.plan_ahead()
+    engine.settle_all()
+    assert [engine.streams[name].cached_tokens for name in "abc"] == [0, 0, 8]
     engine.finish()
 
 
@@ -95,47 +139,40 @@ def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
     engine.finish()
 
 
-def one_left_out():
-    """Three run: the last gets no budget and lacks a block, none is free, and the others are in flight."""
-    engine = Overlapped(blocks=16, max_num_batched_tokens=2)
-    engine.add("last", 2, max_tokens=40, priority=2)
+def none_free():
+    """Two run, in flight: the blocks are theirs, all of them, and full."""
+    engine = Overlapped(blocks=16)
     engine.add("first", 2, max_tokens=60, priority=0)
+    engine.add("second", 2, max_tokens=40, priority=1)
     sequences = engine.scheduler._sequences
-    last, first = (sequences.groups[name].members[0] for name in ("last", "first"))
-    engine.step_until(lambda: last.num_computed > 8 and last.num_computed == last.capacity - 1)
+    first, second = (sequences.groups[name].members[0] for name in ("first", "second"))
+    engine.step_until(lambda: first.num_computed == 31)
     engine.plan_ahead()
-    engine.add("second", 20, max_tokens=40, priority=1)
-    engine.plan_ahead()  # admitted only because the others await their tokens
-    engine.settle()
-    engine.settle()
-    assert [seq.group.request.request_id for seq in sequences.running] == ["first", "second", "last"]
-    engine.step_until(lambda: engine.used == 16)
-    assert last.num_computed == last.capacity
-    assert first.num_computed < first.capacity
-    engine.plan_ahead()
-    return engine
+    assert engine.used == 16
+    assert [seq.num_computed for seq in (first, second)] == [seq.capacity for seq in (first, second)]
+    return engine, second
 
 
 def test_nobody_is_preempted_for_blocks_that_are_about_to_come_back():
-    engine = one_left_out()
+    engine, _ = none_free()
     engine.cancel("second")
     assert engine.plan_ahead() is None
     assert engine.scheduler.stats().preemptions == 0
     engine.settle()
-    assert engine.plan_ahead().num_tokens == [1, 1]
+    assert engine.plan_ahead().num_tokens == [1]
     engine.settle()
     engine.finish()
 
 
 def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
-    engine = one_left_out()
-    sequences = engine.scheduler._sequences
-    second = sequences.groups["second"].members[0]
-    had = second.num_tokens
-    sequences.preempt(second)
+    engine, second = none_free()
+    had = len(second.output)
+    assert engine.plan_ahead() is None
+    assert engine.scheduler.stats().preemptions == 1
     assert engine.used == 16
-    engine.settle()
-    assert second.num_tokens == had
+    assert [output.request_id for output in engine.settle()] == ["first"]
+    assert len(second.output) == had
+    assert second.num_tokens == 2 + had
     assert engine.used < 16
     engine.finish()
 

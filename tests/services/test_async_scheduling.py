@@ -1,0 +1,99 @@
+"""A ring whose engine overlaps its steps shows clients what a ring whose engine does not shows them.
+
+All at once, through a KV cache too small for all of it, beside requests that are cancelled and that run out of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from ringline.types.v1 import output_pb2
+
+from tests.ring import Ring, start_ring, stop_ring
+from tests.services.streams import Shown, ask, generate, read_session
+from tests.services.test_resume import CASES
+
+OPTIONS = [("grpc.default_authority", "localhost")]
+
+
+@pytest.fixture(scope="module")
+def overlapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    """Its cache holds 256 tokens, a few requests at a time."""
+    flags = ("--async-scheduling", "--max-model-len", "240", "--kv-cache-memory-bytes", str(16 * 40960))
+    running = start_ring(tmp_path_factory.mktemp("overlapped"), *flags)
+    yield running
+    assert stop_ring(running) == 0
+
+
+@pytest.fixture
+async def other(overlapped: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(overlapped.address) as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+def told(shown: Shown) -> tuple[object, ...]:
+    """All that must be equal."""
+    ends = {choice: (end.cause, end.WhichOneof("stop"), end.stop_string) for choice, end in shown.ends.items()}
+    usage = (shown.usage.prompt_tokens, shown.usage.completion_tokens)
+    return shown.ids, shown.texts, shown.logprobs, shown.prompt_logprobs, ends, usage
+
+
+async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None:
+    expected = {name: await generate(front, request) for name, request in CASES.items()}
+    call = other.Session(timeout=100)
+    noise = {"cancelled": ask("cancelled", max_tokens=350), "late": ask("late", max_tokens=350)}
+    noise["late"].timeout_ms = 50
+    for round_ in range(3):
+        for name, request in (CASES | noise).items():
+            named = inference_pb2.GenerateRequest()
+            named.CopyFrom(request)
+            named.request_id = f"{name} {round_}"
+            named.stopping.ignore_eos |= name in noise
+            await call.write(inference_pb2.SessionRequest(generate=named))
+        cancel = inference_pb2.CancelRequest(request_id=f"cancelled {round_}")
+        await asyncio.sleep(0.05)
+        await call.write(inference_pb2.SessionRequest(cancel=cancel))
+    seen = await read_session(call, [f"{name} {round_}" for name in CASES | noise for round_ in range(3)])
+    call.cancel()
+    for name, shown in seen.items():
+        name = name.rpartition(" ")[0]
+        if name in expected:
+            assert told(shown) == told(expected[name]), name
+        elif None in shown.ends:  # it ended before it was admitted
+            assert not shown.ids, name
+        else:
+            assert shown.usage.completion_tokens == len(shown.ids.get(0, ())), name
+    causes = {end.cause for name, shown in seen.items() if name.split()[0] in noise for end in shown.ends.values()}
+    assert output_pb2.FINISH_CAUSE_DEADLINE in causes
+    assert output_pb2.FINISH_CAUSE_CANCELLED in causes
+    assert overlapped.load().preemptions > 0
+
+
+async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None:
+    """A step that was submitted for a request which is gone is waited for all the same."""
+    call = other.Generate(ask(max_tokens=350))
+    async for _ in call:
+        break
+    call.cancel()
+    for _ in range(200):
+        if not (load := overlapped.load()).running and not load.blocks_used:
+            break
+        await asyncio.sleep(0.1)
+    assert (load.running, load.blocks_used) == (0, 0)
+
+
+async def test_a_profile_sees_the_thread_that_computes(other, overlapped: Ring) -> None:
+    async with grpc.aio.insecure_channel(overlapped.engine_address, options=OPTIONS) as channel:
+        engine = engine_pb2_grpc.EngineServiceStub(channel)
+        profiling = asyncio.ensure_future(engine.Profile(engine_pb2.ProfileRequest(steps=5)))
+        await asyncio.sleep(0.2)
+        await generate(other, ask(max_tokens=20))
+        profile = await profiling
+    assert profile.steps == len(profile.step_seconds) == 5
+    assert list(profile.step_tokens)[1:] == [1, 1, 1, 1]
+    assert "aten::" in profile.table
