@@ -1,7 +1,8 @@
 """Requests at a rate that heeds no answer, on few Sessions: what a crowd of clients does, at the cost of one.
 
 The generator shares the machine with what it measures, so it does little per message: requests are written in bursts,
-and of answers only first tokens and ends are looked at.
+and of answers only first tokens and ends are looked at. Times are from a request's write to its answer's arrival, as
+this process sees them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
-from ringline.channel import CHANNEL_OPTIONS
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.types.v1 import output_pb2
 
+from benchmarks.served.stream import Stream, open_stream
 from benchmarks.work import text_of
 
 TENANT_HEADER = "x-ringline-tenant"
+_SESSION = "/ringline.inference.v1.InferenceService/Session"
 _BURST_SECONDS = 0.01
 _PROMPTS = 64
 _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -61,10 +61,11 @@ class Tally:
 class Flood:
     """One tenant's Session. An async context manager."""
 
-    def __init__(self, address: str, shape: Shape, tenant: str = "") -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, shape: Shape, tenant: str = "", *, reads: bool = True) -> None:
+        self._address = address
         self._shape = shape
-        self._metadata = ((TENANT_HEADER, tenant),) if tenant else ()
+        self._reads = reads
+        self._metadata = [(TENANT_HEADER, tenant)] if tenant else []
         self._prompts = [text_of(random.choices(range(1000), k=shape.prompt - 4)) for _ in range(_PROMPTS)]
         self._number = 0
         self._sent: dict[str, float] = {}
@@ -73,20 +74,15 @@ class Flood:
         self._due = asyncio.Event()
         self._owed = 0
         """Requests to write in place of those that ended."""
-        self._writing: asyncio.Task[None] | None = None
+        self._stream: Stream
         self.tally = Tally()
 
     async def __aenter__(self) -> Flood:
-        stub: Any = InferenceServiceStub(self._channel)
-        self._call = stub.Session(metadata=self._metadata)
-        self._reader = asyncio.create_task(self._read())
+        self._stream = await open_stream(self._address, _SESSION, self._metadata, self._take if self._reads else None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._reader.cancel()
-        self._call.cancel()
-        await asyncio.gather(self._reader, *filter(None, [self._writing]), return_exceptions=True)
-        await self._channel.close()
+        self._stream.close()
 
     def fresh_tally(self) -> Tally:
         """Begin to count anew; returns what was counted so far."""
@@ -95,40 +91,40 @@ class Flood:
         return old
 
     async def keep(self, count: int) -> None:
-        """Keep so many under way, until cancelled."""
+        """Keep so many under way, until cancelled. Raises ``ConnectionError`` if the stream ends."""
         self._refill, self._owed = True, count - len(self._sent)
-        self._due.set()
         try:
             while True:
-                await self._due.wait()
                 self._due.clear()
-                while self._owed > 0:
-                    self._owed -= 1
-                    await self._ask()
+                owed, self._owed = self._owed, 0
+                await self._ask(owed)
+                await self._due.wait()
         finally:
             self._refill = False
 
     async def offer(self, rate: float) -> None:
-        """Begin ``rate`` requests a second at random times (a Poisson process), until cancelled."""
+        """Begin ``rate`` requests a second at random times (a Poisson process), until cancelled.
+
+        Raises ``ConnectionError`` if the stream ends.
+        """
         due = time.perf_counter()
         while True:
+            count = 0
             while due <= time.perf_counter():
                 due += random.expovariate(rate)
-                await self._ask()
+                count += 1
+            await self._ask(count)
             await asyncio.sleep(max(due - time.perf_counter(), _BURST_SECONDS))
 
-    async def _ask(self) -> None:
-        self._number += 1
-        name = str(self._number)
-        self._sent[name] = time.perf_counter()
-        # In a task of its own: gRPC cancels the whole call when whoever awaits a write is cancelled.
-        self._writing = asyncio.create_task(self._write(self.request(name), self._writing))
-        await asyncio.shield(self._writing)
-
-    async def _write(self, request: pb.GenerateRequest, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
-        await self._call.write(pb.SessionRequest(generate=request))
+    async def _ask(self, count: int) -> None:
+        await self._stream.room()
+        now, messages = time.perf_counter(), []
+        for _ in range(count):
+            self._number += 1
+            name = str(self._number)
+            self._sent[name] = now
+            messages.append(pb.SessionRequest(generate=self.request(name)).SerializeToString())
+        self._stream.write(messages)
 
     def request(self, name: str) -> pb.GenerateRequest:
         """Greedy, with a prompt that no cache has."""
@@ -142,14 +138,13 @@ class Flood:
             request.timeout_ms = round(1000 * shape.timeout)
         return request
 
-    async def _read(self) -> None:
-        while isinstance(frame := await self._call.read(), pb.SessionResponse):
-            now = time.perf_counter()
-            for response in frame.responses:
-                if response.HasField("terminal"):
-                    self._end(response.request_id, response.terminal, now)
-                elif response.HasField("delta"):
-                    self._first.setdefault(response.request_id, now)
+    def _take(self, message: bytes) -> None:
+        now = time.perf_counter()
+        for response in pb.SessionResponse.FromString(message).responses:
+            if response.HasField("terminal"):
+                self._end(response.request_id, response.terminal, now)
+            elif response.HasField("delta"):
+                self._first.setdefault(response.request_id, now)
 
     def _end(self, name: str, terminal: pb.Terminal, now: float) -> None:
         sent, first = self._sent.pop(name, None), self._first.pop(name, now)
@@ -175,8 +170,7 @@ class Flood:
 async def never_read(address: str, shape: Shape, rate: float, life: float) -> None:
     """Offer requests on a Session whose answers are never read, and begin another after ``life`` seconds, for ever."""
     while True:
-        async with Flood(address, shape) as deaf:
-            deaf._reader.cancel()
-            with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        async with Flood(address, shape, reads=False) as deaf:
+            with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(life):
                     await deaf.offer(rate)

@@ -16,6 +16,7 @@ from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
@@ -89,7 +90,8 @@ class _Detokenizer:
             while True:
                 attached = self._engines.attached
                 if attached != serving:
-                    serving = attached
+                    if serving := attached:
+                        spare_what_is_loaded()
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)
                 await self._beat()

@@ -22,6 +22,7 @@ from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.runtime.drain import wait_until_idle
 from services.runtime.errors import ExitCode, FatalError
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.process import die_with_parent, run_service
 from services.runtime.server import Server
@@ -101,6 +102,7 @@ class _Engine:
         self._hub.model = executor.model
         self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed, self._hub.starting)
         self._hub.metrics.model_name = model.model
+        spare_what_is_loaded()
         self._hub.step_loop.start()
         self._service.serve(model, files)
         await self._server.set_serving(True)

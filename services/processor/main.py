@@ -21,6 +21,7 @@ from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import ProcessorMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
@@ -125,7 +126,8 @@ class _Processor:
                 if vocabulary := self._vocabulary.current:
                     self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:
-                    serving = self._peers.ready
+                    if serving := self._peers.ready:
+                        spare_what_is_loaded()
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)
 

@@ -391,3 +391,4 @@ class Ring:
         news.closing = closing
         call.client.wake.set()
         log_finished(call, closing)
+        call.live = None  # they refer to each other: else both would stay until Python looks for cycles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from google.rpc import status_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
+from services.processor.client import LiveRequest
 from services.ring.events import Cause, Code
 from tests.services.processor.asking import (
     ask,
@@ -58,6 +60,23 @@ def test_a_request_ends_once(world: World) -> None:
     assert end(world).cause == Cause.CANCELLED
     settle(world)
     assert world.quiet
+
+
+def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -> None:
+    world.ask(ask())
+    settle(world)
+    call = world.ask(ask())
+    world.flow(tokens=1)
+    gc.collect()
+    gc.disable()
+    try:
+        world.ring.end(call, Cause.CANCELLED)
+        del call
+        settle(world)
+        objects = [one for one in gc.get_objects() if isinstance(one, LiveRequest)]
+        assert not [live for live in objects if live.call.client is world.client]
+    finally:
+        gc.enable()
 
 
 def test_a_done_that_was_lost_with_its_link_leaves_nothing(world: World) -> None:
