@@ -133,7 +133,7 @@ class SchedulerConfig(_Section):
     async_scheduling: bool | None = option(
         None,
         "Plan a step while the one before it is computed; tokens are the same. Default: off on a CPU, whose cores "
-        "the planning would share.",
+        "the planning would share, else on.",
     )
 
 

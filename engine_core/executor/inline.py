@@ -1,7 +1,7 @@
 """The executor of one worker in this process (``uni`` in the field).
 
-A plan is run by the caller's own thread; with ``async_scheduling`` by a thread of its own, while the caller plans the
-next step.
+A plan is run by the caller's own thread. With ``async_scheduling`` the caller plans the next step meanwhile: the device
+computes by itself, or where it is the processor, a thread does.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import ExecutorError
@@ -18,17 +19,22 @@ from engine_core.loading.checkpoint import open_checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.memory import size_as_told, size_by_profile
+from engine_core.worker.model_runner import LaunchedStep
 from engine_core.worker.worker import Worker
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
-    """A ``PendingResult`` that is there."""
+class _Launched:
+    """A step on the device."""
 
-    step: StepResult
+    executor: InlineExecutor
+    step: LaunchedStep
+    step_id: int
 
     def result(self) -> StepResult:
-        return self.step
+        return self.executor.guard(self.step_id, self.step.result)
 
 
 class InlineExecutor(Executor):
@@ -74,9 +80,11 @@ class InlineExecutor(Executor):
         with progress.stage("warm up") as stage:
             worker.warm_up()
             stage.detail = self._test_numerics(worker)
-        if self._config.scheduler.async_scheduling:
+        asked = self._config.scheduler.async_scheduling
+        overlapped = worker.is_asynchronous if asked is None else asked
+        self.max_concurrent_steps = 2 if overlapped else 1
+        if overlapped and not worker.is_asynchronous:
             self._thread = StepThread()
-        self.max_concurrent_steps = 1 if self._thread is None else 2
 
     def _test_numerics(self, worker: Worker) -> str:
         """What the worker's self-test found, for a person; a fingerprint that holds for others only if it passed."""
@@ -99,22 +107,29 @@ class InlineExecutor(Executor):
         return size_by_profile(profile, cache, worker.limits, worker.bytes_per_block)
 
     def submit(self, plan: StepPlan) -> PendingResult:
-        if self._thread is None:
-            return _Computed(self._execute(plan))
-        return self._thread.submit(lambda: self._execute(plan))
+        if self._thread is not None:
+            return self._thread.submit(lambda: self._launch(plan).result())
+        return self._launch(plan)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        if self._failed or self._worker is None:
-            raise ExecutorError("the executor does not run: it was not started, has failed, or is closed")
+    def _launch(self, plan: StepPlan) -> _Launched:
+        worker = self._worker
+        if worker is None:
+            raise ExecutorError("the executor does not run: it was not started, or is closed")
+        return _Launched(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
+
+    def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
+        """Do a part of a step, the first failure of which ends the executor."""
+        if self._failed:
+            raise ExecutorError("the executor does not run: a step has failed")
         try:
-            return self._worker.execute(plan)
+            return compute()
         except BaseException as cause:
             self._failed = True
             for callback in self._callbacks:
                 callback(cause)
             if not isinstance(cause, Exception):
                 raise  # an interrupt is the caller's, not a failure of the step
-            raise ExecutorError(f"step {plan.step_id} failed: {type(cause).__name__}: {cause}") from cause
+            raise ExecutorError(f"step {step_id} failed: {type(cause).__name__}: {cause}") from cause
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self._callbacks.append(callback)

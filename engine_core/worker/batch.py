@@ -2,6 +2,9 @@
 
 A sequence takes a slot (a row of every array) when a plan brings it and leaves it when a plan releases it. A step
 reads the arrays by slot; nothing is rebuilt, and no step loops over tokens in Python.
+
+``advance`` notes that a step is on its way, ``settle`` what it drew. A further step may be prepared between the two:
+``awaited`` says which of its rows take a token that only the device knows by then.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ class StepInputs:
     """[R]: places in the plan of the sequences that sample."""
     sampling_rows: SamplingRows
     """Aligned with ``sampled``."""
+    introductions: int
+    """How many sequences had been introduced by then."""
 
 
 class PersistentBatch:
@@ -72,10 +77,14 @@ class PersistentBatch:
         self.token_ids = np.zeros((slots, length + 1), np.int32)
         """[N, longest + 1]: prompt, then output; the token after the last position is never computed."""
         self._num_tokens = np.zeros(slots, np.int64)
+        """Tokens that a step on its way draws included."""
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._num_computed_tokens = np.zeros(slots, np.int64)
         self._block_table = np.zeros((slots, limits.max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * slots
+        self._introductions = 0
+        self._introduced_as = np.zeros(slots, np.int64)
+        """Number of the introduction of each slot's sequence."""
         self._counting = np.arange(max(slots, limits.max_num_batched_tokens) + 1)
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
         self._seq_ids: list[int] = []
@@ -106,6 +115,8 @@ class PersistentBatch:
     def _introduce(self, sequence: NewSequence) -> None:
         slot = self._free.pop()
         self._slot_of[sequence.seq_id] = slot
+        self._introductions += 1
+        self._introduced_as[slot] = self._introductions
         known = len(sequence.token_ids)
         self.token_ids[slot, :known] = sequence.token_ids
         self._num_tokens[slot] = known
@@ -170,6 +181,7 @@ class PersistentBatch:
                 self._num_tokens.take(sampled_slots),
                 self._num_prompt_tokens.take(sampled_slots),
             ),
+            introductions=self._introductions,
         )
 
     def _slots_of(self, seq_ids: list[int]) -> Index:
@@ -178,10 +190,28 @@ class PersistentBatch:
             self._slots = np.array([self._slot_of[seq_id] for seq_id in seq_ids], np.intp)
         return self._slots
 
-    def advance(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
-        """Note that the step was computed and drew ``token_ids`` [R]."""
+    def advance(self, inputs: StepInputs) -> None:
+        """Note that the step is on its way."""
         self._num_computed_tokens[inputs.slots] = inputs.lengths
         rows = inputs.sampling_rows
-        self.token_ids[rows.slots, rows.num_tokens] = token_ids
         self._num_tokens[rows.slots] = rows.num_tokens + 1
-        self.sampling.count(rows.slots, token_ids)
+
+    def awaited(self, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
+        """Rows of ``inputs`` that take what a step before it draws, which is not settled, and their places in that."""
+        drawn = unsettled.sampling_rows.slots
+        place_of = np.full(self._limits.max_num_seqs, -1, np.intp)
+        place_of[drawn] = self._counting[: len(drawn)]
+        place_of[self._introduced_as > unsettled.introductions] = -1
+        places = place_of[inputs.sampling_rows.slots]
+        taken = np.flatnonzero(places >= 0)
+        # A sequence that samples computes its newest token in its last row.
+        return inputs.query_starts[inputs.sampled[taken] + 1].astype(np.intp) - 1, places[taken]
+
+    def settle(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
+        """Note that the step drew ``token_ids`` [R]; those of slots that others have taken since belong to nobody."""
+        slots, positions = inputs.sampling_rows.slots, inputs.sampling_rows.num_tokens
+        if self._introductions > inputs.introductions:
+            kept = np.flatnonzero(self._introduced_as[slots] <= inputs.introductions)
+            slots, positions, token_ids = slots[kept], positions[kept], token_ids[kept]
+        self.token_ids[slots, positions] = token_ids
+        self.sampling.count(slots, token_ids)

@@ -1,6 +1,12 @@
-"""Runs the model over one step: inputs from the batch, the forward pass, the head for rows that sample, the sampler."""
+"""Runs the model over one step: inputs from the batch, the forward pass, the head for rows that sample, the sampler.
+
+A step is launched, and its result is asked for later. What a step draws stays on the device as well, so that the next
+one can be launched before the host knows of it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -9,11 +15,34 @@ from engine_core.models.base import CausalLM
 from engine_core.step import StepPlan, StepResult, TokenLogprobs
 from engine_core.worker.batch import PersistentBatch, StepInputs
 from engine_core.worker.logprobs import token_logprobs
-from engine_core.worker.sampler import Sampler
-from engine_core.worker.sampling_state import PROMPT_LOGPROBS
+from engine_core.worker.sampler import Sampler, SamplerOutput
+from engine_core.worker.sampling_state import PROMPT_LOGPROBS, READS_TOKENS
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
+
+
+class LaunchedStep:
+    """A step that is computed, or will be when the device comes to it."""
+
+    def __init__(self, inputs: StepInputs, drawn: torch.Tensor, collect: Callable[[], StepResult]) -> None:
+        """``collect`` waits for the device, notes what was drawn and returns it; it is called once."""
+        self.inputs = inputs
+        self.drawn = drawn
+        """[R] int64, on the device: what it draws for the sequences of ``inputs`` that sample."""
+        self._collect = collect
+        self._result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        """Wait until it is computed."""
+        if self._result is None:
+            self._result = self._collect()
+        return self._result
+
+    @property
+    def settled(self) -> bool:
+        """Whether the host knows what was drawn."""
+        return self._result is not None
 
 
 class ModelRunner:
@@ -24,25 +53,43 @@ class ModelRunner:
         self.batch = batch
         self._model = model
         self._sampler = Sampler(batch.sampling, model.vocab_size)
+        self._last: LaunchedStep | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> StepResult:
-        """Compute one step; ``kv_caches`` has one cache per layer of the model."""
+    def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> LaunchedStep:
+        """Begin to compute a step after those before it; ``kv_caches`` has one cache per layer of the model.
+
+        The results of all steps but the last one must have been asked for. That one's is asked for here where the
+        sampler reads tokens on the host, which then must be there.
+        """
         self.batch.update(plan)
-        if not plan.seq_ids:
-            return StepResult(plan.step_id, [])
+        unsettled = None if self._last is None or self._last.settled else self._last
+        if unsettled is not None and self.batch.sampling.asked & READS_TOKENS:
+            unsettled.result()
+            unsettled = None
         inputs = self.batch.prepare(plan)
+        if unsettled is not None:
+            rows, places = self.batch.awaited(inputs, unsettled.inputs)
+            inputs.input_ids[torch.from_numpy(rows)] = unsettled.drawn[torch.from_numpy(places)]
         hidden = self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        output = self._sample(inputs, hidden)
+        self.batch.advance(inputs)
+
+        def collect() -> StepResult:
+            self.batch.settle(inputs, output.token_ids)
+            logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
+            return StepResult(plan.step_id, _by_sequence(plan, output.token_ids.tolist()), logprobs, prompt_logprobs)
+
+        self._last = LaunchedStep(inputs, torch.from_numpy(output.token_ids), collect)
+        return self._last
+
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> SamplerOutput:
         if not len(inputs.sampled):
-            self.batch.advance(inputs, np.empty(0, np.int64))
-            return StepResult(plan.step_id, [[] for _ in plan.seq_ids], {}, prompt_logprobs)
+            return SamplerOutput(np.empty(0, np.int64), {})
         if len(inputs.sampled) < len(hidden):
             hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
-        output = self._sampler.sample(self._model.compute_logits(hidden).numpy(), inputs.sampling_rows)
-        self.batch.advance(inputs, output.token_ids)
-        logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
-        return StepResult(plan.step_id, _by_sequence(plan, output.token_ids.tolist()), logprobs, prompt_logprobs)
+        return self._sampler.sample(self._model.compute_logits(hidden).numpy(), inputs.sampling_rows)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor

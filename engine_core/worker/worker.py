@@ -16,13 +16,13 @@ from engine_core.layers.choice import choose_layers
 from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
-from engine_core.step import StepPlan, StepResult
+from engine_core.step import StepPlan
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step, warm_up_steps
 from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, require_room_for_weights, size
-from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.model_runner import LaunchedStep, ModelRunner
 from engine_core.worker.self_test import is_bitwise_stable
 
 # For layers that compile per size alone, which native ones do not.
@@ -34,7 +34,7 @@ _WARM_UP_SECONDS = 0.5
 
 class Worker:
     """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
-    then ``execute`` for each plan, in order.
+    then ``launch`` each plan, in order.
     """
 
     device: torch.device
@@ -107,7 +107,7 @@ class Worker:
         plan = largest_step(self.limits, model.vocab_size)
         resident = resident_memory()
         with measure_peak() as peak:
-            runner.execute(plan, kv_caches)
+            runner.launch(plan, kv_caches).result()
         return MemoryProfile(
             usable=self.usable,
             resident=resident,
@@ -132,7 +132,7 @@ class Worker:
             before = resident_memory()
             for rows in probed:
                 plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
-                runner.execute(plan, kv_caches)
+                runner.launch(plan, kv_caches).result()
                 live = plan.seq_ids
             trim()
             grown = max(0, resident_memory() - before)
@@ -159,8 +159,11 @@ class Worker:
         Small batches come first, for half a second: a kernel takes about a millisecond, which matters beside the step
         of a small model, and for that the time is enough.
         """
-        for plan in warm_up_steps(self.limits, self.model.vocab_size):
-            self.execute(plan)
+        assert self._batch is not None
+        *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
+        for plan in steps:
+            self.launch(plan).result()
+        self._batch.update(release)
         if not self._layers.compiles_per_size:
             return
         runner = ModelRunner(self.model.first_layers(1), self._new_batch())
@@ -170,18 +173,23 @@ class Worker:
             if rows > self.limits.max_num_seqs or time.monotonic() > end:
                 return
             plan = small_step(self.limits, self.model.vocab_size, rows, released=live)
-            runner.execute(plan, self._kv_caches[:1])
+            runner.launch(plan, self._kv_caches[:1]).result()
             live = plan.seq_ids
 
     def is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on the first layer and the head."""
         return is_bitwise_stable(self.model.first_layers(1), self._attention, self.limits.block_size, self.device)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step; needs ``allocate``."""
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ``launch`` returns before the step is computed."""
+        return self.device.type != "cpu"
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begin to compute one step; needs ``allocate``."""
         if self._runner is None:
             raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
-        return self._runner.execute(plan, self._kv_caches)
+        return self._runner.launch(plan, self._kv_caches)
 
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""

@@ -13,6 +13,8 @@ import pytest
 
 from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
+from engine_core.worker.batch import Index, PersistentBatch, StepInputs
+from engine_core.worker.worker import Worker
 
 from .engines import BLOCK_BYTES, run, started
 from .models.tiny_models import CASES, make_model, save_model
@@ -130,6 +132,39 @@ def test_with_overlapping_steps(engine: StartedEngine, together: Streams) -> Non
             assert {key: outcome.token_ids for key, outcome in rest.items()} == {
                 key: ids[3:] for key, (ids, _) in together.items()
             }
+
+
+def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the_host(
+    engine: StartedEngine, together: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that computes by itself, where steps overlap by default."""
+    monkeypatch.setattr(Worker, "is_asynchronous", True)
+    awaited = []
+
+    def count(batch: PersistentBatch, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
+        rows, places = original(batch, inputs, unsettled)
+        awaited.append(len(rows))
+        return rows, places
+
+    original = PersistentBatch.awaited
+    monkeypatch.setattr(PersistentBatch, "awaited", count)
+    plain = [name for name, params in WORKLOAD.params.items() if not reads_tokens(params)]
+    small = 80 * 4 * BLOCK_BYTES * 2 // 16
+    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
+    for options in ({}, limits):
+        with started(engine.core.model.name, **options) as other:
+            assert other.executor.max_concurrent_steps == 2
+            assert streams(other, plain) == {key: stream for key, stream in together.items() if key[0] in plain}
+            assert sum(awaited) > 50
+            awaited.clear()
+            assert streams(other) == together  # some need the tokens on the host, and get them
+            assert bool(other.core.stats().preemptions) == bool(options)
+
+
+def reads_tokens(params: SamplingParams) -> bool:
+    """Whether what may be drawn depends on the tokens before."""
+    penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+    return bool(penalties or params.bad_words_token_ids or params.min_tokens)
 
 
 def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,12 +71,12 @@ def test_steps_overlap_with_their_submitter_if_asked_for(
     assert (executor.max_concurrent_steps, overlapped.max_concurrent_steps) == (1, 2)
     go_on, computed = threading.Event(), []
 
-    def wait(plan: StepPlan) -> StepResult:
+    def wait(plan: StepPlan) -> SimpleNamespace:
         assert go_on.wait(30)
         computed.append(plan.step_id)
-        return StepResult(plan.step_id, [])
+        return SimpleNamespace(result=lambda: StepResult(plan.step_id, []))
 
-    monkeypatch.setattr(Worker, "execute", lambda _, plan: wait(plan))
+    monkeypatch.setattr(Worker, "launch", lambda _, plan: wait(plan))
     pending = [overlapped.submit(replace(plan_of(1, [5]), step_id=step)) for step in range(2)]
     assert computed == []
     go_on.set()

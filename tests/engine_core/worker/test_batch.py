@@ -1,6 +1,7 @@
 """The persistent batch against a plain model of it: lists per sequence, rebuilt at every step."""
 
 import random
+from collections import Counter
 from functools import reduce
 from operator import or_
 
@@ -36,14 +37,22 @@ class Sequence:
 
 
 class Driver:
-    """Makes random plans, as a scheduler with preemption might, and checks the inputs made of each."""
+    """Makes random plans, as a scheduler with preemption might, and checks the inputs made of each.
 
-    def __init__(self, seed: int) -> None:
+    Where ``late``, some steps are settled only when the next one has been prepared.
+    """
+
+    def __init__(self, seed: int, late: bool = False) -> None:
         self.rng = random.Random(seed)
         self.batch = PersistentBatch(LIMITS, VOCAB, [0])
         self.running: dict[int, Sequence] = {}
         self.preempted: dict[int, Sequence] = {}
         self.next_id = 0
+        self.late = late
+        self.fed = 0
+        """Rows that took a token that was not settled."""
+        self.unsettled = None
+        """Inputs of the last step, what it drew, and for whom."""
 
     def blocks(self, count: int) -> list[int]:
         return [self.rng.randrange(1000) for _ in range(count)]
@@ -52,6 +61,8 @@ class Driver:
         released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
         for seq_id in released:
             seq = self.running.pop(seq_id)
+            if self.unsettled and seq_id in self.unsettled[2]:
+                seq.tokens.pop()  # nobody has heard of it
             if self.rng.random() < 0.5 and len(seq.tokens) < 39:
                 seq.computed, seq.blocks = 0, []
                 self.preempted[seq_id] = seq
@@ -100,6 +111,10 @@ class Driver:
             for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True)
             for position in range(self.running[seq_id].computed, self.running[seq_id].computed + count)
         ]
+        if self.unsettled:
+            fed, places = self.batch.awaited(inputs, self.unsettled[0])
+            inputs.input_ids.numpy()[fed] = self.unsettled[1][places]
+            self.fed += len(fed)
         assert inputs.input_ids.tolist() == [seq.tokens[position] for seq, position in rows]
         assert inputs.positions.tolist() == [position for _, position in rows]
         metadata, size = inputs.metadata, LIMITS.block_size
@@ -111,6 +126,7 @@ class Driver:
         for seq_id, table, length in zip(plan.seq_ids, metadata.block_tables.tolist(), lengths, strict=True):
             used = -(-length // size)
             assert table[:used] == self.running[seq_id].blocks[:used]
+        self.settle()
         sampled = [seq_id for seq_id, drawn in zip(plan.seq_ids, plan.samples, strict=True) if drawn]
         drawn_for = inputs.sampling_rows
         assert [plan.seq_ids[place] for place in inputs.sampled] == sampled
@@ -120,11 +136,28 @@ class Driver:
 
     def advance(self, plan: StepPlan, inputs, sampled: list[int]) -> None:
         drawn = [self.rng.randrange(VOCAB) for _ in sampled]
-        self.batch.advance(inputs, np.array(drawn, np.int64))
+        self.batch.advance(inputs)
+        self.unsettled = (inputs, np.array(drawn, np.int64), sampled)
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             self.running[seq_id].computed += count
         for seq_id, token in zip(sampled, drawn, strict=True):
             self.running[seq_id].tokens.append(token)
+        if not self.late or self.rng.random() < 0.3:
+            self.settle()
+
+    def settle(self) -> None:
+        """The host learns what the last step drew: the batch then knows all tokens, and counts those of the output."""
+        if self.unsettled is None:
+            return
+        inputs, drawn, _ = self.unsettled
+        self.unsettled = None
+        self.batch.settle(inputs, drawn)
+        for seq_id, seq in self.running.items():
+            slot = self.batch._slot_of[seq_id]
+            assert self.batch.token_ids[slot, : len(seq.tokens)].tolist() == seq.tokens
+            if (counts := self.batch.sampling.counts[slot]) is not None:
+                counted = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+                assert counted == Counter(seq.tokens[seq.prompt :])
 
 
 def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:
@@ -133,3 +166,14 @@ def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:
         for _ in range(60):
             driver.step()
             assert len(driver.batch) == len(driver.running)
+
+
+def test_a_step_can_be_prepared_before_the_tokens_of_the_one_before_it_are_known() -> None:
+    """Its rows take them from the device; they are noted later, unless somebody else has taken the slot by then."""
+    fed = 0
+    for seed in range(20):
+        driver = Driver(seed, late=True)
+        for _ in range(60):
+            driver.step()
+        fed += driver.fed
+    assert fed > 1000
