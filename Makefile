@@ -8,6 +8,9 @@ PIP_INSTALL := pip install --quiet --no-compile --disable-pip-version-check
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TEST_PROCESSES ?= 2
 
+# Or every process that is started compiles torch's sources again, where the environment says that nothing is to be kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
@@ -56,6 +59,7 @@ clean:  ## remove everything that these commands installed or cached
 $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
+	.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
 	touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

@@ -83,6 +83,11 @@ class Captured:
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Forbids what torch would compute: it would not be computed again."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of torch's: else it loads its compiler with the first dispatch, to turn it off, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view:
             raise NotCapturableError(f"torch computes {func}")

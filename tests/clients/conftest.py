@@ -14,9 +14,11 @@ from tests.ring import Ring
 @pytest.fixture
 async def processors(ring: Ring, tmp_path: Path) -> AsyncIterator[Processors]:
     running = Processors(ring, tmp_path)
-    await running.start()
-    yield running
-    running.stop()
+    try:
+        await running.start()
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture

@@ -161,10 +161,12 @@ async def test_bad_commands_are_answered_one_by_one(backend: Backend) -> None:
 async def test_a_refusal_by_the_scheduler_names_its_command_and_is_the_only_end(backend: Backend) -> None:
     bad = backend.submit(2)
     bad.submit.bad_words.add()
-    await backend.send(backend.submit(1, max_tokens=200))
+    await backend.send(backend.submit(1, max_tokens=1500))
     await backend.until(lambda: backend.ids)  # a step is under way: the next one is refused behind it
     await backend.send(bad)
-    await backend.until(lambda: (backend.request_id(1), 0) in backend.ends)
+    await backend.until(lambda: backend.rejections)
+    await backend.send(backend.submit(3))
+    await backend.until(lambda: (backend.request_id(3), 0) in backend.ends)  # what would follow a rejection has come
     (rejection,) = backend.rejections
     assert (rejection.request_id, rejection.epoch, rejection.in_reply_to) == (backend.request_id(2), 1, 2)
     assert rejection.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -207,27 +204,3 @@ def test_bytes_per_block_are_what_is_allocated() -> None:
     caches = NativeAttention.allocate(spec, 10, CPU)
     assert len(caches) == 3
     assert sum(cache.untyped_storage().nbytes() for cache in caches) == 10 * NativeAttention.bytes_per_block(spec)
-
-
-CHECKPOINT = Path(__file__).parents[3] / "checkpoints" / "tiny"
-ENGINE = """
-import sys
-from engine_core.llm import LLM
-from engine_core.request import SamplingParams
-
-with LLM(sys.argv[1]) as llm:
-    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
-    print(open("/proc/self/maps").read())
-"""
-"""Prints which files an engine's process has mapped."""
-
-
-def test_there_is_one_openmp_runtime_in_an_engine() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(CHECKPOINT)], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    mapped = {line.split()[-1] for line in finished.stdout.splitlines() if "/" in line}
-    assert any("libringline_cpu" in path for path in mapped), "the kernels were not used"
-    runtimes = {path for path in mapped if "gomp" in path or "omp5" in path or "libomp" in path}
-    assert len(runtimes) == 1, runtimes
