@@ -57,6 +57,11 @@ class Processor:
             self._process.kill()
             self._process.wait(30)
 
+    def forget(self) -> None:
+        """End it, whether or not the machine does so soon."""
+        if self._process is not None:
+            self._process.kill()
+
     async def wait_serving(self) -> None:
         end = time.monotonic() + START_TIMEOUT
         async with grpc.aio.insecure_channel(self.address) as channel:
@@ -134,6 +139,8 @@ class Processors:
         return asked, victim
 
     def stop(self) -> None:
+        for processor in self.all:
+            processor.forget()
         for processor in self.all:
             processor.kill()
 
