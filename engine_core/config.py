@@ -106,7 +106,11 @@ class CacheConfig(_Section):
         maximum=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
-        None, "Size of the KV cache; skips the sizing by profile.", minimum=1, unit="bytes"
+        None,
+        "Size of the KV cache; skips the sizing by profile. Its memory is taken at once, whereas a cache sized by "
+        "profile takes it as it fills.",
+        minimum=1,
+        unit="bytes",
     )
     block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prompt prefixes.")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import math
 import mmap
+import os
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 _HUGE_PAGE, _CACHE_LINE = 2 << 20, 64
+_MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14; Python's ``mmap`` does not name it, and would hold the interpreter's lock meanwhile."""
 
 
 def streaming_bytes(size: int) -> npt.NDArray[np.uint8]:
@@ -38,6 +43,23 @@ def empty_for_streaming(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
     """A tensor of that shape in ``streaming_bytes``. Raises ``RuntimeError`` when the system refuses them."""
     memory = streaming_bytes(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def take_now(tensor: torch.Tensor) -> None:
+    """Have the system give a tensor's memory at once, rather than page by page while it is first written.
+
+    Its contents stay. Raises ``RuntimeError`` when there is not as much; a system that cannot do it gives it later.
+    """
+    storage = tensor.untyped_storage()
+    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (storage.data_ptr() + storage.nbytes() - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if madvise is None or size <= 0:
+        return
+    if madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINVAL:
+            raise RuntimeError(f"no memory for {size} bytes: {os.strerror(code)}")
 
 
 def _from_multiple_of(step: int, memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

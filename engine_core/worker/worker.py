@@ -11,6 +11,7 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.choice import choose_attention
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
+from engine_core.kernels.memory import take_now
 from engine_core.layers.base import Layers
 from engine_core.layers.choice import choose_layers
 from engine_core.loading.build import build_model, expected_weight_bytes
@@ -140,13 +141,22 @@ class Worker:
         return total
 
     def allocate(self, cache_size: CacheSize) -> None:
-        """Make room for the KV cache and the batch. Memory is reserved now and taken as it is first written."""
+        """Make room for the KV cache and the batch.
+
+        Memory of a size that was told is taken now, so that no step waits for it; else it is taken as it is first
+        written. Raises ``OutOfMemoryError``.
+        """
+        wanted = cache_size.num_blocks * cache_size.bytes_per_block
+        told = self._config.cache.kv_cache_memory_bytes is not None
         try:
+            if told and wanted > usable_memory():
+                raise RuntimeError(f"it has {size(usable_memory())}")
             self._kv_caches = self._allocate(self.model, cache_size.num_blocks)
+            for cache in self._kv_caches if told else ():
+                take_now(cache)
         except RuntimeError as error:
-            wanted = size(cache_size.num_blocks * cache_size.bytes_per_block)
             raise OutOfMemoryError(
-                f"the system refused {wanted} for the KV cache. Lower --gpu-memory-utilization or "
+                f"the system refused {size(wanted)} for the KV cache: {error}. Lower --gpu-memory-utilization or "
                 f"--kv-cache-memory-bytes."
             ) from error
         self._batch = self._new_batch()
