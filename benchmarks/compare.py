@@ -60,6 +60,8 @@ class Setting:
 
 
 Tables = dict[str, list[Row]]
+_SWEEP_KV_CACHE_BYTES = 6 << 30
+"""256 sequences fit; it is taken at once, so that no step measures how fast the system gives memory."""
 
 
 def offline(setting: Setting) -> Tables:
@@ -130,8 +132,10 @@ def sweeps(setting: Setting) -> Tables:
     """How cost grows with streams, context and prefix hits."""
     model = setting.large()
     works: dict[str, Work] = {name: engine.base_work(name, 32) for name in ("streams", "context", "prefix")}
+    options = {"kv_cache_memory_bytes": _SWEEP_KV_CACHE_BYTES}
     return {
-        name: engine.run_sweep(model, name, work, max(1, setting.rounds // 2), None, {}) for name, work in works.items()
+        name: engine.run_sweep(model, name, work, max(1, setting.rounds // 2), None, options)
+        for name, work in works.items()
     }
 
 

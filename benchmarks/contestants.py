@@ -18,7 +18,9 @@ TRANSFORMERS = "transformers"
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_CACHE_GIB = "2"
-"""Enough for the largest batch; each engine takes it at once, and several are there at a time."""
+"""vLLM's. Enough for the largest batch; each engine takes its cache at once, and several are there at a time."""
+_KV_CACHE_BYTES = 3 << 29
+"""Ours, of which nothing is kept for other uses."""
 _MOST_TOKENS = 2048
 
 
@@ -53,9 +55,10 @@ class Peers:
 
     def specs(self, model: Path) -> list[WorkerSpec]:
         """Everyone who can compute ``model`` here; ours first."""
+        ours = {"model": str(model), "kv_cache_memory_bytes": _KV_CACHE_BYTES}
         found = [
-            _here(OURS, "ringline_engine", {"model": str(model)}),
-            _here(OURS_INT8, "ringline_engine", {"model": str(model), "quantization": "int8"}),
+            _here(OURS, "ringline_engine", ours),
+            _here(OURS_INT8, "ringline_engine", ours | {"quantization": "int8"}),
         ]
         if self.interpreter is not None and self.has("vllm"):
             found += [self._vllm(VLLM, model, eager=False), self._vllm(VLLM_EAGER, model, eager=True)]
