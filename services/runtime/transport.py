@@ -23,9 +23,6 @@ _BOTH: Options = (
     ("grpc.http2.max_pings_without_data", 0),
     # Metadata carries identity and deadlines, nothing large.
     ("grpc.max_metadata_size", 16 * 1024),
-    # Windows follow the measured bandwidth-delay product: wide for a far reader that keeps up, while one that stops
-    # reading is owed no more than the window it last earned. (Is the default; said because memory depends on it.)
-    ("grpc.http2.bdp_probe", 1),
 )
 
 
@@ -42,6 +39,10 @@ def server_options(max_message_bytes: int) -> Options:
         # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
         # bound one connection could hold any number of handlers.
         ("grpc.max_concurrent_streams", 4096),
+        # What may come of a stream before it is read. By default gRPC lets the window grow with the bandwidth that it
+        # measures, to 16 MiB and more of each stream, all of it held here when clients send faster than we read.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 256 * 1024),
         # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
         # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -55,6 +56,9 @@ def channel_options(max_message_bytes: int) -> Options:
         # The largest frame is 1 MiB and a whole tokenizer file comes in chunks; more than this is not of the ring.
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        # Windows follow the measured bandwidth: there are few links, and what comes over them is read at once.
+        # (Is the default; said because memory depends on it.)
+        ("grpc.http2.bdp_probe", 1),
         # Each channel has its own connection. By default channels to one address share one, and with it the HTTP/2
         # window: a stalled link would stall its neighbour, and closing one would not close the connection.
         ("grpc.use_local_subchannel_pool", 1),

@@ -39,3 +39,37 @@ async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Pat
             await asyncio.wait_for(watch.read(), 4.5)
         watch.cancel()
     await server.stop(None)
+
+
+async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_however_fast_it_was() -> None:
+    reads, message = 500, b"x" * (64 << 10)
+    stop = asyncio.Event()
+
+    async def handler(requests: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        for _ in range(reads):
+            await anext(requests)
+        await context.write(b"enough")
+        await stop.wait()
+
+    server = grpc.aio.server(options=server_options(1 << 20))
+    methods = {"Method": grpc.stream_stream_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Service", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream("/Service/Method")()
+        for _ in range(reads):
+            await call.write(message)
+        await call.read()
+        more = 0
+        while True:
+            write = asyncio.ensure_future(call.write(message))
+            await asyncio.wait((write,), timeout=2.0)
+            if not write.done():
+                break
+            more += 1
+        assert more * len(message) <= 1 << 20
+        call.cancel()
+        await asyncio.gather(write, return_exceptions=True)
+    stop.set()
+    await server.stop(None)
