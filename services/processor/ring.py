@@ -1,15 +1,14 @@
-"""The requests this processor has on the ring: submitted, followed, moved when a peer is lost, ended.
+"""The requests this processor has on the ring: begun, followed, ended.
 
-``RingRequest`` decides what a frame means; this file acts on it: commands to engines, news to clients.
+``RingRequest`` decides what a frame means; this file acts on it, with news to clients. Where a request is computed is
+``Placement``'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Set
 
-import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
@@ -17,29 +16,22 @@ from ringline.types.v1 import link_pb2
 
 from services.processor.backlog import Backlog
 from services.processor.client import CLIENT_EPOCH, ClientRequest, LiveRequest
-from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
+from services.processor.placement import Placement
 from services.processor.records import count_delta, log_finished
 from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of
-from services.ring.crashes import MAX_CRASH_RESUBMITS, Blame
+from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
-from services.ring.identity import PeerId
-from services.ring.liveness import BEAT_LIMIT
 from services.ring.quota import Quota
 from services.ring.request import Verdict
-from services.ring.routes import Route
 from services.runtime.metrics import ProcessorMetrics
 from services.runtime.wire import packed_from_proto, status_from_proto
-
-log = structlog.get_logger(__name__)
 
 MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
 RETRY_AFTER_MS = 500
 """Until a request that has to go on somewhere is given again to an engine that had no room."""
-MAX_REDIRECTS = 5
-"""Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
 
 
 class Ring:
@@ -60,12 +52,14 @@ class Ring:
         ``max_crash_resubmits``: so many engines may die while they compute a request; then it is given to no other.
         """
         self.backlog = backlog
-        self._peers = peers
         self._metrics = metrics
-        self._patience = patience
-        self._max_crash_resubmits = max_crash_resubmits
         self._live: dict[str, LiveRequest] = {}
-        self._stranded: dict[str, LiveRequest] = {}
+        self._placement = Placement(
+            peers, self._live, self._fail, patience=patience, max_crash_resubmits=max_crash_resubmits
+        )
+        self.routes_changed = self._placement.routes_changed
+        self.engine_lost = self._placement.engine_lost
+        self.detokenizer_lost = self._placement.detokenizer_lost
         self._quota = Quota("prompt", "this processor", "them", max_live_bytes)
 
     @property
@@ -92,7 +86,7 @@ class Ring:
         news.opening_bytes = live.admission.admitted.ByteSize()
         live.call.client.wake.set()
         live.outage.lost(time.monotonic())
-        self._route(live, "no engine and detokenizer are joined")
+        self._placement.route(live, "no engine and detokenizer are joined")
 
     def end(self, call: ClientRequest, cause: Cause, error: Status | None = None) -> None:
         """End a request here and now, from what was delivered; the ring is told to forget it. Idempotent."""
@@ -110,29 +104,10 @@ class Ring:
             self._deliver_end(live, choice, end)
         self._finish(live)
 
+    def _fail(self, live: LiveRequest, error: Status) -> None:
+        self.end(live.call, Cause.ERROR, error)
+
     # PeerEvents
-
-    def routes_changed(self) -> None:
-        """Stranded requests may go on."""
-        for live in list(self._stranded.values()):
-            self._route(live, live.reason)
-
-    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
-        """Its requests need another engine."""
-        now = time.monotonic()
-        for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
-            live.route = None
-            live.outage.lost(now)
-            if crashed:
-                live.crashes.ended(engine, now, computing=live.computing)
-            self._route(live, f"engine {engine.name} was lost")
-
-    def detokenizer_lost(self, detokenizer: PeerId) -> None:
-        """Its requests need another detokenizer."""
-        for live in list(self._live.values()):
-            if live.route is not None and live.route.detokenizer == detokenizer:
-                live.outage.lost(time.monotonic())
-                self._route(live, f"detokenizer {detokenizer.name} was lost")
 
     def rejected(self, rejection: link_pb2.Rejection) -> None:
         """An engine refused a Submit or Redirect: another route for what may be tried again, else the end."""
@@ -145,10 +120,7 @@ class Ring:
             # It was taken before; that there is no room where it has to go on is no reason to end it.
             again, live.retry_at = True, time.monotonic() + (status.retry_after_ms or RETRY_AFTER_MS) / 1000
         if again:
-            self._forget_at(live)  # it may still have it, under an earlier epoch
-            live.route = None
-            live.outage.refused(time.monotonic())
-            self._strand(live, status.message)
+            self._placement.refused(live, status.message)
         else:
             self.end(live.call, Cause.ERROR, status)
 
@@ -168,114 +140,9 @@ class Ring:
             event.set()
 
     def tick(self, now: float) -> None:
-        """Lose patience with routes that do not come. Call a few times a second."""
+        """See to what waits. Call a few times a second."""
         self.backlog.tick(now)
-        for live in list(self._stranded.values()):
-            if live.outage.waited(now) > self._patience:
-                message = f"no engine for this request within {self._patience:g} s: {live.reason}"
-                self.end(live.call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
-            elif now >= live.retry_at:
-                self._route(live, live.reason)
-        if self._peers.suspects or self._peers.parted:
-            self._leave(self._peers.suspects, self._peers.parted, now)
-
-    # Routing
-
-    def _leave(self, suspects: Set[PeerId], parted: Mapping[Route, float], now: float) -> None:
-        """Move what stands still, as far as there is another route. It may yet go on: a false alarm is harmless.
-
-        ``suspects`` give no sign of life; between ``parted`` pairs nothing gets through, since then.
-        """
-        for live in list(self._live.values()):
-            if live.route is None:
-                continue
-            engine, detokenizer = live.route.engine, live.route.detokenizer
-            if engine in suspects:
-                self._resubmit(live, f"engine {engine.name} gave no sign of life")
-            elif detokenizer in suspects or live.route in parted:
-                if (route := self._choose(live, engine)) is not None:
-                    live.outage.lost(time.monotonic())
-                    self._redirect(live, route)
-                elif now - parted.get(live.route, now) > BEAT_LIMIT:  # else they may just be joining again
-                    self._resubmit(live, f"engine {engine.name} is heard by no detokenizer")
-
-    def _resubmit(self, live: LiveRequest, reason: str) -> None:
-        """Go on at another engine, if there is one, though the present one may be alive."""
-        if (route := self._choose(live)) is not None:
-            self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
-            live.outage.lost(time.monotonic())
-            self._submit(live, route, reason)
-
-    def _route(self, live: LiveRequest, reason: str) -> None:
-        """Give the request a route: another detokenizer if its engine is there, else another engine."""
-        engine = live.route.engine if live.route is not None else None
-        if engine is not None and self._peers.has_engine(engine):
-            route = self._choose(live, engine)
-            if route is not None:
-                self._redirect(live, route)
-                return
-        else:
-            live.route = None
-            blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
-            if blame is Blame.POISON:
-                message = f"{live.crashes.count} engines died while they had this request"
-                self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
-                return
-            route = self._choose(live) if blame is Blame.NONE else None
-            if route is not None:
-                self._submit(live, route, reason)
-                return
-        self._strand(live, reason)
-
-    def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
-        request_id, choices = live.ring.request_id, len(live.ring.unfinished())
-        return self._peers.choose(request_id, live.admission.prefixes, choices=choices, engine=engine)
-
-    def _strand(self, live: LiveRequest, reason: str) -> None:
-        live.reason = reason
-        self._stranded[live.ring.request_id] = live
-
-    def _settle(self, live: LiveRequest, route: Route) -> None:
-        live.route = route
-        live.outage.routed(time.monotonic())
-        self._stranded.pop(live.ring.request_id, None)
-
-    def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
-        submit = submit_of(live, route.detokenizer.name)
-        if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
-            # It would end the link, and with it every other request that is on its way.
-            problem = f"prompt: with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
-            self.end(live.call, Cause.ERROR, Status(Code.INVALID_ARGUMENT, problem))
-            return
-        fingerprint = self._peers.fingerprint(route.engine)
-        if live.fingerprint is not None and live.ring.completion_tokens:
-            self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
-        live.fingerprint = fingerprint
-        live.computing = False
-        self._settle(live, route)
-        self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
-
-    def _redirect(self, live: LiveRequest, route: Route) -> None:
-        redirect = redirect_of(live, route.detokenizer.name)
-        self._settle(live, route)
-        self._peers.send(route.engine, (redirect,))
-
-    def _replay(self, live: LiveRequest) -> None:
-        """A frame did not fit: ask for the log again, from what is there."""
-        if live.ring.request_id in self._stranded:
-            return  # the route that it waits for brings a replay
-        live.ring.redirects += 1
-        log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
-        if live.ring.redirects > MAX_REDIRECTS:
-            message = f"its frames did not fit {live.ring.redirects} times"
-            self.end(live.call, Cause.ERROR, Status(Code.INTERNAL, message))
-        elif live.route is not None:
-            self._redirect(live, live.route)
-
-    def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
-        news = live.call.client.news(live.ring.request_id)
-        news.notices.append(inference_pb2.Continued(reason=reason, identical=identical))
-        live.call.client.wake.set()
+        self._placement.tick(now)
 
     # Frames
 
@@ -304,7 +171,7 @@ class Ring:
         if live is None or scored.epoch != live.ring.epoch:
             return
         if scored.offset > live.prompt_scores:
-            self._replay(live)
+            self._placement.replay(live)
             return
         fresh = scored.offset + len(scored.logprobs.logprobs) - live.prompt_scores
         if fresh <= 0:
@@ -321,7 +188,7 @@ class Ring:
         if live is None:
             return
         if entry.ids and entry.epoch == live.ring.epoch and live.prompt_scores < live.admission.num_prompt_scores:
-            self._replay(live)  # they come before any token, so some were lost
+            self._placement.replay(live)  # they come before any token, so some were lost
             return
         verdict = live.ring.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
         if verdict is Verdict.ACCEPT:
@@ -339,7 +206,7 @@ class Ring:
             self._heard(live)
             self.backlog.computed(count_delta(self._metrics, live, entry.choice, len(entry.ids), now))
         elif verdict is Verdict.REDIRECT:
-            self._replay(live)
+            self._placement.replay(live)
 
     def _end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd, woken: set[asyncio.Event]) -> None:
         live = self._live.get(request_id)
@@ -353,7 +220,7 @@ class Ring:
             if live.ring.finished:
                 self._finish(live)
         elif verdict is Verdict.REDIRECT:
-            self._replay(live)
+            self._placement.replay(live)
 
     def _deliver_end(self, live: LiveRequest, choice: int, end: ChoiceEnd) -> None:
         self._metrics.choice_ended(end.cause.name.lower())
@@ -369,18 +236,11 @@ class Ring:
         )
         del self._live[ring.request_id]
         self._quota.give_back(live.call.client.tenant, live.size)
-        self._stranded.pop(ring.request_id, None)
-        self._forget_at(live)
-        self._peers.release(ring.request_id, live.computed())
+        self._placement.forget(live)
         if live.begun is not None:
             self.backlog.ended(ring.prompt_tokens + ring.completion_tokens, time.monotonic() - live.begun)
         self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
         self._close(live.call, usage)
-
-    def _forget_at(self, live: LiveRequest) -> None:
-        """Tell the engine that has a request to forget it."""
-        if live.route is not None:
-            self._peers.send(live.route.engine, (done_of(live),))
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
         call.ended = True

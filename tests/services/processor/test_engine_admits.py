@@ -128,7 +128,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]
     call = ClientRequest("1-1", "", 1, ClientStream(""), 0.0, None)
     live = LiveRequest(call, admission, RingRequest("1-1", admission.admitted.prompt_tokens, admission.choices))
-    ring._submit(live, Route(engine, PeerId("detokenizer", 1)), "")
+    ring._placement._submit(live, Route(engine, PeerId("detokenizer", 1)), "")
     (command,) = wire.sent
     submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
     assert submission.choices == admission.choices

@@ -73,7 +73,7 @@ def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -
         world.ring.end(call, Cause.CANCELLED)
         del call
         settle(world)
-        objects = [one for one in gc.get_objects() if isinstance(one, LiveRequest)]
+        objects = [one for one in gc.get_objects() if type(one) is LiveRequest]
         assert not [live for live in objects if live.call.client is world.client]
     finally:
         gc.enable()

@@ -19,7 +19,7 @@ from tests.services.ring.world import World
 
 
 def test_patience_ends_with_what_was_delivered(world: World) -> None:
-    world.ring._patience = 5.0
+    world.ring._placement._patience = 5.0
     world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -36,7 +36,7 @@ def test_patience_ends_with_what_was_delivered(world: World) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the world sees."""
     clock = SimpleNamespace(now=1000.0)
-    for module in ("services.processor.ring", "tests.services.ring.world"):
+    for module in ("services.processor.ring", "services.processor.placement", "tests.services.ring.world"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
@@ -49,7 +49,7 @@ def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
 
 
 def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
-    world.ring._patience = 5.0
+    world.ring._placement._patience = 5.0
     world.engines["engine-0"].board.draining = True  # nobody was told
     world.ask(ask())
     for _ in range(4):
@@ -65,8 +65,8 @@ def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock
 
 
 def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
-    world.ring._patience = 5.0
-    world.ring._max_crash_resubmits = 3
+    world.ring._placement._patience = 5.0
+    world.ring._placement._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
         world.flow(tokens=1)
@@ -80,7 +80,7 @@ def test_patience_begins_anew_once_something_was_heard(world: World, clock: Simp
 
 
 def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
-    world.ring._patience = 5.0
+    world.ring._placement._patience = 5.0
     world.ask(ask())
     world.flow(tokens=1)
     world.flow(tokens=1)
@@ -93,7 +93,7 @@ def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleName
 
 
 def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamespace) -> None:
-    world.ring._patience = 5.0
+    world.ring._placement._patience = 5.0
     world.ask(ask())
     for _ in range(5):
         wait(world, clock, 10.0)

@@ -11,7 +11,7 @@ from ringline.inference.v1 import inference_pb2
 from ringline.reader import ResponseReader
 
 from services.processor.client import ClientRequest
-from services.processor.ring import MAX_REDIRECTS
+from services.processor.placement import MAX_REDIRECTS
 from services.ring.events import Cause, Code
 from tests.services.processor.asking import (
     ask,

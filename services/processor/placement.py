@@ -1,0 +1,199 @@
+"""Where each request is computed: it gets a route, is moved when a peer is lost or silent, waits while there is none.
+
+Whoever owns the requests ends those that cannot go on, through ``end``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Set
+
+import structlog
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.client import LiveRequest
+from services.processor.commands import done_of, redirect_of, submit_of
+from services.processor.peers import Peers
+from services.ring.crashes import Blame
+from services.ring.events import Code, Status
+from services.ring.identity import PeerId
+from services.ring.liveness import BEAT_LIMIT
+from services.ring.routes import Route
+
+log = structlog.get_logger(__name__)
+
+MAX_REDIRECTS = 5
+"""Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
+
+
+class Placement:
+    """Of the requests of one processor."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        live: Mapping[str, LiveRequest],
+        end: Callable[[LiveRequest, Status], None],
+        *,
+        patience: float,
+        max_crash_resubmits: int,
+    ) -> None:
+        """``live``: the requests by id, as whoever owns them keeps them. The rest is as in ``Ring``."""
+        self._peers = peers
+        self._live = live
+        self._end = end
+        self._patience = patience
+        self._max_crash_resubmits = max_crash_resubmits
+        self._stranded: dict[str, LiveRequest] = {}
+
+    # News of peers
+
+    def routes_changed(self) -> None:
+        """Stranded requests may go on."""
+        for live in list(self._stranded.values()):
+            self.route(live, live.reason)
+
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
+        """Its requests need another engine."""
+        now = time.monotonic()
+        for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
+            live.route = None
+            live.outage.lost(now)
+            if crashed:
+                live.crashes.ended(engine, now, computing=live.computing)
+            self.route(live, f"engine {engine.name} was lost")
+
+    def detokenizer_lost(self, detokenizer: PeerId) -> None:
+        """Its requests need another detokenizer."""
+        for live in list(self._live.values()):
+            if live.route is not None and live.route.detokenizer == detokenizer:
+                live.outage.lost(time.monotonic())
+                self.route(live, f"detokenizer {detokenizer.name} was lost")
+
+    def tick(self, now: float) -> None:
+        """Lose patience with routes that do not come, and leave who gives no sign of life."""
+        for live in list(self._stranded.values()):
+            if live.outage.waited(now) > self._patience:
+                message = f"no engine for this request within {self._patience:g} s: {live.reason}"
+                self._end(live, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
+            elif now >= live.retry_at:
+                self.route(live, live.reason)
+        if self._peers.suspects or self._peers.parted:
+            self._leave(self._peers.suspects, self._peers.parted, now)
+
+    # Of one request
+
+    def forget(self, live: LiveRequest) -> None:
+        """It has ended: no route is wanted for it, and the engine that has it is told."""
+        self._stranded.pop(live.ring.request_id, None)
+        self._forget_at(live)
+        self._peers.release(live.ring.request_id, live.computed())
+
+    def refused(self, live: LiveRequest, reason: str) -> None:
+        """Its engine did not take it: it waits for another route."""
+        self._forget_at(live)  # it may still have it, under an earlier epoch
+        live.route = None
+        live.outage.refused(time.monotonic())
+        self._strand(live, reason)
+
+    def _leave(self, suspects: Set[PeerId], parted: Mapping[Route, float], now: float) -> None:
+        """Move what stands still, as far as there is another route. It may yet go on: a false alarm is harmless.
+
+        ``suspects`` give no sign of life; between ``parted`` pairs nothing gets through, since then.
+        """
+        for live in list(self._live.values()):
+            if live.route is None:
+                continue
+            engine, detokenizer = live.route.engine, live.route.detokenizer
+            if engine in suspects:
+                self._resubmit(live, f"engine {engine.name} gave no sign of life")
+            elif detokenizer in suspects or live.route in parted:
+                if (route := self._choose(live, engine)) is not None:
+                    live.outage.lost(time.monotonic())
+                    self._redirect(live, route)
+                elif now - parted.get(live.route, now) > BEAT_LIMIT:  # else they may just be joining again
+                    self._resubmit(live, f"engine {engine.name} is heard by no detokenizer")
+
+    def _resubmit(self, live: LiveRequest, reason: str) -> None:
+        """Go on at another engine, if there is one, though the present one may be alive."""
+        if (route := self._choose(live)) is not None:
+            self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
+            live.outage.lost(time.monotonic())
+            self._submit(live, route, reason)
+
+    def route(self, live: LiveRequest, reason: str) -> None:
+        """Give the request a route: another detokenizer if its engine is there, else another engine."""
+        engine = live.route.engine if live.route is not None else None
+        if engine is not None and self._peers.has_engine(engine):
+            route = self._choose(live, engine)
+            if route is not None:
+                self._redirect(live, route)
+                return
+        else:
+            live.route = None
+            blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
+            if blame is Blame.POISON:
+                message = f"{live.crashes.count} engines died while they had this request"
+                self._end(live, Status(Code.INTERNAL, message))
+                return
+            route = self._choose(live) if blame is Blame.NONE else None
+            if route is not None:
+                self._submit(live, route, reason)
+                return
+        self._strand(live, reason)
+
+    def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
+        request_id, choices = live.ring.request_id, len(live.ring.unfinished())
+        return self._peers.choose(request_id, live.admission.prefixes, choices=choices, engine=engine)
+
+    def _strand(self, live: LiveRequest, reason: str) -> None:
+        live.reason = reason
+        self._stranded[live.ring.request_id] = live
+
+    def _settle(self, live: LiveRequest, route: Route) -> None:
+        live.route = route
+        live.outage.routed(time.monotonic())
+        self._stranded.pop(live.ring.request_id, None)
+
+    def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
+        submit = submit_of(live, route.detokenizer.name)
+        if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
+            # It would end the link, and with it every other request that is on its way.
+            problem = f"prompt: with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
+            self._end(live, Status(Code.INVALID_ARGUMENT, problem))
+            return
+        fingerprint = self._peers.fingerprint(route.engine)
+        if live.fingerprint is not None and live.ring.completion_tokens:
+            self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
+        live.fingerprint = fingerprint
+        live.computing = False
+        self._settle(live, route)
+        self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
+
+    def _redirect(self, live: LiveRequest, route: Route) -> None:
+        redirect = redirect_of(live, route.detokenizer.name)
+        self._settle(live, route)
+        self._peers.send(route.engine, (redirect,))
+
+    def replay(self, live: LiveRequest) -> None:
+        """A frame did not fit: ask for the log again, from what is there."""
+        if live.ring.request_id in self._stranded:
+            return  # the route that it waits for brings a replay
+        live.ring.redirects += 1
+        log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
+        if live.ring.redirects > MAX_REDIRECTS:
+            message = f"its frames did not fit {live.ring.redirects} times"
+            self._end(live, Status(Code.INTERNAL, message))
+        elif live.route is not None:
+            self._redirect(live, live.route)
+
+    def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
+        news = live.call.client.news(live.ring.request_id)
+        news.notices.append(inference_pb2.Continued(reason=reason, identical=identical))
+        live.call.client.wake.set()
+
+    def _forget_at(self, live: LiveRequest) -> None:
+        """Tell the engine that has a request to forget it."""
+        if live.route is not None:
+            self._peers.send(live.route.engine, (done_of(live),))
