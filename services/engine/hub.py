@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import structlog
@@ -19,6 +20,11 @@ from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
 
 log = structlog.get_logger(__name__)
+
+_RETRY_MS = (100, 30_000)
+"""What those are told whom a full queue refuses, at least and at most."""
+_RETRY_UNKNOWN_MS = 500
+_SPREAD = 1.25
 
 
 class LinkWaker:
@@ -47,6 +53,8 @@ class Hub:
         self.failed = False
         """Whether a step raised."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
+        self._queued_for: float | None = None
+        """Seconds that the request waited which was begun last."""
         self.metrics = EngineMetrics(self._read)
 
     # CorePort
@@ -128,6 +136,7 @@ class Hub:
         board, core_id = self.switchboard, output.request_id
         if output.queue_seconds is not None:
             self.metrics.queued(output.queue_seconds)
+            self._queued_for = output.queue_seconds
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
             board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
@@ -139,9 +148,18 @@ class Hub:
             board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
 
     def _refuse(self, core_id: str, error: RequestError) -> None:
-        entry = self.switchboard.refuse(core_id, status_of(error))
+        entry = self.switchboard.refuse(core_id, status_of(error, self._retry_after_ms()))
         if entry is not None:
             log.info("refused", request_id=entry.request_id, reason=str(error))
+
+    def _retry_after_ms(self) -> int:
+        """By then half of those that wait have begun, if they wait as long as the last one did.
+
+        Spread, so that not all who are refused come back together.
+        """
+        least, most = _RETRY_MS
+        delay = _RETRY_UNKNOWN_MS if self._queued_for is None else min(max(500 * self._queued_for, least), most)
+        return round(delay * random.uniform(1.0, _SPREAD))
 
     def _read(self) -> EngineReading | None:
         """For the metrics; called from another thread, so it only reads."""

@@ -16,7 +16,6 @@ from services.engine.limits import check_size
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
 from services.ring.submission import Submission
 
-RETRY_AFTER_MS = 500
 _CAUSES = {
     FinishCause.STOP: Cause.STOP,
     FinishCause.LENGTH: Cause.LENGTH,
@@ -105,14 +104,14 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
     )
 
 
-def status_of(error: RequestError) -> Status:
-    """How a refusal by the core reads on the wire."""
+def status_of(error: RequestError, retry_after_ms: int) -> Status:
+    """How a refusal by the core reads on the wire; ``retry_after_ms`` where the queue is full."""
     match error:
         case InvalidRequestError():
             field = _FIELDS.get(error.field, error.field)
             return Status(Code.INVALID_ARGUMENT, f"{field}: {error.problem}")
         case QueueFullError():
-            return Status(Code.RESOURCE_EXHAUSTED, str(error), RETRY_AFTER_MS)
+            return Status(Code.RESOURCE_EXHAUSTED, str(error), retry_after_ms)
         case _:
             return Status(Code.INTERNAL, str(error))
 

@@ -8,6 +8,7 @@ import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline.retry import Attempts, Deadline, RetryPolicy
 
 from tests.clients.scripted import (
     Abort,
@@ -80,6 +81,19 @@ async def test_overload_is_tried_again_only_when_asked_and_not_before_the_server
     outcome = await ask(client_options={"retry_overloaded": True})
     assert outcome.generation.text == "Hello, world"
     assert time.monotonic() - before >= 0.2  # a lower bound, which load cannot break
+
+
+def test_those_who_are_refused_together_come_back_apart_and_ever_later():
+    policy = RetryPolicy(patience=1000.0, retries=3, retry_overloaded=True)
+    full = ringline.Overloaded("full")
+    full.retry_after = 2.0
+    crowd = [Attempts(policy, Deadline(None)) for _ in range(100)]
+    for least in (2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        delays = [one.delay(full, another=True) for one in crowd]
+        assert all(least <= delay <= 1.5 * least for delay in delays)
+        assert max(delays) - min(delays) > 0.1 * least
+    crowd[0].admitted()
+    assert crowd[0].delay(full, another=True) <= 3.0
 
 
 async def test_overload_without_a_time_is_not_tried_again(server, ask):

@@ -11,6 +11,10 @@ from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
+_LONGEST_RETRY = 30.0
+"""Seconds to which doubling what an overloaded server asked for may bring it."""
+_MOST_DOUBLINGS = 10
+_SPREAD = 1.5
 GRACE = 1.0
 """Seconds past its deadline after which a request whose server does not end it is given up."""
 
@@ -75,6 +79,8 @@ class Attempts:
         self._delay = _FIRST_DELAY
         self._taken = False
         """Whether a server took the current attempt."""
+        self._refusals = 0
+        """Attempts in a row that were refused for overload."""
         self._lost = 0
         """Attempts in a row that were lost after that, with nothing delivered."""
 
@@ -88,6 +94,7 @@ class Attempts:
         self._taken = True
         self._outage_began = None
         self._delay = _FIRST_DELAY
+        self._refusals = 0
 
     def delivered(self) -> None:
         """Something of its answer came."""
@@ -97,7 +104,7 @@ class Attempts:
         """Seconds to wait before another attempt; raise ``error`` where it stands.
 
         None while there is ``another`` server to ask; else they double up to 1 s, with jitter. In any case at least
-        what the server asked for.
+        what the server asked for; twice that after a second refusal in a row, and so on, and up to half more at random.
         """
         least = self._least_delay(error)
         if least is None:
@@ -125,7 +132,13 @@ class Attempts:
             return 0.0
         if isinstance(error, Overloaded):
             if error.partial is not None:  # it had been admitted elsewhere, and is only to go on
-                return error.retry_after or 0.0
-            if self._policy.retry_overloaded:
-                return error.retry_after
+                return self._spread(error.retry_after or 0.0)
+            if self._policy.retry_overloaded and error.retry_after is not None:
+                return self._spread(error.retry_after)
         return None
+
+    def _spread(self, asked: float) -> float:
+        """Those who were refused together must not come back together, nor all too often."""
+        delay = min(asked * (1 << self._refusals), max(asked, _LONGEST_RETRY))
+        self._refusals = min(self._refusals + 1, _MOST_DOUBLINGS)
+        return delay * random.uniform(1.0, _SPREAD)

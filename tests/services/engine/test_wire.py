@@ -14,7 +14,7 @@ from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, QueueFullError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
 from engine_core.validation import validate_request
-from services.engine.wire import RETRY_AFTER_MS, end_of, status_of, submission_of
+from services.engine.wire import end_of, status_of, submission_of
 from services.ring.events import Cause, ChoiceEnd, Code, Refused
 
 MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
@@ -170,7 +170,7 @@ def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[st
     assert isinstance(order, Request)
     with pytest.raises(InvalidRequestError) as refused:
         validate_request(order, MODEL)
-    assert status_of(refused.value).message.startswith(f"{named}: ")
+    assert status_of(refused.value, 1).message.startswith(f"{named}: ")
 
 
 def test_the_limits_themselves_are_accepted() -> None:
@@ -192,11 +192,11 @@ def test_the_limits_themselves_are_accepted() -> None:
 
 
 def test_refusals_of_the_core_have_codes() -> None:
-    invalid = status_of(InvalidRequestError("temperature", "is nan; expected a number"))
+    invalid = status_of(InvalidRequestError("temperature", "is nan; expected a number"), 700)
     assert (invalid.code, invalid.retry_after_ms) == (Code.INVALID_ARGUMENT, None)
     assert "temperature" in invalid.message
-    full = status_of(QueueFullError("the queue is full"))
-    assert (full.code, full.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, RETRY_AFTER_MS)
+    full = status_of(QueueFullError("the queue is full"), 700)
+    assert (full.code, full.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, 700)
 
 
 @pytest.mark.parametrize("cause", FinishCause)

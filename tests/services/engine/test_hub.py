@@ -1,0 +1,33 @@
+"""What a full queue tells those whom it refuses: when to come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.errors import QueueFullError
+from engine_core.step import SequenceOutput
+from services.engine.hub import Hub
+from services.engine.step_loop import StepReport
+from services.ring.events import Status
+
+
+class Board:
+    """In the place of the switchboard."""
+
+    def __init__(self) -> None:
+        self.statuses: list[Status] = []
+
+    def refuse(self, core_id: str, status: Status) -> None:
+        self.statuses.append(status)
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(None, 500), (8.0, 4000), (0.001, 100), (1e6, 30_000)])
+def test_it_is_told_by_how_long_the_request_waited_that_was_begun_last(waited: float | None, expected: int) -> None:
+    hub = Hub(orphan_grace=1.0, max_ledgers=1)
+    hub.switchboard = board = Board()
+    if waited is not None:
+        hub.report(StepReport([SequenceOutput("a", 0, 0, [], [], queue_seconds=waited)]))
+    hub.report(StepReport([], refused=[("b", QueueFullError("full"))] * 50))
+    told = [status.retry_after_ms for status in board.statuses]
+    assert all(expected <= one <= 1.25 * expected for one in told)
+    assert len(set(told)) > 1
