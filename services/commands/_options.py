@@ -38,25 +38,43 @@ def bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not a token id and a value such as 42:-1.5") from None
 
 
-def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
-    """Refuse what is no address, and warn of variables that may have been meant to be it."""
-    if not valid_address(address):
-        raise click.BadParameter(f"{address!r} is not an address like host:port, [v6]:port or unix:path")
+def _check_addresses(context: click.Context, parameter: click.Parameter, addresses: str) -> str:
+    """Refuse what is no address, and warn of variables that may have been meant to be one."""
+    for address in addresses.split(","):
+        _check_form(address.strip())
     for name, nearest in unknown_variables(os.environ):
         click.echo(f"warning: {name} means nothing" + (f"; is it {nearest}?" if nearest else ""), err=True)
-    return address
+    return addresses
 
 
-address_option = click.option(
-    "--address",
-    metavar="HOST:PORT",
-    default=f"127.0.0.1:{PROCESSOR_PORT}",
-    envvar=ADDRESS_VARIABLE,
-    callback=_check_address,
-    show_default=True,
-    show_envvar=True,
-    help="Where the processor listens; unix:PATH too.",
-)
+def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    """Likewise, and refuse several."""
+    _check_form(address)
+    return _check_addresses(context, parameter, address)
+
+
+def _check_form(address: str) -> None:
+    if not valid_address(address):
+        raise click.BadParameter(f"{address!r} is not an address like host:port, [v6]:port or unix:path")
+
+
+def _address_option(
+    metavar: str, check: Callable[[click.Context, click.Parameter, str], str], more: str
+) -> Callable[[Function], Function]:
+    return click.option(
+        "--address",
+        metavar=metavar,
+        default=f"127.0.0.1:{PROCESSOR_PORT}",
+        envvar=ADDRESS_VARIABLE,
+        callback=check,
+        show_default=True,
+        show_envvar=True,
+        help=f"Where the processor listens; unix:PATH too.{more}",
+    )
+
+
+address_option = _address_option("HOST:PORT", _check_address, "")
+addresses_option = _address_option("HOST:PORT,…", _check_addresses, " Of several, one that works is asked.")
 
 _GENERATION_OPTIONS = (
     click.option("--model", help="One of the models served. Default: the one that is."),

@@ -9,13 +9,20 @@ from typing import Any
 import click
 import ringline
 
-from services.commands._options import PATIENCE, address_option, describe, generation_options, server_errors, to_options
+from services.commands._options import (
+    PATIENCE,
+    addresses_option,
+    describe,
+    generation_options,
+    server_errors,
+    to_options,
+)
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
 
 
 @click.command("chat", epilog=HELP)
-@address_option
+@addresses_option
 @click.option("--system", help="The system message.")
 @generation_options
 def chat(address: str, system: str | None, **flags: Any) -> None:

@@ -13,7 +13,7 @@ import ringline
 
 from services.commands._options import (
     PATIENCE,
-    address_option,
+    addresses_option,
     generation_options,
     server_errors,
     to_options,
@@ -24,7 +24,7 @@ from services.commands._options import (
 
 @click.command("generate")
 @click.argument("prompt", required=False)
-@address_option
+@addresses_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("--chat", is_flag=True, help="The prompt is a user's message, rendered by the model's chat template.")
 @click.option("--system", help="With --chat: the system message.")

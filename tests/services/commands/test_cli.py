@@ -174,6 +174,6 @@ def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
         "127.0.0.1:9 is not available: Connection refused; `ringline serve` starts a server, --address names another"
     )
     assert done.stderr.splitlines() == [f"Error: {expected}"]
-    done = ringline(*command, "--address", "nowhere")
+    done = ringline(*command, "--address", "nowhere" if command[0] == "bench" else "127.0.0.1:9,nowhere")
     assert done.returncode == 2
     assert "'nowhere' is not an address like host:port" in done.stderr

@@ -22,6 +22,13 @@ async def test_text_goes_to_the_terminal(front_door):
     assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
 
 
+async def test_of_several_addresses_one_that_works_is_asked(front_door):
+    command = ["--address", f"127.0.0.1:9, {front_door.address}", "Hi"]
+    for _ in range(3):  # which is asked first is drawn
+        result = await asyncio.to_thread(CliRunner().invoke, generate, command)
+        assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
+
+
 async def test_json_is_one_object(front_door):
     result = await run(front_door, "Hi", "--json")
     document = json.loads(result.stdout)
