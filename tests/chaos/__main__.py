@@ -20,10 +20,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="a short path for the services' logs, which stay")
     parser.add_argument("--no-rolling", action="store_true", help="leave out the rolling restart")
     parser.add_argument("--concurrency", type=int, default=12, help="requests at a time (default: 12)")
+    parser.add_argument(
+        "--pauses", type=int, default=5, help="times that each fault happens alone, to see its pause (default: 5)"
+    )
     given = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
-    options = Options(seed, given.seconds, not given.no_rolling, given.concurrency, keep=given.keep)
+    rolling = not given.no_rolling
+    options = Options(seed, given.seconds, rolling, given.concurrency, pauses=given.pauses, keep=given.keep)
     report = asyncio.run(run(options))
     print("\n".join(report.lines()))
     if given.report is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ringline import AsyncClient, Delta, RingError
 
-from tests.chaos.outcome import Fault, Outcome, Pause, faults_of
+from tests.chaos.outcome import Fault, Gap, Outcome, Pause, faults_of
 from tests.chaos.workload import Spec
 
 STUCK_AFTER = 150.0
@@ -38,6 +38,7 @@ class Tally:
     pauses: list[Pause] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     """The longest one of each request."""
+    all_gaps: list[Gap] = field(default_factory=list)
 
 
 def connect(addresses: str) -> AsyncClient:
@@ -115,6 +116,7 @@ class Load:
         if not slow:
             tally.pauses += outcome.pauses
             tally.gaps.append(outcome.longest_gap)
+            tally.all_gaps += outcome.gaps
         for fault, words in faults_of(outcome, self._answers[spec.name], cancelled=cancelled).items():
             tally.faults[fault] += 1
             if len(tally.details) < 50:

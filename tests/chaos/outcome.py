@@ -41,6 +41,24 @@ class Pause:
     reason: str
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Between two deltas of a request, on the monotonic clock."""
+
+    begun: float
+    ended: float
+    told: bool
+    """Whether the client was told in it that the request goes on elsewhere."""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.begun
+
+
+MIN_GAP = 0.02
+"""Seconds: shorter gaps are not kept."""
+
+
 @dataclass
 class Outcome:
     """All that one request brought, as it came."""
@@ -54,6 +72,7 @@ class Outcome:
     broken: list[str] = field(default_factory=list)
     """Rules of the stream that were broken."""
     pauses: list[Pause] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     continued: int = 0
     not_identical: int = 0
     first_token: float | None = None
@@ -96,6 +115,8 @@ class Outcome:
             self.first_token = now - self.began
         else:
             self.longest_gap = max(self.longest_gap, now - self._heard)
+            if self._reason is not None or now - self._heard >= MIN_GAP:
+                self.gaps.append(Gap(self._heard, now, self._reason is not None))
         if self._reason is not None:
             self.pauses.append(Pause(now - self._heard, self._reason))
             self._reason = None

@@ -23,6 +23,26 @@ class Phase:
 
 
 @dataclass
+class Pauses:
+    """What requests saw of faults of one kind at one service, one fault at a time."""
+
+    service: str
+    kind: str
+    faults: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Of each request that noticed one."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Seconds to the first token of a prompt of so many tokens, on an idle ring."""
+
+    tokens: int
+    cold: float
+    cached: float
+
+
+@dataclass
 class Report:
     """A whole run."""
 
@@ -33,6 +53,8 @@ class Report:
     """Median, seconds, while nothing went wrong."""
     calm_gap: float = 0.0
     """Likewise: between two deltas, the longest of a request."""
+    pauses: list[Pauses] = field(default_factory=list)
+    prefill: Prefill | None = None
     left: dict[str, Any] = field(default_factory=dict)
     """By service: what it still held after all had ended."""
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -68,6 +90,10 @@ class Report:
             "phases": {phase.name: _phase_json(phase) for phase in self.phases},
             "calm_first_token_ms": round(1000 * self.calm_first_token, 1),
             "calm_gap_ms": round(1000 * self.calm_gap, 1),
+            "pauses_at_single_faults_ms": {
+                f"{one.service} {one.kind}": {"faults": one.faults, **_quantiles(one.seconds)} for one in self.pauses
+            },
+            "prefill_ms": None if self.prefill is None else _prefill_json(self.prefill),
             "left": {name: asdict(held) for name, held in self.left.items()},
             "exit_codes": self.exit_codes,
             "suspected": self.logs.suspected,
@@ -85,6 +111,11 @@ class Report:
             f"while nothing goes wrong: first token after {1000 * self.calm_first_token:.0f} ms, "
             f"longest gap between two deltas {1000 * self.calm_gap:.0f} ms"
         )
+        for one in self.pauses:
+            lines.append(f"{one.service} {one.kind} alone, {one.faults} times: {_words(one.seconds)}")
+        if self.prefill is not None:
+            cost = ", ".join(f"{name} {value}" for name, value in _prefill_json(self.prefill).items())
+            lines.append(f"first token of a prompt on an idle ring: {cost}")
         lines.append(f"peers suspected {self.logs.suspected} times, trusted again {self.logs.trusted_again} times")
         lines.append(f"left behind: {self.left or 'no ledgers, no blocks, no requests'}")
         lines += [f"PROBLEM {problem}" for problem in self.problems]
@@ -131,8 +162,21 @@ def _phase_lines(phase: Phase) -> list[str]:
     ]
     for what, values in _pauses(tally).items():
         if values:
-            lines.append(f"  {what}: " + ", ".join(f"{name} {value}" for name, value in _quantiles(values).items()))
+            lines.append(f"  {what}: {_words(values)}")
     return lines
+
+
+def _words(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in _quantiles(seconds).items())
+
+
+def _prefill_json(prefill: Prefill) -> dict[str, float]:
+    """Milliseconds."""
+    return {
+        "tokens": prefill.tokens,
+        "cold": round(1000 * prefill.cold, 1),
+        "cached": round(1000 * prefill.cached, 1),
+    }
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,15 @@ from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet, Held
 from tests.chaos.load import Load, connect, undisturbed
 from tests.chaos.logs import read_logs
+from tests.chaos.outcome import Outcome
+from tests.chaos.pauses import measure, prefill_cost
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
 
 CLIENTS = 3
 """Each has one session, at one processor at a time."""
+NOTICED = 3.0
+"""Times the longest gap of a request while nothing goes wrong, at the median: what is longer was noticed."""
 SETTLE_TIMEOUT = 20.0
 """Seconds in which services forget what has ended; longer than an orphan's grace."""
 
@@ -33,6 +38,8 @@ class Options:
     """Replace every process, one after the other."""
     concurrency: int = 12
     pause: float = 0.2
+    pauses: int = 0
+    """How often each kind of fault happens alone to each service, to see what pause it makes."""
     keep: Path | None = None
     """Where logs stay; else they are removed."""
 
@@ -49,7 +56,10 @@ async def run(options: Options) -> Report:
         answers = await undisturbed(clients[0], specs, options.concurrency)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
+        report.prefill = await prefill_cost(clients[0], _typical_tokens(answers.values()), options.seed)
         load = Load(clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause)
+        if options.pauses:
+            await _single_faults(options, fleet, load, report)
         await _chaos(options, fleet, load, report)
         if options.rolling:
             await _rolling_restart(fleet, load, report)
@@ -59,6 +69,18 @@ async def run(options: Options) -> Report:
         await _end(fleet, report)
         report.logs = read_logs(process.log for process in fleet.processes.values())
     return report
+
+
+def _typical_tokens(answers: Iterable[Outcome]) -> int:
+    """What an engine that takes over has to compute, half way: the prompt and half of the answer, at the median."""
+    usages = [answer.usage for answer in answers if answer.usage is not None]
+    return round(quantile([usage.prompt_tokens + usage.completion_tokens / 2 for usage in usages], 0.5))
+
+
+async def _single_faults(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
+    start = time.monotonic()
+    report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
+    report.phases.append(Phase("single faults", time.monotonic() - start, load.next_phase()))
 
 
 async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> None:

@@ -12,7 +12,8 @@ from ringline import Continued, Delta, Finished, FinishReason, Usage
 
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet
-from tests.chaos.outcome import Fault, Outcome, faults_of
+from tests.chaos.outcome import Fault, Gap, Outcome, faults_of
+from tests.chaos.pauses import Strike, pauses_of
 from tests.chaos.run import Options, run
 
 pytestmark = pytest.mark.long
@@ -119,6 +120,19 @@ def test_a_pause_lies_between_two_deltas_and_has_a_reason() -> None:
     outcome.take(Delta(0, 1, "b", (8,), None))
     outcome.take(Delta(0, 2, "c", (9,), None))
     assert [pause.reason for pause in outcome.pauses] == ["engine engine-0 was lost"]
+
+
+def test_a_pause_belongs_to_the_fault_that_is_in_it_if_it_was_noticed() -> None:
+    strikes = [Strike("engine", Kind.KILL, 10.0), Strike("engine", Kind.KILL, 20.0), Strike("processor", Kind.CUT, 30)]
+    gaps = [
+        Gap(9.9, 10.03, told=True),
+        Gap(9.9, 10.02, told=False),
+        Gap(19.0, 22.0, told=False),
+        Gap(12.0, 15.0, told=True),
+    ]
+    engine, processor = pauses_of(strikes, gaps, noticed=0.2)
+    assert (engine.faults, engine.seconds) == (2, [pytest.approx(0.13), 3.0])
+    assert (processor.faults, processor.seconds) == (1, [])
 
 
 def test_a_seed_replays_its_faults_and_ten_minutes_have_enough_of_them(tmp_path: Path) -> None:
