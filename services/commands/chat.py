@@ -17,6 +17,7 @@ from services.commands._options import (
     server_errors,
     to_options,
 )
+from services.commands.interrupts import closed_by_interrupt
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
 
@@ -92,7 +93,7 @@ class Conversation:
         self._messages.append({"role": "user", "content": text})
         said = ""
         try:
-            with self._client.stream(messages=self._prompt(), **self._options) as stream:
+            with self._client.stream(messages=self._prompt(), **self._options) as stream, closed_by_interrupt(stream):
                 for delta in stream:
                     click.echo(delta.text, nl=False)
                     said += delta.text

@@ -20,6 +20,7 @@ from services.commands._options import (
     token_ids,
     usage_errors,
 )
+from services.commands.interrupts import closed_by_interrupt
 
 
 @click.command("generate")
@@ -59,7 +60,7 @@ def generate(
     with ringline.Client(address, patience=PATIENCE) as client:
         with usage_errors():
             stream = client.stream(None if chat else text, messages=messages, token_ids=ids, **options)
-        with server_errors(address), stream:
+        with server_errors(address), stream, closed_by_interrupt(stream):
             if as_json:
                 click.echo(json.dumps(to_json(stream.result()), ensure_ascii=False))
             elif options.get("n", 1) == 1:

@@ -13,6 +13,8 @@ from engine_core.attention.native import NativeAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
 from tests.engine_core.attention.sequences import CPU, Geometry, Run, make_sequences
 
+pytestmark = pytest.mark.long
+
 GEOMETRIES = [
     Geometry(4, 2, 64, 16),
     Geometry(7, 1, 16, 16),

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import signal
+import sys
 
 import grpc
 import pytest
@@ -9,7 +11,7 @@ from ringline.types.v1 import output_pb2
 from ringline.types.v1.sampling_pb2 import SamplingParams
 
 from services.commands.generate import generate
-from tests.clients.scripted import Abort, admitted, delta, hello, play, refusal, terminal
+from tests.clients.scripted import Abort, admitted, delta, forever, hello, play, refusal, terminal
 
 
 async def run(front_door, *args: str, stdin: str | None = None) -> Result:
@@ -199,3 +201,17 @@ async def test_the_address_comes_from_the_environment(front_door):
     env = {"RINGLINE_ADDRESS": front_door.address}
     result = await asyncio.to_thread(CliRunner(env=env).invoke, generate, ["Hi"])
     assert result.stdout == "Hello, world\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+async def test_ctrl_c_ends_the_request_and_the_command(front_door, flags):
+    front_door.plays(forever)
+    command = ["-m", "services.cli", "generate", "Hi", *flags, "--address", front_door.address]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        await front_door.service.asked.wait()
+        process.send_signal(signal.SIGINT)
+        await front_door.service.cancelled.wait()
+        printed, _ = await process.communicate()
+    assert process.returncode == 130
+    assert set(printed.decode()) <= ({"x", "\n"} if not flags else set())

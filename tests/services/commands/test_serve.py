@@ -22,6 +22,8 @@ from services.runtime.errors import FatalError
 from services.runtime.run_dir import running_stacks
 from tests.services.runtime.test_process import alive, wait_until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 
 CONFIG = {

@@ -17,6 +17,8 @@ from services.engine.tokenizer import CHUNK_BYTES, chunks, fingerprint_of, read_
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 
+pytestmark = pytest.mark.long
+
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"] * 20
 TEXTS = [SENTENCES[0], "Zebras… 日本語"]
 
