@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import engine
+from benchmarks import engine, overlap
 from benchmarks.limits import Limits
+from benchmarks.overlap import Steps
 from benchmarks.report import document, write_json
 from benchmarks.results_page import write_page
 from benchmarks.roofline import ModelCost
@@ -89,6 +90,17 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = WorkerSpec("nobody", sys.executable, "no_engine", {}, {})
     with pytest.raises(WorkerError, match="no_engine"), Worker(spec, tmp_path):
         pass
+
+
+def test_pauses_between_steps_are_a_part_of_their_time(model: Path) -> None:
+    steps = Steps(begun=[0.0, 1.0, 2.0, 3.0, 4.0], ended=[0.9, 1.9, 2.75, 3.75, 4.75])
+    assert (steps.step_us(), steps.pause_us()) == (1e6, 0.25e6)
+    rows = overlap.measure(model, Work(batch=2, prompt=16, output=8), 1, 1, load_format="dummy")
+    assert [(row["tokens"], row["steps"]) for row in rows] == [
+        (tokens, steps) for tokens in ("greedy", "sampled") for steps in ("one by one", "overlapping")
+    ]
+    assert all(0 < row["µs between"] < row["µs a step"] for row in rows if row["steps"] == "one by one")
+    assert rows[0]["step / one by one"] == "1 (1 … 1)"
 
 
 def test_rounds_alternate_and_ratios_are_of_one_round() -> None:

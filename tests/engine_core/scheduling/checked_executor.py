@@ -196,6 +196,7 @@ class CheckedExecutor(Executor):
         params = worker.new.params
         start, end = worker.computed, worker.computed + count
         assert plan.samples[index] == (end == len(worker.tokens))
+        assert end < min(worker.new.num_prompt_tokens + params.max_tokens, self.model.max_model_len), "in vain"
         for position in range(start):
             assert self._read(worker, position) == worker.expected(position), "a block does not hold what it should"
         state = self._read(worker, start - 1) if start else b""

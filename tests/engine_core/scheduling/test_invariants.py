@@ -145,11 +145,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plan()
             self.settle(keep=0)
 
-    @rule(keep=st.integers(0, 2))
-    def overlap(self, keep):
+    @rule(keep=st.integers(0, 2), steps=st.integers(1, 10))
+    def overlap(self, keep, steps):
         """Plan ahead of results that are not in yet: ends and tokens are learned late."""
-        self.plan()
-        self.settle(keep)
+        for _ in range(steps):
+            self.plan()
+            self.settle(keep)
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds):
