@@ -79,3 +79,28 @@ def test_attention_compiles(dtype: str, head_dim: int, tmp_path: Path, monkeypat
     chunks = compiled(attention.attend_chunks, tiles_of_chunks(itemsize, head_dim, group))
     # On Hopper the products of narrow types are to be made by its tensor cores.
     assert ("wgmma" in chunks.asm["ptx"]) == (dtype == "bf16")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_layers_compile(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from engine_core.kernels.triton import linear, rows
+    from engine_core.layers.gpu_linear import ProductTiles
+
+    number, wide = f"*{dtype}", "*fp32"
+    norm = {"x": number, "weight": number, "output": number, "x_stride": "i32"}
+    rotation = {"heads": number, "weights": number, "cos": wide, "sin": wide, "stride": "i32"}
+    product = dict.fromkeys(("x", "weight", "output"), number)
+    product |= {"bias": number, "residual": number, "num_rows": "i32"}
+    head = {"EPSILON": 1e-6, "NUM_HEADS": 40, "NUM_QUERY_HEADS": 32, "HALF": 64, "TOGETHER": 8, "WIDTH": 64}
+    compile_kernel(rows.normalize, norm, {"EPSILON": 1e-6, "SIZE": 4096, "WIDTH": 4096}, num_warps=8)
+    compile_kernel(rows.rotate, rotation, head | {"NORMALIZED": True}, num_warps=2)
+    compile_kernel(rows.silu_and_multiply, {"gate_up": number, "output": number}, {"SIZE": 14336, "BLOCK": 1024})
+    for outputs in (4096, 28672):
+        tiles = ProductTiles.of(outputs, {"bf16": 2, "fp32": 4}[dtype])
+        sizes = {"OUTPUTS": outputs, "INPUTS": 4096, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
+        flags = {"BIASED": False, "ADDED": True, "IEEE": dtype == "fp32", "WIDE": False}
+        result = compile_kernel(linear.multiply, product, sizes | flags, num_warps=tiles.warps, num_stages=tiles.stages)
+        assert result.metadata.shared <= SMALLEST_SHARED_MEMORY
+        assert ("wgmma" in result.asm["ptx"]) == (dtype == "bf16")
+        assert "cp.async" in result.asm["ptx"]

@@ -1,0 +1,135 @@
+"""Layers on NVIDIA GPUs: products of matrices as ``gpu_linear`` has them, all else by own Triton kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engine_core.kernels.triton import rows as kernels
+from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.gpu_linear import GpuLinear, InvariantLinear, LibraryLinear
+
+_HEADS_TOGETHER = 8
+_ACTIVATIONS_TOGETHER = 1024
+_WIDTH_PER_WARP = 512
+
+
+class GpuNorm:
+    """Root mean square normalization."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        """Keep a copy of ``weight`` [H]."""
+        self._weight = weight.clone()
+        self._eps = eps
+        self._width = triton.next_power_of_2(len(weight))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight."""
+        return self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``x`` [T, H]."""
+        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        kernels.normalize[(len(x),)](
+            x,
+            self._weight,
+            output,
+            x.stride(0),
+            EPSILON=self._eps,
+            SIZE=x.shape[1],
+            WIDTH=self._width,
+            num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
+        )
+        return output
+
+
+class GpuRotation:
+    """Normalization and rotation of queries and keys in place."""
+
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
+    ) -> None:
+        """Keep copies of the norms' weights [D]."""
+        self._split = [num_heads, num_kv_heads, num_kv_heads]
+        self._weights = None if norms is None else torch.stack(norms)
+        self._eps = eps
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the norms' weights."""
+        return 0 if self._weights is None else self._weights.nbytes
+
+    def __call__(
+        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
+        rotated, half = self._split[0] + self._split[1], heads.shape[2] // 2
+        kernels.rotate[(len(heads), -(-rotated // _HEADS_TOGETHER))](
+            heads,
+            cos if self._weights is None else self._weights,
+            cos,
+            sin,
+            heads.stride(0),
+            NORMALIZED=self._weights is not None,
+            EPSILON=self._eps,
+            NUM_HEADS=rotated,
+            NUM_QUERY_HEADS=self._split[0],
+            HALF=half,
+            TOGETHER=_HEADS_TOGETHER,
+            WIDTH=triton.next_power_of_2(half),
+            num_warps=2,
+        )
+        query, key, value = torch.split(heads, self._split, dim=1)
+        return query, key, value
+
+
+class GpuEmbedding:
+    """Rows of the output projection's weight, which is the same matrix."""
+
+    nbytes = 0
+
+    def __init__(self, head: GpuLinear) -> None:
+        """Read from ``head``."""
+        self._head = head
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``token_ids`` [T] int64."""
+        return torch.nn.functional.embedding(token_ids, self._head.weight)
+
+
+class GpuLayers(Layers):
+    """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
+
+    compiles_per_size = False
+
+    def __init__(self, processors: int, deterministic: bool) -> None:
+        """``processors``: multiprocessors of the device. ``deterministic``: linear layers are batch-invariant."""
+        self._processors = processors
+        self._deterministic = deterministic
+
+    def numerics(self) -> str:
+        return f"triton {triton.__version__}, " + ("own products" if self._deterministic else "products by cuBLAS")
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+        return InvariantLinear(weight, bias, self._processors) if self._deterministic else LibraryLinear(weight, bias)
+
+    def tied_embedding(self, head: LinearLayer, table: torch.Tensor) -> EmbeddingLayer:
+        assert isinstance(head, GpuLinear)
+        return GpuEmbedding(head)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> NormLayer:
+        return GpuNorm(weight, eps)
+
+    def rotation(
+        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
+    ) -> HeadRotation:
+        return GpuRotation(num_heads, num_kv_heads, norms, eps)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        count, size = gate_up.shape[0], gate_up.shape[1] // 2
+        output = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
+        kernels.silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](
+            gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER
+        )
+        return output
