@@ -18,7 +18,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos lint format stubs proto-baseline bench clean
+.PHONY: help setup demo test test-gpu chaos lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ demo: $(FULL)  ## start the three services with the bundled model and stream an 
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# Installs nothing: on a machine with a GPU, PYTHON is one that has torch for CUDA, transformers and pytest.
+test-gpu:  ## what needs an NVIDIA GPU, with the PYTHON and the packages that are there; PYTEST="-k name" to choose
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu $(PYTEST)
 
 chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
@@ -50,6 +54,9 @@ proto-baseline: $(FULL)  ## take the protos as they are for what later ones must
 
 bench: $(FULL)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
 	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
+
+bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are there; GPU="--parts decode-1" to choose
+	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
 
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info

@@ -56,7 +56,45 @@ def _qwen3_600m() -> PretrainedConfig:
     )
 
 
+def _llama_8b() -> PretrainedConfig:
+    """Llama-3.1-8B: 8.03 billion weights. For GPUs, with weights that are made there (``--load-format dummy``)."""
+    return LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {"tiny-llama": _tiny_llama, "qwen3-0.6b": _qwen3_600m}
+
+WITHOUT_WEIGHTS: dict[str, Callable[[], PretrainedConfig]] = {"llama-3.1-8b": _llama_8b, "qwen3-0.6b": _qwen3_600m}
+"""Shapes for ``describe_model``."""
+
+
+def describe_model(name: str, directory: Path) -> Path:
+    """A checkpoint of that shape without weights, in ``directory``: for engines that make random ones themselves."""
+    config, arch = WITHOUT_WEIGHTS[name](), {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    config.architectures = [arch[config.model_type]]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(directory)
+    _write_tokenizer(directory)
+    return directory
 
 
 def model_options(parser: argparse.ArgumentParser, default: str) -> None:
@@ -90,6 +128,10 @@ def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM
     model.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    _write_tokenizer(directory)
+
+
+def _write_tokenizer(directory: Path) -> None:
     tokenizer: Any = PreTrainedTokenizerFast
     tokenizer(tokenizer_object=_train_tokenizer(), eos_token=_SPECIAL_TOKENS[0]).save_pretrained(directory)
 

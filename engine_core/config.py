@@ -156,8 +156,23 @@ class LoadConfig(_Section):
 class DeviceConfig(_Section):
     """What the model runs on."""
 
-    device: str = option("auto", "Device; auto takes the best one present.", choices=("auto", "cpu"))
-    num_threads: int | None = option(None, "Threads of the forward pass; default: all cores.", minimum=1)
+    device: str = option(
+        "auto", "Device; auto takes an NVIDIA GPU if torch sees one, else the CPU.", choices=("auto", "cpu", "cuda")
+    )
+    num_threads: int | None = option(None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1)
+    attention_backend: str | None = option(
+        None,
+        "What computes attention: triton on a GPU, native or torch on a CPU; default: the fastest that can.",
+        choices=("triton", "native", "torch"),
+    )
+    enforce_eager: bool = option(
+        False, "On a GPU: launch each kernel in each step instead of replaying captured CUDA graphs."
+    )
+    deterministic: bool = option(
+        False,
+        "On a GPU: compute by kernels that give a row equal bits in every batch, so that equal requests get equal "
+        "tokens whatever runs beside them; slower. On a CPU it is always so.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,17 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
 
+    def on(self, device: torch.device) -> AttentionMetadata:
+        """The same on another device."""
+        return AttentionMetadata(
+            self.query_starts.to(device),
+            self.seq_lens.to(device),
+            self.block_tables.to(device),
+            self.slot_mapping.to(device),
+            self.max_query_len,
+            self.max_seq_len,
+        )
+
 
 class AttentionBackend(ABC):
     """Writes keys and values to the cache and attends over it, causally."""

@@ -64,8 +64,8 @@ class InlineExecutor(Executor):
             worker = self._worker = Worker(self._config, checkpoint)
         with progress.stage("device") as stage:
             worker.init_device()
-            stage.bytes = worker.usable
-            stage.detail = worker.describe_device()
+            stage.bytes = worker.device.usable
+            stage.detail = worker.device.describe()
         with progress.stage("load weights") as stage:
             worker.load_model(lambda done, total: progress.advance(stage, done, total))
             stage.bytes = worker.model.weight_bytes
@@ -78,12 +78,14 @@ class InlineExecutor(Executor):
             tokens = self.cache_size.num_blocks * self.cache_size.block_size
             stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
         with progress.stage("warm up") as stage:
-            worker.warm_up()
-            stage.detail = self._test_numerics(worker)
+            made = worker.warm_up()
+            found = self._test_numerics(worker)
+            left = worker.device.memory_left(self._config.cache, self.cache_size)
+            stage.detail = "; ".join(part for part in (made, found, left) if part)
         asked = self._config.scheduler.async_scheduling
-        overlapped = worker.is_asynchronous if asked is None else asked
+        overlapped = worker.device.is_asynchronous if asked is None else asked
         self.max_concurrent_steps = 2 if overlapped else 1
-        if overlapped and not worker.is_asynchronous:
+        if overlapped and not worker.device.is_asynchronous:
             self._thread = StepThread()
 
     def _test_numerics(self, worker: Worker) -> str:
@@ -92,8 +94,9 @@ class InlineExecutor(Executor):
             return "a row's bits do not depend on its batch"
         self.numerics_fingerprint = f"unstable {uuid.uuid4().hex}"
         return (
-            "WARNING: a row's bits depend on its batch here, so a request that moves to another engine goes on with a "
-            "valid sample, but perhaps not with the tokens it would have had"
+            "WARNING: a row's bits depend on its batch here (on a GPU, --deterministic changes that), so a request "
+            "that moves to another engine goes on with a valid sample, but perhaps not with the tokens it would have "
+            "had"
         )
 
     def _size_cache(self, worker: Worker, progress: StartupProgress) -> CacheSize:

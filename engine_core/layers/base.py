@@ -26,7 +26,10 @@ class LinearLayer(Protocol):
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
+        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is.
+
+        ``residual`` may be overwritten.
+        """
 
 
 class EmbeddingLayer(Protocol):

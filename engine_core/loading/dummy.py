@@ -30,10 +30,10 @@ class DummyWeights:
     ) -> None:
         """``shapes`` are the tensors that will be taken; equal arguments make equal weights."""
         generator = torch.Generator().manual_seed(seed)
-        self._pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype).repeat(2)
+        pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype)
+        self._pool = pool.to(device).repeat(2)
         self._shapes = shapes
-        self._staging = Staging(dtype)
-        self._device = device
+        self._staging = Staging(dtype, device)
         self._on_progress = on_progress
         self._done = 0
         self._total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
@@ -46,7 +46,7 @@ class DummyWeights:
             self._done += part.nbytes
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
-        return tensor.to(self._device)
+        return tensor
 
     def _fill(self, name: str, tensor: torch.Tensor) -> None:
         if name.endswith(".bias"):

@@ -78,7 +78,7 @@ class StoredWeights:
         self._tensors = find_tensors(directory)
         _check(directory, self._tensors, shapes, is_redundant)
         self._dtype = dtype
-        self._staging = Staging(dtype)
+        self._staging = Staging(dtype, device)
         self._device = device
         self._on_progress = on_progress
         self._files: dict[Path, Any] = {}
@@ -91,7 +91,7 @@ class StoredWeights:
             self._files.clear()
             self._mapped = 0
         parts = [self._view(name) for name in names]
-        if len(parts) > 1 or parts[0].dtype != self._dtype:
+        if len(parts) > 1 or parts[0].dtype != self._dtype or parts[0].device != self._device:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
             for part, place in zip(parts, torch.split(joined, rows), strict=True):
@@ -99,7 +99,7 @@ class StoredWeights:
             parts = [joined]
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
-        return parts[0].to(self._device)
+        return parts[0]
 
     def _view(self, name: str) -> torch.Tensor:
         """One tensor, in the mapped file."""

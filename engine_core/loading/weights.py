@@ -30,14 +30,14 @@ class Staging:
     that nothing fits into: 40 % more memory, measured on a model with layers of 7 MB.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """It is allocated when first used."""
-        self._buffer = torch.empty(0, dtype=dtype)
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """It is allocated on ``device`` when first used."""
+        self._buffer = torch.empty(0, dtype=dtype, device=device)
 
     def make(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor of that shape with unspecified contents, in place of the one made before."""
         count = math.prod(shape)
         if count > self._buffer.numel():
-            self._buffer = torch.empty(0, dtype=self._buffer.dtype)  # let go of the smaller one first
-            self._buffer = torch.empty(count, dtype=self._buffer.dtype)
+            self._buffer = self._buffer.new_empty(0)  # let go of the smaller one first
+            self._buffer = self._buffer.new_empty(count)
         return self._buffer[:count].view(shape)

@@ -1,11 +1,12 @@
 """Draws next tokens where the logits are: what ``sampler.py`` does, on a GPU.
 
-The device is waited for once, when the tokens are copied back (and once more where log probabilities were asked for).
-What depends on the tokens so far is found out by the host, as for ``Sampler``, and sent along.
+The device is waited for once, when the tokens are read (and with them log probabilities that were asked for). What
+depends on the tokens so far is found out by the host, as for ``Sampler``, and sent along.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine_core.step import TokenLogprobs
 from engine_core.worker import sampling_state as asks
 from engine_core.worker.device_noise import gumbel
 from engine_core.worker.device_truncation import DeviceWarp, keep_nucleus, keep_top_k, order_of, top_tokens
+from engine_core.worker.draws import Draws, Fetched
 from engine_core.worker.noise import position_keys
 from engine_core.worker.sampler import SamplerOutput, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
@@ -27,6 +29,38 @@ _ELEMENTS_AT_ONCE = 1 << 24
 Features = npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is told of the log probabilities of some rows, as ``token_logprobs`` does, while it is on the device."""
+
+    rows: list[int]
+    num_top: list[int]
+    ids: torch.Tensor
+    """[rows, 2 + widest] int64: the token, the likeliest ones, the token's rank."""
+    values: torch.Tensor
+    """[rows, 1 + widest] float32: log probabilities of all but the last."""
+
+    @staticmethod
+    def of(logits: torch.Tensor, tokens: torch.Tensor, rows: list[int], num_top: list[int]) -> Report:
+        """Of raw ``logits`` [rows, V] and the ``tokens`` [rows] that were drawn."""
+        asked = tokens[:, None]
+        if widest := min(max(num_top), logits.shape[1]):
+            asked = torch.cat([asked, top_tokens(logits, widest)], 1)
+        values = logits.gather(1, asked) - logits.logsumexp(1, keepdim=True)
+        order, ids = order_of(logits), torch.arange(logits.shape[1], device=logits.device)
+        own = order.gather(1, tokens[:, None])
+        ranks = 1 + ((order > own) | ((order == own) & (ids < tokens[:, None]))).sum(1)
+        return Report(rows, num_top, torch.cat([asked, ranks[:, None]], 1), values)
+
+    def entries(self, ids: torch.Tensor, values: torch.Tensor) -> dict[int, TokenLogprobs]:
+        """By row, out of what has come to the host."""
+        told = zip(self.rows, self.num_top, ids.tolist(), values.tolist(), strict=True)
+        return {
+            row: TokenLogprobs(logprobs[0], known[-1], tuple(known[1 : top + 1]), tuple(logprobs[1 : top + 1]))
+            for row, top, known, logprobs in told
+        }
+
+
 class DeviceSampler:
     """Reads ``state`` and draws; R rows, V vocabulary size."""
 
@@ -35,24 +69,36 @@ class DeviceSampler:
         self._state = state
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Draws:
         """Draw one token for each row of ``logits`` [R, V] float32, which may be changed."""
         features = self._state.features[rows.slots]
         if not int(np.bitwise_or.reduce(features)) & ~asks.PROMPT_LOGPROBS:
-            return SamplerOutput(logits.argmax(1).cpu().numpy(), {})
+            return Draws.of(logits.argmax(1))
         step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
         tokens: list[torch.Tensor] = []
-        logprobs: dict[int, TokenLogprobs] = {}
+        reports: list[tuple[int, Report]] = []
         for start in range(0, len(features), step):
             chunk = slice(start, start + step)
-            drawn, reported = self._sample_chunk(logits[chunk], rows.part(chunk), features[chunk])
+            drawn, report = self._sample_chunk(logits[chunk], rows.part(chunk), features[chunk])
             tokens.append(drawn)
-            logprobs |= {start + row: entry for row, entry in reported.items()}
-        return SamplerOutput(torch.cat(tokens).cpu().numpy(), logprobs)
+            if report is not None:
+                reports.append((start, report))
+        drawn = torch.cat(tokens)
+        found = Fetched.of([drawn, *(tensor for _, report in reports for tensor in (report.ids, report.values))])
+
+        def read() -> SamplerOutput:
+            token_ids, *told = found.read()
+            logprobs: dict[int, TokenLogprobs] = {}
+            for number, (start, report) in enumerate(reports):
+                entries = report.entries(*told[2 * number : 2 * number + 2])
+                logprobs |= {start + row: entry for row, entry in entries.items()}
+            return SamplerOutput(token_ids.numpy(), logprobs)
+
+        return Draws(drawn, read)
 
     def _sample_chunk(
         self, logits: torch.Tensor, rows: SamplingRows, features: Features
-    ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
+    ) -> tuple[torch.Tensor, Report | None]:
         asked = int(np.bitwise_or.reduce(features))
         reported = np.flatnonzero(features & asks.LOGPROBS)
         raw = self._rows(logits, reported).clone() if len(reported) else None
@@ -60,10 +106,9 @@ class DeviceSampler:
             self._constrain(logits, rows, features)
         tokens = self._draw(logits, rows, features) if asked & asks.RANDOM else logits.argmax(1)
         if raw is None:
-            return tokens, {}
+            return tokens, None
         num_top = self._state.num_logprobs[rows.slots[reported]].tolist()
-        entries = device_logprobs(raw, self._rows(tokens, reported), num_top)
-        return tokens, dict(zip(reported.tolist(), entries, strict=True))
+        return tokens, Report.of(raw, self._rows(tokens, reported), reported.tolist(), num_top)
 
     @staticmethod
     def _rows(x: torch.Tensor, chosen: npt.NDArray[np.intp]) -> torch.Tensor:
@@ -161,22 +206,6 @@ class DeviceSampler:
         if way & asks.TOP_P:
             scaled = keep_nucleus(logits, scaled, top_p)
         return scaled.add_(gumbel(keys, torch.arange(logits.shape[1], device=logits.device))).argmax(1)
-
-
-def device_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: list[int]) -> list[TokenLogprobs]:
-    """As ``token_logprobs``, of ``logits`` [R, V] and ``tokens`` [R] on a device."""
-    asked = tokens[:, None]
-    if widest := min(max(num_top), logits.shape[1]):
-        asked = torch.cat([asked, top_tokens(logits, widest)], 1)
-    values = logits.gather(1, asked) - logits.logsumexp(1, keepdim=True)
-    order, ids = order_of(logits), torch.arange(logits.shape[1], device=logits.device)
-    own = order.gather(1, tokens[:, None])
-    ranks = 1 + ((order > own) | ((order == own) & (ids < tokens[:, None]))).sum(1)
-    found = torch.cat([asked, ranks[:, None]], 1).cpu().tolist()
-    return [
-        TokenLogprobs(logprobs[0], row[-1], tuple(row[1 : top + 1]), tuple(logprobs[1 : top + 1]))
-        for row, logprobs, top in zip(found, values.cpu().tolist(), num_top, strict=True)
-    ]
 
 
 def _places(chosen: list[tuple[int, npt.NDArray[np.int64]]]) -> list[npt.NDArray[np.int64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,19 @@ _SAMPLE_BYTES = 64
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16", "i8mm")
 
 
-def numerics_fingerprint(checkpoint: Checkpoint, attention: str, layers: str) -> str:
-    """A digest, 32 hex digits, of all that decides a result's bits on CPU.
+def numerics_fingerprint(checkpoint: Checkpoint, device: Sequence[str], attention: str, layers: str) -> str:
+    """A digest, 32 hex digits, of all that decides a result's bits.
 
-    Covers the instruction set, the builds of torch and numpy (which draws), what the attention backend and the layers
-    say of their numerics, the dtype and the quantization, the model's configuration and its weights. The number of
-    threads and the batch are not in it: they do not change a result.
+    Covers what the device, the attention backend and the layers say of their numerics, the instruction set and the
+    builds of torch and numpy (which draws on CPU), the dtype and the quantization, the model's configuration and its
+    weights. The number of threads and the batch are not in it: they do not change a result.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"ring numerics")
     for part in (
-        *_instruction_sets(),
-        torch.backends.cpu.get_cpu_capability(),
+        *device,
         torch.__version__,
         torch.__config__.show(),
         np.__version__,
-        *_extensions_of_numpy(),
         attention,
         layers,
         str(checkpoint.quantization),
@@ -73,6 +72,11 @@ def _add_weights(digest: hashlib.blake2b, path: Path) -> None:
                 offset = start + (end - start) * sample // _SAMPLES
                 file.seek(8 + header_size + offset)
                 _add(digest, file.read(min(_SAMPLE_BYTES, end - offset)))
+
+
+def cpu_numerics() -> list[str]:
+    """What loops and kernels on this processor choose by."""
+    return [*_instruction_sets(), torch.backends.cpu.get_cpu_capability(), *_extensions_of_numpy()]
 
 
 def _instruction_sets() -> list[str]:

@@ -8,6 +8,7 @@ it is used, so an idle engine stays small.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine_core.config import CacheConfig, CacheSize
 from engine_core.errors import OutOfMemoryError
@@ -25,9 +26,27 @@ is read in for the first time), and 12 MiB more with a thousand requests of 200 
 fills batch and cache stays within 1 MiB of the profile."""
 
 
+class Profile(Protocol):
+    """What was measured between loading and allocating, on any device; all in bytes."""
+
+    @property
+    def step_peak(self) -> int:
+        """What the largest step takes on top of what is there."""
+
+    @property
+    def overhead_per_block(self) -> int:
+        """What a block takes of the same memory beside its keys and values."""
+
+    def left(self, utilization: float) -> int:
+        """What remains for the KV cache of a budget of that share."""
+
+    def describe(self, utilization: float) -> str:
+        """The numbers behind ``left``, for a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What was measured between loading and allocating; all in bytes."""
+    """What was measured on a CPU; all in bytes."""
 
     usable: int
     """What this process may grow to."""
@@ -41,6 +60,11 @@ class MemoryProfile:
     """What the kernels will take that are still to be made, for other step sizes."""
     batch_state: int
     """What the persistent batch can take."""
+
+    @property
+    def overhead_per_block(self) -> int:
+        """The scheduler's share, which lives in the same memory."""
+        return SCHEDULER_BYTES_PER_BLOCK
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
@@ -66,7 +90,7 @@ def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
         )
 
 
-def size_by_profile(profile: MemoryProfile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
     """The KV cache that fits into the budget.
 
     It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
@@ -75,7 +99,7 @@ def size_by_profile(profile: MemoryProfile, cache: CacheConfig, limits: BatchLim
     """
     utilization = cache.gpu_memory_utilization
     left = profile.left(utilization)
-    blocks = max(0, left) // (bytes_per_block + SCHEDULER_BYTES_PER_BLOCK)
+    blocks = max(0, left) // (bytes_per_block + profile.overhead_per_block)
     numbers = profile.describe(utilization)
     if left <= 0:
         raise OutOfMemoryError(

@@ -14,9 +14,15 @@ import torch
 from engine_core.models.base import CausalLM
 from engine_core.step import StepPlan, StepResult, TokenLogprobs
 from engine_core.worker.batch import PersistentBatch, StepInputs
+from engine_core.worker.draws import Draws
+from engine_core.worker.forward import Awaited, Forward
 from engine_core.worker.logprobs import token_logprobs
-from engine_core.worker.sampler import Sampler, SamplerOutput
+from engine_core.worker.sampler import SamplingRows
 from engine_core.worker.sampling_state import PROMPT_LOGPROBS, READS_TOKENS
+from engine_core.worker.transfer import upload
+
+Sample = Callable[[torch.Tensor, SamplingRows], Draws]
+"""Draws one token for each row of logits [R, V], which may be changed."""
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
@@ -48,11 +54,12 @@ class LaunchedStep:
 class ModelRunner:
     """Owns nothing that lasts but the batch; the KV cache is written by the model."""
 
-    def __init__(self, model: CausalLM, batch: PersistentBatch) -> None:
-        """``batch`` is kept and advanced by each step."""
+    def __init__(self, model: CausalLM, batch: PersistentBatch, forward: Forward, sample: Sample) -> None:
+        """``batch`` is kept and advanced by each step; ``forward`` runs ``model``."""
         self.batch = batch
-        self._model = model
-        self._sampler = Sampler(batch.sampling, model.vocab_size)
+        self.model = model
+        self.forward = forward
+        self._sample_rows = sample
         self._last: LaunchedStep | None = None
 
     @torch.inference_mode()
@@ -68,28 +75,31 @@ class ModelRunner:
             unsettled.result()
             unsettled = None
         inputs = self.batch.prepare(plan)
+        awaited = None
         if unsettled is not None:
             rows, places = self.batch.awaited(inputs, unsettled.inputs)
-            inputs.input_ids[torch.from_numpy(rows)] = unsettled.drawn[torch.from_numpy(places)]
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
+            awaited = Awaited(rows, places, unsettled.drawn) if len(rows) else None
+        hidden = self.forward(inputs, kv_caches, awaited)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
-        output = self._sample(inputs, hidden)
+        draws = self._sample(inputs, hidden)
         self.batch.advance(inputs)
 
         def collect() -> StepResult:
+            output = draws.read()
             self.batch.settle(inputs, output.token_ids)
             logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
             return StepResult(plan.step_id, _by_sequence(plan, output.token_ids.tolist()), logprobs, prompt_logprobs)
 
-        self._last = LaunchedStep(inputs, torch.from_numpy(output.token_ids), collect)
+        self._last = LaunchedStep(inputs, draws.drawn, collect)
         return self._last
 
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> SamplerOutput:
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Draws:
         if not len(inputs.sampled):
-            return SamplerOutput(np.empty(0, np.int64), {})
+            return Draws.of(torch.empty(0, dtype=torch.int64))
         if len(inputs.sampled) < len(hidden):
-            hidden = hidden[torch.from_numpy(inputs.query_starts[inputs.sampled + 1] - 1)]
-        return self._sampler.sample(self._model.compute_logits(hidden).numpy(), inputs.sampling_rows)
+            last_rows = inputs.query_starts[inputs.sampled + 1].astype(np.int64) - 1
+            hidden = hidden.index_select(0, upload([last_rows], hidden.device)[0])
+        return self._sample_rows(self.model.compute_logits(hidden), inputs.sampling_rows)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
@@ -107,9 +117,9 @@ class ModelRunner:
             entries: list[TokenLogprobs] = []
             for done in range(0, len(successors), PROMPT_LOGPROB_ROWS):
                 targets = successors[done : done + PROMPT_LOGPROB_ROWS].astype(np.int64)
-                logits = self._model.compute_logits(hidden[start + done : start + done + len(targets)])
+                logits = self.model.compute_logits(hidden[start + done : start + done + len(targets)])
                 entries += token_logprobs(
-                    logits.numpy(), targets, [int(state.num_prompt_logprobs[slot])] * len(targets)
+                    logits.cpu().numpy(), targets, [int(state.num_prompt_logprobs[slot])] * len(targets)
                 )
             if entries:
                 result[plan.seq_ids[place]] = entries

@@ -58,7 +58,7 @@ def _logits(
         ranges = [torch.arange(computed[sequence], computed[sequence] + count) for sequence, count in step]
         metadata = _metadata(step, ranges, tables, block_size)
         ids = torch.cat([tokens[sequence][places] for (sequence, _), places in zip(step, ranges, strict=True)])
-        hidden = model.forward(ids, torch.cat(ranges), caches, metadata)
+        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), caches, metadata.on(device))
         parts = torch.split(model.compute_logits(hidden), [count for _, count in step])
         for (sequence, count), part in zip(step, parts, strict=True):
             logits[sequence].append(part)

@@ -1,4 +1,4 @@
-"""From the processor's memory to a device's: several arrays in one copy, from memory that the device can read itself."""
+"""From the host's memory to a device's: several arrays in one copy, from memory that the device can read itself."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ def upload(arrays: Sequence[Array], device: torch.device, into: torch.Tensor | N
     memory = host.numpy()
     for array, place, size in zip(arrays, places, sizes, strict=False):
         memory[place : place + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if into is None:
-        there = host.to(device, non_blocking=True)
-    else:
-        there = into[: places[-1]].copy_(host, non_blocking=True)
+    target = torch.empty(places[-1], dtype=torch.uint8, device=device) if into is None else into[: places[-1]]
+    there = target.copy_(host, non_blocking=True)
     return [
         _view(there, place, array.shape, torch.from_numpy(array[:0]).dtype)
         for array, place in zip(arrays, places, strict=False)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engine, overlap
+from benchmarks.gpu import line as gpu_line
+from benchmarks.gpu import verdict
 from benchmarks.limits import Limits
 from benchmarks.overlap import Steps
 from benchmarks.report import document, write_json
@@ -19,7 +21,7 @@ from benchmarks.roofline import ModelCost
 from benchmarks.rounds import interleave, ratio
 from benchmarks.routing import families
 from benchmarks.served.routed import POLICIES
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, describe_model
 from benchmarks.work import Work
 from benchmarks.worker import Worker, WorkerError, WorkerSpec
 from services.ring.identity import PeerId
@@ -137,3 +139,23 @@ def test_the_page_says_what_was_reached_and_what_was_not_measured(tmp_path: Path
     assert "≥ 0.9" in verdict
     assert verdict.split("|")[-2].strip() == "reached"
     assert json.loads((tmp_path / "ring-cost.json").read_text())["machine"]["processor"] in page.read_text()
+
+
+def test_shapes_without_weights_are_what_they_are_called(tmp_path: Path) -> None:
+    directory = describe_model("llama-3.1-8b", tmp_path)
+    assert not list(directory.glob("*.safetensors"))
+    cost = ModelCost.of(directory)
+    assert cost.body + 2 * cost.head == pytest.approx(8.03e9, rel=1e-3)
+    assert cost.kv_bytes == 2 * 2 * 32 * 8 * 128
+
+
+def test_lines_of_the_gpu_table() -> None:
+    row = {"what": "decode", "measured": 0.812, "target": 0.8, "of": "bandwidth", "step ms": 4.5}
+    assert verdict(row) is True
+    assert gpu_line(row) == "- decode: 0.812 (≥ 0.8) reached; step ms 4.5"
+    assert verdict(row | {"at most": True}) is False
+    assert "MISSED" in gpu_line(row | {"measured": 0.7})
+    assert verdict(row | {"target": None}) is None
+    failed = {"what": "served", "measured": None, "problem": "no module"}
+    assert verdict(failed) is None
+    assert gpu_line(failed) == "- served: not measured: no module"

@@ -14,7 +14,7 @@ import pytest
 from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 from engine_core.worker.batch import Index, PersistentBatch, StepInputs
-from engine_core.worker.worker import Worker
+from engine_core.worker.cpu import CpuDevice
 
 from .engines import BLOCK_BYTES, run, started
 from .models.tiny_models import CASES, make_model, save_model
@@ -138,7 +138,7 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
     engine: StartedEngine, together: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device that computes by itself, where steps overlap by default."""
-    monkeypatch.setattr(Worker, "is_asynchronous", True)
+    monkeypatch.setattr(CpuDevice, "is_asynchronous", True)
     awaited = []
 
     def count(batch: PersistentBatch, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:

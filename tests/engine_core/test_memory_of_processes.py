@@ -27,10 +27,10 @@ from pathlib import Path
 from engine_core.layers.linear import padded_rows
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
-from engine_core.worker import worker
+from engine_core.worker import cpu
 
 usable, model, options, max_seqs, max_rows, cache = json.loads(sys.argv[1])
-worker.usable_memory = lambda: usable  # a machine, or a container, of that much memory
+cpu.usable_memory = lambda: usable  # a machine, or a container, of that much memory
 
 
 def status(name):
@@ -109,14 +109,14 @@ def test_refusal_of_a_length_that_does_not_fit(checkpoint: Path) -> None:
 
 
 def test_refusal_of_a_model_larger_than_the_budget(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_core.worker.worker.usable_memory", lambda: 200 * MIB)
+    monkeypatch.setattr("engine_core.worker.cpu.usable_memory", lambda: 200 * MIB)
     with pytest.raises(OutOfMemoryError, match=r"nothing is left for the KV cache: 0.9 of the 200 MiB"):
         start_engine(configure(model=str(checkpoint), max_num_batched_tokens=64), StartupProgress())
 
 
 def test_refusal_of_weights_that_could_not_even_be_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before a byte is read: the system would kill the process without a word."""
-    monkeypatch.setattr("engine_core.worker.worker.usable_memory", lambda: 3 * MIB)
+    monkeypatch.setattr("engine_core.worker.cpu.usable_memory", lambda: 3 * MIB)
     monkeypatch.setattr("engine_core.worker.worker.build_model", None)
     with pytest.raises(OutOfMemoryError, match=r"the weights take 3\.\d+ MiB as float32.*may use 3 MiB.*--dtype"):
         start_engine(configure(model=str(checkpoint), dtype="float32"), StartupProgress())

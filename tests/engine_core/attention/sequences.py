@@ -72,6 +72,7 @@ class Run:
     geometry: Geometry
     sequences: list[Known]
     seed: int = 0
+    device: torch.device = CPU
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
     cache: torch.Tensor = field(init=False)
@@ -83,14 +84,14 @@ class Run:
         order = torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
         spec = KVCacheSpec(1, g.num_kv_heads, g.head_dim, g.block_size, dtype)
-        self.cache = self.backend.allocate(spec, sum(blocks) + 3, CPU)[0]
+        self.cache = self.backend.allocate(spec, sum(blocks) + 3, self.device)[0]
         self.memory().fill_(torch.nan)
         self.computed = [0] * len(self.sequences)
         self.outputs = [[] for _ in self.sequences]
 
     def memory(self) -> torch.Tensor:
         """Everything that was allocated, whatever the layout."""
-        return torch.empty(0, dtype=self.cache.dtype).set_(self.cache.untyped_storage())
+        return torch.empty(0, dtype=self.cache.dtype, device=self.device).set_(self.cache.untyped_storage())
 
     def step(self, work: Sequence[tuple[int, int]], scale: float | None = None) -> AttentionMetadata:
         """Compute the next tokens of some sequences, each ``(sequence, count)``."""
@@ -118,8 +119,9 @@ class Run:
         # One row holds query, key and value, as a fused projection leaves them.
         query, key, value = torch.cat(rows).split([g.num_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         scale = g.head_dim**-0.5 if scale is None else scale
-        output = self.backend.forward(query, key, value, self.cache, metadata, scale)
-        for (s, count), part in zip(work, output.split(counts), strict=True):
+        query, key, value = (x.to(self.device) for x in (query, key, value))
+        output = self.backend.forward(query, key, value, self.cache, metadata.on(self.device), scale)
+        for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
             self.outputs[s].append(part)
         return metadata

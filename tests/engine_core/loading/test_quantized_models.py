@@ -16,7 +16,7 @@ from engine_core.llm import LLM, configure
 from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
-from engine_core.worker import worker
+from engine_core.worker import cpu
 from tests.engine_core.models.driver import CPU, layers_of, load, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
@@ -46,7 +46,9 @@ def test_rounded_weights_fit_where_the_original_does_not(tmp_path: Path, monkeyp
     save_model(make_model(CASES["llama-mha-tied-biases"]), tmp_path)
     full, rounded = (expected_weight_bytes(open_at(tmp_path, quantization=q)) for q in (None, "int8"))
     assert rounded < 0.35 * full
-    monkeypatch.setattr(worker, "usable_memory", lambda: (full + rounded) // 2)
+    # Too little for the first engine's weights and enough for the second's, whose cache then finds more.
+    usable = iter([(full + rounded) // 2] * 2 + [1 << 30])
+    monkeypatch.setattr(cpu, "usable_memory", lambda: next(usable))
     options = {"model": str(tmp_path), "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}
     with pytest.raises(OutOfMemoryError, match=r"the weights take .* as float32.*--quantization int8"):
         InlineExecutor(configure(**options)).start(StartupProgress())

@@ -1,4 +1,4 @@
-"""The sampler for GPUs, run on a CPU: the integers of noise are those of ``noise.py``, and draws those of ``Sampler``."""
+"""The sampler for GPUs, run on a CPU: the integers of noise are those of ``noise.py``, draws those of ``Sampler``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def draw(rows: Rows, sampler: type[Sampler] | type[DeviceSampler]) -> SamplerOut
     asked = SamplingRows(np.arange(len(rows.params)), rows.tokens, rows.lengths, rows.prompts)
     if sampler is Sampler:
         return Sampler(state, rows.vocab).sample(rows.logits.clone().numpy(), asked)
-    return DeviceSampler(state).sample(rows.logits.clone(), asked)
+    draws = DeviceSampler(state).sample(rows.logits.clone(), asked)
+    output = draws.read()
+    assert draws.drawn.tolist() == output.token_ids.tolist()
+    return output
 
 
 def test_integers_of_noise_are_the_same() -> None:
@@ -73,7 +76,7 @@ def test_a_nucleus_larger_than_any_number_of_candidates() -> None:
     rows.logits = (rows.logits * 0.1).round(decimals=1)
     assert draw(rows, DeviceSampler).token_ids.tolist() == draw(rows, Sampler).token_ids.tolist()
     kept = keep_nucleus(rows.logits[:1], rows.logits[:1] - rows.logits[:1].max(), torch.tensor([[0.9]]).double())
-    assert 600 < int(kept.isfinite().sum()) < 700
+    assert 550 < int(kept.isfinite().sum()) < 700
 
 
 def test_order_of_tokens_is_the_same() -> None:

@@ -11,14 +11,14 @@ import torch
 
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.loading.checkpoint import open_checkpoint
-from engine_core.worker.fingerprint import numerics_fingerprint
+from engine_core.worker.fingerprint import cpu_numerics, numerics_fingerprint
 
 from ..models.tiny_models import CASES, make_model, save_model
 
 
 def fingerprint(path: Path, load_format: str = "auto", **options: object) -> str:
     checkpoint = open_checkpoint(ModelConfig(model=str(path), **options), LoadConfig(load_format=load_format))
-    return numerics_fingerprint(checkpoint, "some attention", "some layers")
+    return numerics_fingerprint(checkpoint, cpu_numerics(), "some attention", "some layers")
 
 
 @pytest.fixture(scope="module")

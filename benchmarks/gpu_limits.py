@@ -1,0 +1,60 @@
+"""What a GPU can do at this minute: the rate of a copy, and that of a large product of matrices.
+
+python -m benchmarks.gpu_limits
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.limits import Limits
+
+_COPIED_BYTES = 1 << 32
+_PRODUCT = 8192
+_ROUNDS = 10
+
+
+def seconds_of(run: Callable[[], object], rounds: int = _ROUNDS) -> float:
+    """Median by the GPU's own clock, after a few rounds that warm it up."""
+    taken: list[float] = []
+    for number in range(rounds + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        if number >= 3:
+            taken.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(taken)
+
+
+def gpu_limits() -> Limits:
+    """Bytes read and written per second of a copy of 4 GiB; operations of a bfloat16 product of 8192³, random data."""
+    limits = Limits(_copy_rate(), _product_rate())
+    torch.cuda.empty_cache()
+    return limits
+
+
+def _copy_rate() -> float:
+    source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda").zero_()
+    target = torch.empty_like(source)
+    return 2 * _COPIED_BYTES / seconds_of(lambda: target.copy_(source))
+
+
+def _product_rate() -> float:
+    a, b = (torch.randn(_PRODUCT, _PRODUCT, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * _PRODUCT**3 / seconds_of(lambda: a @ b)
+
+
+def main() -> None:
+    """Print them."""
+    limits = gpu_limits()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"copy {limits.bandwidth / 1e12:.2f} TB/s, bf16 product {limits.flops / 1e12:.0f} TFLOP/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""What is measured of the engine on a GPU, part by part; ``benchmarks.gpu`` runs each in a process of its own.
+
+A step's time is what a longer output takes more than a shorter one, divided by the steps between them, so that prefill
+and what surrounds a round are left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_limits import gpu_limits, seconds_of
+from benchmarks.report import Row
+from benchmarks.roofline import ModelCost
+from benchmarks.shapes import WITHOUT_WEIGHTS, describe_model
+from benchmarks.work import Outcome, Work
+from benchmarks.workers.ringline_engine import RinglineEngine
+
+LARGE, SMALL = "llama-3.1-8b", "qwen3-0.6b"
+_ROUNDS = 3
+
+
+@contextmanager
+def engine(model: str, **options: Any) -> Iterator[RinglineEngine]:
+    """An engine with random weights of that shape."""
+    known = {"device": "cuda", "load_format": "dummy", "max_model_len": 2048, "enable_prefix_caching": False}
+    with tempfile.TemporaryDirectory() as directory:
+        describe_model(model, Path(directory))
+        started = RinglineEngine(directory, **(known | options))
+        try:
+            yield started
+        finally:
+            started.llm.close()
+
+
+def cost_of(model: str) -> ModelCost:
+    """Of a step of that shape in bfloat16."""
+    with tempfile.TemporaryDirectory() as directory:
+        describe_model(model, Path(directory))
+        return ModelCost.of(Path(directory))
+
+
+def step_seconds(run: Callable[[Work], Outcome], batch: int, prompt: int, short: int = 8, long: int = 72) -> float:
+    """Of a decoding step of ``batch`` sequences of ``prompt`` tokens and half the ``long`` output."""
+    best = {
+        output: min(run(Work(batch, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
+        for output in (short, long)
+    }
+    return (best[long] - best[short]) / (long - short)
+
+
+def _decode(name: str, batch: int, prompt: int, target: float, **options: Any) -> Row:
+    limits, cost = gpu_limits(), cost_of(LARGE)
+    with engine(LARGE, **options) as started:
+        taken = step_seconds(started.run, batch, prompt)
+    cached = batch * (prompt + 40.0)
+    read = cost.step(batch, batch, cached, cached).read
+    return {
+        "what": name,
+        "measured": read / limits.bandwidth / taken,
+        "target": target,
+        "of": "(weights + KV read) ÷ copy bandwidth",
+        "step ms": 1e3 * taken,
+        "copy TB/s": limits.bandwidth / 1e12,
+        "product TFLOP/s": limits.flops / 1e12,
+    }
+
+
+def decode_1(**options: Any) -> Row:
+    """One sequence."""
+    return _decode("decode, batch 1, 8B bf16", 1, 128, 0.80, max_num_seqs=8, **options)
+
+
+def decode_256(**options: Any) -> Row:
+    """As many as a large server has, with their contexts."""
+    return _decode("decode, batch 256, context 1024, 8B", 256, 1024, 0.65, max_num_batched_tokens=8192, **options)
+
+
+def prefill(**options: Any) -> Row:
+    """Eight prompts of 1024 tokens, in one step."""
+    limits, cost = gpu_limits(), cost_of(LARGE)
+    with engine(LARGE, max_num_batched_tokens=8192, **options) as started:
+        taken = min(started.run(Work(8, 1024, 1, seed=seed)).seconds for seed in range(_ROUNDS + 1))
+    operations = cost.step(8192, 8, 8 * 1024 * 512.5, 8 * 1024.0).operations
+    return {
+        "what": "prefill 8 × 1024, 8B",
+        "measured": operations / limits.flops / taken,
+        "target": 0.60,
+        "of": "measured rate of products",
+        "ms": 1e3 * taken,
+        "product TFLOP/s": limits.flops / 1e12,
+    }
+
+
+def graphs() -> Row:
+    """Replayed and launched kernel by kernel."""
+    taken = {}
+    for eager in (False, True):
+        with engine(SMALL, enforce_eager=eager, max_num_seqs=8) as started:
+            taken[eager] = step_seconds(started.run, 1, 128)
+    return {
+        "what": "Qwen3-0.6B, batch 1: graphs beside eager",
+        "measured": taken[True] / taken[False],
+        "target": 3.0,
+        "of": "eager step",
+        "step ms": 1e3 * taken[False],
+        "eager step ms": 1e3 * taken[True],
+    }
+
+
+def kernels() -> Row:
+    """A step beside what its kernels take by the profiler."""
+    with engine(SMALL, max_num_seqs=8) as started:
+        taken = step_seconds(started.run, 1, 128)
+        work = [Work(1, 128, output, seed=9) for output in (8, 40)]
+        busy = []
+        for one in work:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                started.run(one)
+            busy.append(sum(event.self_device_time_total for event in profile.key_averages()) / 1e6)
+    own = (busy[1] - busy[0]) / 32
+    return {
+        "what": "Qwen3-0.6B, batch 1: step beside its kernels' own time",
+        "measured": taken / own,
+        "target": 1.25,
+        "at most": True,
+        "of": "kernels' time",
+        "step ms": 1e3 * taken,
+        "kernels ms": 1e3 * own,
+    }
+
+
+def _generate(batch: int, prompt: int, output: int) -> float:
+    """Seconds of transformers' ``generate`` with a static cache, compiled, after two rounds that compile it."""
+    from transformers import AutoModelForCausalLM
+
+    config = WITHOUT_WEIGHTS[SMALL]()
+    loaded: Any = AutoModelForCausalLM
+    model = loaded.from_config(config, dtype=torch.bfloat16).cuda().eval()
+    taken = []
+    for seed in range(4):
+        ids = torch.tensor(Work(batch, prompt, output, seed=seed).prompts()).cuda()
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                min_new_tokens=output,
+                max_new_tokens=output,
+                do_sample=False,
+                pad_token_id=0,
+                cache_implementation="static",
+            )
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begun)
+    return min(taken[2:])
+
+
+def _transformers(batch: int, target: float) -> Row:
+    prompt, output = 128, 128
+    theirs = _generate(batch, prompt, output)
+    torch.cuda.empty_cache()
+    with engine(SMALL, max_num_batched_tokens=8192, gpu_memory_utilization=0.5) as started:
+        ours = min(started.run(Work(batch, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
+    return {
+        "what": f"Qwen3-0.6B beside transformers generate (static cache, compiled), batch {batch}",
+        "measured": theirs / ours,
+        "target": target,
+        "of": "its tokens/s",
+        "tok/s": batch * output / ours,
+        "its tok/s": batch * output / theirs,
+    }
+
+
+def transformers_1() -> Row:
+    """One sequence."""
+    return _transformers(1, 1.5)
+
+
+def transformers_16() -> Row:
+    """Some."""
+    return _transformers(16, 2.0)
+
+
+def transformers_64() -> Row:
+    """Many."""
+    return _transformers(64, 3.0)
+
+
+def served() -> Row:
+    """256 streams through the ring, beside the same work offline."""
+    from benchmarks.served import ring
+    from benchmarks.served.ring import Traffic
+
+    streams, prompt, output = 256, 128, 128
+    with engine(LARGE, max_num_batched_tokens=8192) as started:
+        offline = min(started.run(Work(streams, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
+    rate = streams * output / offline
+    options = ["--device", "cuda", "--load-format", "dummy", "--max-model-len", "2048"]
+    options += ["--no-enable-prefix-caching", "--max-num-batched-tokens", "8192"]
+    with tempfile.TemporaryDirectory() as directory:
+        model = describe_model(LARGE, Path(directory) / "model")
+        with ring.serve(model, options, Path(directory)) as place:
+            traffic = Traffic(streams, streams, prompt, output, warmup=16)
+            through = max(float(ring.load(place, traffic)["output_tokens_per_second"]) for _ in range(_ROUNDS))
+    return {
+        "what": "served through the ring, 256 streams, 8B",
+        "measured": through / rate,
+        "target": 0.95,
+        "of": "offline tokens/s",
+        "tok/s": through,
+        "offline tok/s": rate,
+    }
+
+
+def memory() -> Row:
+    """A full load within the budget, and nothing allocated while it runs."""
+    free, total = torch.cuda.mem_get_info()
+    with engine(LARGE, max_num_batched_tokens=8192) as started:
+        before = torch.cuda.memory_reserved()
+        started.run(Work(300, 1024, 64, seed=1))
+        grown = torch.cuda.memory_reserved() - before
+        used = free - torch.cuda.mem_get_info()[0]
+    return {
+        "what": "memory at full load, of the budget",
+        "measured": used / (0.9 * total),
+        "target": 1.0,
+        "at most": True,
+        "of": "gpu_memory_utilization 0.9",
+        "allocated after the warm-up, MiB": grown / 2**20,
+    }
+
+
+def products() -> Row:
+    """The batch-invariant product beside cuBLAS, on the shapes of an 8B layer; the least of their ratios."""
+    from engine_core.layers.gpu import GpuLayers
+
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    ratios: dict[str, float] = {}
+    for rows in (1, 256, 8192):
+        for outputs, inputs in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
+            weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+            x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+            own, library = (GpuLayers(processors, way).linear(weight) for way in (True, False))
+            ratios[f"{rows} × {outputs} × {inputs}"] = seconds_of(lambda library=library: library(x)) / seconds_of(  # type: ignore[misc]  # noqa: B023
+                lambda own=own: own(x)  # type: ignore[misc]  # noqa: B023
+            )
+    return {"what": "own products beside cuBLAS, least", "measured": min(ratios.values()), "target": 0.9} | ratios
+
+
+def _price(part: Callable[..., Row]) -> Callable[[], Row]:
+    def run() -> Row:
+        row = dict(part(deterministic=True))
+        return row | {"what": f"deterministic: {row['what']}", "target": None}
+
+    return run
+
+
+PARTS: dict[str, Callable[[], Row]] = {
+    "decode-1": decode_1,
+    "decode-256": decode_256,
+    "prefill": prefill,
+    "graphs": graphs,
+    "kernels": kernels,
+    "memory": memory,
+    "products": products,
+    "deterministic-decode-1": _price(decode_1),
+    "deterministic-decode-256": _price(decode_256),
+    "deterministic-prefill": _price(prefill),
+    "transformers-1": transformers_1,
+    "transformers-16": transformers_16,
+    "transformers-64": transformers_64,
+    "served": served,
+}
+"""In the order of their worth, for whoever has a GPU for minutes."""

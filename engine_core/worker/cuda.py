@@ -1,0 +1,161 @@
+"""An NVIDIA GPU as a device: what it must be able to do, its memory, its graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+
+from engine_core.attention.base import KVCacheSpec
+from engine_core.config import CacheConfig, CacheSize, DeviceConfig
+from engine_core.errors import ConfigError
+from engine_core.loading.checkpoint import Checkpoint
+from engine_core.models.base import CausalLM
+from engine_core.worker.batch import BatchLimits, PersistentBatch
+from engine_core.worker.cuda_graph import CudaGraphRecorder
+from engine_core.worker.cuda_memory import CudaMemoryProfile, difference, graphs_estimate, suggestion
+from engine_core.worker.decode_graphs import DeviceForward
+from engine_core.worker.device import Device, NewBatch
+from engine_core.worker.device_sampler import DeviceSampler
+from engine_core.worker.dummy_steps import largest_step
+from engine_core.worker.memory import size
+from engine_core.worker.model_runner import ModelRunner
+
+_LEAST_CAPABILITY = (8, 0)
+"""Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
+
+
+def check_gpu(
+    name: str, capability: tuple[int, int], config: DeviceConfig, checkpoint: Checkpoint, has_triton: bool
+) -> None:
+    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say."""
+    if capability < _LEAST_CAPABILITY:
+        has = ".".join(map(str, capability))
+        raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
+    if not has_triton:
+        raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
+    if config.attention_backend in ("native", "torch"):
+        raise ConfigError("attention_backend", config.attention_backend, "triton, because the device is a GPU")
+    if checkpoint.quantization is not None:
+        raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
+    head_dim = checkpoint.shape.head_dim
+    if not 16 <= head_dim <= 256 or head_dim % 16:
+        raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
+
+
+class CudaDevice(Device):
+    """The current GPU of torch."""
+
+    is_asynchronous = True
+
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+        """Check what it can do, and see how much of its memory is free. Raises ``ConfigError``."""
+        properties = torch.cuda.get_device_properties()
+        capability = (properties.major, properties.minor)
+        has_triton = importlib.util.find_spec("triton") is not None
+        check_gpu(properties.name, capability, config, checkpoint, has_triton)
+        from engine_core.attention.triton_paged import TritonPagedAttention
+        from engine_core.layers.gpu import GpuLayers
+
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._free_at_start = torch.cuda.mem_get_info()
+        self.usable = self._free_at_start[0]
+        processors = properties.multi_processor_count
+        self.batch_invariant = config.deterministic
+        self.attention = TritonPagedAttention(limits.max_model_len, processors, uniform=config.deterministic)
+        self.layers = GpuLayers(processors, config.deterministic)
+        self._limits = limits
+        self._eager = config.enforce_eager
+        self._graphs_expected: int | None = None
+        self._name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+
+    def describe(self) -> str:
+        products = "own products of matrices" if self.batch_invariant else "products of matrices by cuBLAS"
+        steps = "no CUDA graphs" if self._eager else "CUDA graphs"
+        return f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; attention by triton; {products}; {steps}"
+
+    def numerics(self) -> Sequence[str]:
+        return [self._name, str(torch.version.cuda)]
+
+    def runner(self, model: CausalLM, batch: PersistentBatch) -> ModelRunner:
+        forward = DeviceForward(model, self._limits, self.torch_device)
+        return ModelRunner(model, batch, forward, DeviceSampler(batch.sampling).sample)
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
+        """A GPU's memory is taken at once in any case."""
+        return self.attention.allocate(spec, num_blocks, self.torch_device)
+
+    def profile(self, model: CausalLM, new_batch: NewBatch) -> CudaMemoryProfile:
+        """Run the largest step through one layer, head and sampler, and read the allocator's peak."""
+        self.trim()
+        torch.cuda.reset_peak_memory_stats()
+        reserved = torch.cuda.memory_reserved()
+        self._run_largest_step(model, new_batch, self._one_block(model))
+        peak = torch.cuda.max_memory_reserved() - reserved
+        self.trim()
+        self._graphs_expected = 0 if self._eager else self._estimate_graphs(model)
+        return CudaMemoryProfile(
+            total=self._free_at_start[1],
+            free_at_start=self._free_at_start[0],
+            taken=difference(self._free_at_start, torch.cuda.mem_get_info()),
+            weights=model.weight_bytes,
+            step_peak=peak,
+            graphs=self._graphs_expected,
+        )
+
+    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> None:
+        """All layers are alike and leave nothing behind but their output, so one tells the peak of them all."""
+        runner = self.runner(model.first_layers(1), new_batch())
+        runner.launch(largest_step(self._limits, model.vocab_size), kv_caches[:1]).result()
+        torch.cuda.synchronize()
+
+    def _one_block(self, model: CausalLM) -> list[torch.Tensor]:
+        return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
+
+    def _estimate_graphs(self, model: CausalLM) -> int:
+        """Capture the largest one, then it and the next: what the others take is what that one adds."""
+        forward = DeviceForward(model, self._limits, self.torch_device)
+        kv_caches = self._one_block(model)
+        taken = []
+        for count in (1, 2):
+            self.trim()
+            before = torch.cuda.mem_get_info()
+            forward.capture(CudaGraphRecorder(), kv_caches, forward.sizes[-count:])
+            taken.append(difference(before, torch.cuda.mem_get_info()))
+            forward.release()
+        estimate = graphs_estimate(taken[0], taken[1], count=len(forward.sizes))
+        del forward, kv_caches
+        self.trim()
+        return estimate
+
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+        """Capture graphs, then compile what else there is to compile and take the memory of the largest step.
+
+        In this order, because before a capture torch returns what memory is free.
+        """
+        made = ""
+        if not self._eager:
+            assert isinstance(runner.forward, DeviceForward)
+            before = torch.cuda.mem_get_info()
+            runner.forward.capture(CudaGraphRecorder(), kv_caches, runner.forward.sizes)
+            taken = difference(before, torch.cuda.mem_get_info())
+            sizes = runner.forward.sizes
+            made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
+            if self._graphs_expected is not None:
+                made += f", {size(self._graphs_expected)} were expected"
+        self._run_largest_step(runner.model, new_batch, kv_caches)
+        return made
+
+    def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
+        budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
+        taken = difference(self._free_at_start, torch.cuda.mem_get_info())
+        return suggestion(budget, taken, cache_size.num_blocks * cache_size.bytes_per_block)
+
+    def trim(self) -> None:
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # after a kernel's fault nothing can be returned any more
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()

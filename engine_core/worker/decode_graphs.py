@@ -1,0 +1,97 @@
+"""Steps in which every sequence has one row, as graphs: captured once for some sizes, replayed for all sizes between.
+
+Launching the kernels of a small step takes longer than computing them; a replay launches them all at once. Other steps
+are computed kernel by kernel. What capturing means is the recorder's business (``cuda_graph.py``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from engine_core.models.base import CausalLM
+from engine_core.worker.batch import BatchLimits, StepInputs
+from engine_core.worker.forward import Awaited
+from engine_core.worker.placed import InputPlaces
+
+_FIRST_SIZES = (1, 2, 4)
+_STEP = 8
+_LARGEST = 512
+
+
+class Recorded(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None:
+        """Do it again, on what its memory holds now."""
+
+
+class Recorder(Protocol):
+    """Captures what a function does on the device; all that it captures shares one pool of memory."""
+
+    def record(self, function: Callable[[], None]) -> Recorded:
+        """Capture ``function``, which may be called more than once for that."""
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, then multiples of 8 up to ``max_num_seqs`` (at most 512) and that itself; ascending."""
+    largest = min(max_num_seqs, _LARGEST)
+    sizes = {*_FIRST_SIZES, *range(_STEP, largest + 1, _STEP), largest}
+    return sorted(size for size in sizes if size <= largest)
+
+
+class DeviceForward:
+    """Runs a model on a device: a graph where one was captured that is large enough, else kernel by kernel."""
+
+    def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device) -> None:
+        """Nothing is captured yet."""
+        self._model = model
+        self._inputs = InputPlaces(limits, device)
+        self.sizes = graph_sizes(limits.max_num_seqs)
+        self._graphs: dict[int, Recorded] = {}
+        self._captured: Sequence[int] = ()
+        self._kv_caches: list[torch.Tensor] | None = None
+        self._hidden: torch.Tensor | None = None
+
+    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
+        """As ``Forward`` says."""
+        rows = len(inputs.input_ids)
+        size = self._size_for(rows) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
+        if size is None or self._hidden is None:
+            placed = self._inputs.place(inputs, awaited)
+            return self._model.forward(placed.input_ids, placed.positions, kv_caches, placed.metadata)
+        self._inputs.place_padded(inputs, size, awaited)
+        self._graphs[size].replay()
+        return self._hidden[:rows]
+
+    def _size_for(self, rows: int) -> int | None:
+        at = bisect_left(self._captured, rows)
+        return self._captured[at] if at < len(self._captured) else None
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, kv_caches: list[torch.Tensor], sizes: Sequence[int]) -> None:
+        """Capture steps of ``sizes`` (ascending) on ``kv_caches``, the largest first: the others fit its memory."""
+        self._graphs.clear()
+        self._kv_caches = kv_caches
+        for size in reversed(sizes):
+            self._inputs.clear(size)
+            self._graphs[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
+        self._captured = tuple(sizes)
+
+    def release(self) -> None:
+        """Let go of all graphs."""
+        self._graphs.clear()
+        self._captured = ()
+        self._kv_caches = self._hidden = None
+
+    def _compute(self, size: int) -> None:
+        """A step of ``size`` rows, whose result is left in memory that all sizes share."""
+        inputs = self._inputs.padded(size)
+        assert self._kv_caches is not None
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._kv_caches, inputs.metadata)
+        if self._hidden is None:  # the largest size comes first
+            self._hidden = torch.empty_like(hidden)
+        self._hidden[:size].copy_(hidden)

@@ -1,0 +1,46 @@
+"""How the hidden states of a step are computed: the seam between a step's inputs and the device that has the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.models.base import CausalLM
+from engine_core.worker.batch import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Rows whose token the host does not know yet."""
+
+    rows: npt.NDArray[np.intp]
+    """[A] of the step."""
+    places: npt.NDArray[np.intp]
+    """[A]: where in ``drawn`` their tokens are."""
+    drawn: torch.Tensor
+    """int64, on the device: what the step before draws."""
+
+
+class Forward(Protocol):
+    """Runs the model without its head."""
+
+    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
+        """Hidden states [T, H] of a step, valid until the next call; writes its keys and values to ``kv_caches``."""
+
+
+class HostForward:
+    """On CPU, where inputs are used as they are."""
+
+    def __init__(self, model: CausalLM) -> None:
+        """Run ``model``."""
+        self._model = model
+
+    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
+        """As ``Forward`` says."""
+        if awaited is not None:
+            inputs.input_ids[torch.from_numpy(awaited.rows)] = awaited.drawn[torch.from_numpy(awaited.places)]
+        return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)

@@ -1,0 +1,93 @@
+"""A whole engine with the kernels, layers, sampler and padding of a GPU, on CPU: its tokens are the CPU engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.attention.triton_paged import TritonPagedAttention
+from engine_core.config import DeviceConfig
+from engine_core.layers.gpu import GpuLayers
+from engine_core.loading.checkpoint import Checkpoint
+from engine_core.request import SamplingParams
+from engine_core.worker import worker
+from engine_core.worker.batch import BatchLimits
+from engine_core.worker.cuda import CudaDevice
+from engine_core.worker.decode_graphs import DeviceForward
+from engine_core.worker.device import NewBatch
+from engine_core.worker.model_runner import ModelRunner
+from tests.engine_core.engines import run, started
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+
+PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 45)), "c": [100]}
+PARAMS = {
+    "a": SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=1),
+    "b": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=3),
+    "c": SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=4, max_tokens=5),
+}
+
+
+class Replayed:
+    """A graph that is its function."""
+
+    replays = 0
+
+    def record(self, function: Callable[[], None]) -> Replayed:
+        self.function = function
+        return self
+
+    def replay(self) -> None:
+        Replayed.replays += 1
+        self.function()
+
+
+class InterpretedDevice(CudaDevice):
+    """A GPU but for its memory and its graphs."""
+
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+        self.torch_device = torch.device("cpu")
+        self.usable = 1 << 33
+        self.batch_invariant = True
+        self.attention = TritonPagedAttention(limits.max_model_len, 2, uniform=True)
+        self.layers = GpuLayers(2, deterministic=True)
+        self._limits, self._name, self._eager = limits, "an interpreter", False
+
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+        assert isinstance(runner.forward, DeviceForward)
+        for size in runner.forward.sizes:
+            runner.forward._inputs.clear(size)
+        runner.forward.capture(_Separate(), kv_caches, [2, 4])
+        return "graphs that are functions"
+
+    def memory_left(self, *_: object) -> str:
+        return ""
+
+    def trim(self) -> None: ...
+
+
+class _Separate:
+    def record(self, function: Callable[[], None]) -> Replayed:
+        function()
+        return Replayed().record(function)
+
+
+def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]:
+    with started(model, max_num_seqs=4, max_num_batched_tokens=24, **options) as engine:
+        results = run(engine, PROMPTS, PARAMS)
+        assert "unstable" not in engine.executor.numerics_fingerprint
+    return {key: outcome.token_ids for key, outcome in results.items()}
+
+
+@pytest.mark.parametrize(("case", "overlapped"), [("llama-mha-tied-biases", False), ("qwen3-tied-head-dim", True)])
+def test_tokens_equal_those_of_the_cpu_engine(
+    case: str, overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(make_model(CASES[case]), tmp_path)
+    expected = outcomes(model, max_model_len=64)
+    monkeypatch.setattr(worker, "choose_device", InterpretedDevice)
+    Replayed.replays = 0
+    assert outcomes(model, max_model_len=64, async_scheduling=overlapped) == expected
+    assert Replayed.replays >= 3

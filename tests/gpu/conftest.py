@@ -1,0 +1,30 @@
+"""Tests on an NVIDIA GPU; `make test-gpu` runs them with nothing of the services installed.
+
+They take whatever torch (2.11 or newer) and triton they find. What torch does not initialize is left as it is here: a
+graph's memory must not be written by anybody else.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+if "tests" not in sys.modules:
+    # Some distributions install a package of this name, which would be found before a folder.
+    sys.modules["tests"] = types.ModuleType("tests")
+    sys.modules["tests"].__path__ = [str(HERE.parent)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("gpu")

@@ -1,0 +1,101 @@
+"""Kernels as they are compiled: against float64, and bit for bit over chunks and batches."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.attention.triton_paged import TritonPagedAttention
+from engine_core.layers.gpu import GpuLayers
+from engine_core.layers.torch_layers import TorchLayers
+from engine_core.worker import device_noise, noise
+from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda")
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+GEOMETRIES = [
+    Geometry(32, 8, 128, 16),
+    Geometry(16, 8, 128, 32),
+    Geometry(28, 4, 128, 16),
+    Geometry(14, 2, 64, 64),
+    Geometry(8, 8, 80, 16),
+    Geometry(16, 1, 256, 16),
+]
+PROCESSORS = 132
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, uniform: bool) -> None:
+    sequences = make_sequences([1, 17, 130, 300, 700], geometry, dtype, seed=1)
+    backend = TritonPagedAttention(1024, PROCESSORS, uniform)
+    outputs = Run(backend, geometry, sequences, seed=2, device=GPU).in_random_steps(random.Random(3))
+    for known, output in zip(sequences, outputs, strict=True):
+        expected = known.expected(geometry.head_dim**-0.5)
+        torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(dtype: torch.dtype) -> None:
+    geometry = Geometry(16, 4, 128, 16)
+    sequences = make_sequences([5, 600, 1000], geometry, dtype, seed=3)
+    backend = TritonPagedAttention(1024, PROCESSORS, uniform=True)
+    expected = Run(backend, geometry, sequences, device=GPU).at_once()
+    outputs = Run(backend, geometry, sequences, seed=1, device=GPU).in_random_steps(random.Random(4))
+    for one, other in zip(expected, outputs, strict=True):
+        assert torch.equal(one, other)
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (28672, 4096), (4096, 14336), (1000, 1000)])
+def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight = (numbers(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5).to(GPU)
+    x, residual = numbers(300, inputs, dtype=dtype, seed=2).to(GPU), numbers(300, outputs, dtype=dtype, seed=3).to(GPU)
+    layer = GpuLayers(PROCESSORS, deterministic=True).linear(weight)
+    together = layer(x, residual=residual)
+    expected = (x.double() @ weight.double().T + residual.double()).to(dtype)
+    torch.testing.assert_close(together, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for first, last in [(0, 1), (7, 9), (299, 300), (0, 64), (100, 229)]:
+        assert torch.equal(layer(x[first:last], residual=residual[first:last]), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
+    layers, reference = GpuLayers(PROCESSORS, deterministic), TorchLayers()
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    weight, bias, x = (numbers(*shape, dtype=dtype, seed=4) for shape in ((96, 128), (96,), (50, 128)))
+    residual = numbers(50, 96, dtype=dtype, seed=5)
+    made = layers.linear(weight.to(GPU) / 8, bias.to(GPU))(x.to(GPU), residual=residual.to(GPU))
+    product = x.double() @ weight.double().T / 8
+    torch.testing.assert_close(made.cpu(), (product + bias + residual).to(dtype), **tolerance)
+    wide = layers.linear(weight.to(GPU) / 8)(x.to(GPU), dtype=torch.float32)
+    torch.testing.assert_close(wide.cpu(), product.float(), **tolerance)
+    norm = numbers(128, dtype=dtype, seed=6)
+    torch.testing.assert_close(
+        layers.norm(norm.to(GPU), 1e-5)(x.to(GPU)).cpu(), reference.norm(norm, 1e-5)(x), **tolerance
+    )
+    torch.testing.assert_close(layers.silu_and_mul(x.to(GPU)).cpu(), reference.silu_and_mul(x), **tolerance)
+    heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
+    on_gpu = tuple(w.to(GPU) for w in (norm, norm))
+    made = layers.rotation(4, 2, on_gpu, 1e-6)(heads.to(GPU), angles.cos().to(GPU), angles.sin().to(GPU))
+    for one, other in zip(made, reference.rotation(4, 2, (norm, norm), 1e-6)(heads, angles.cos(), angles.sin())):  # noqa: B905
+        torch.testing.assert_close(one.cpu(), other, **tolerance)
+
+
+def test_integers_of_noise_are_the_same() -> None:
+    keys = np.random.default_rng(0).integers(0, 2**64, 9, np.uint64, endpoint=False)[:, np.newaxis]
+    ids = np.arange(150_000)
+    made = device_noise.random_bits(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
+    assert np.array_equal(made.cpu().numpy().view(np.uint64), noise.random_bits(keys, ids))
+    gumbel = device_noise.gumbel(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
+    np.testing.assert_allclose(gumbel.cpu().numpy(), noise.gumbel(keys, ids), rtol=1e-4, atol=1e-5)
