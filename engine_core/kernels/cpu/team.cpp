@@ -3,14 +3,13 @@
 
 #include <omp.h>
 #include <pthread.h>
-#include <sched.h>
 
 #include <cstdint>
 
 namespace {
 
 constexpr long kWorthTeam = 2'000, kWorthWaking = 40'000;  // nanoseconds of work, for threads that wait or sleep
-constexpr int kSpins = 1 << 10;                            // 30 to 60 µs: longer than a thread takes to wake
+constexpr int kSpins = 1 << 10;                            // about 30 µs: as long as a thread takes to wake
 
 void relax() {
 #if defined(__x86_64__)
@@ -34,8 +33,8 @@ public:
         context_ = context;
         announce((state() + kRound) | kOpen);
         work(context, 0);
-        __atomic_fetch_and(&state_, ~kOpen, __ATOMIC_ACQ_REL);
-        for (int spins = 0; state() & kInside; ++spins) spins < kSpins ? relax() : static_cast<void>(sched_yield());
+        __atomic_fetch_and(&state_, ~kOpen, __ATOMIC_SEQ_CST);
+        wait_until([this] { return !(state() & kInside); });
     }
 
     void dismiss() { announce(kDismissed); }
@@ -44,7 +43,7 @@ public:
         for (uint64_t seen = 0; (seen = next_round(seen)) != kDismissed;) {
             if (!enter(seen)) continue;
             work_(context_, thread);
-            __atomic_fetch_sub(&state_, 1, __ATOMIC_RELEASE);
+            if (!(__atomic_sub_fetch(&state_, 1, __ATOMIC_SEQ_CST) & kInside)) wake();
         }
     }
 
@@ -56,22 +55,33 @@ private:
 
     void announce(uint64_t state) {
         __atomic_store_n(&state_, state, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&sleeping_, __ATOMIC_SEQ_CST) == 0) return;
-        pthread_mutex_lock(&mutex_);
-        pthread_cond_broadcast(&news_);
-        pthread_mutex_unlock(&mutex_);
+        wake();
     }
 
     // The round after `seen`, once there is one.
     uint64_t next_round(uint64_t seen) {
+        wait_until([&] { return round_of(state()) != seen; });
+        return round_of(state());
+    }
+
+    // Wait busily, then asleep: who has no processor gets one the sooner.
+    template <class Condition>
+    void wait_until(const Condition& met) {
         for (int spins = 0; spins < kSpins; ++spins, relax())
-            if (round_of(state()) != seen) return round_of(state());
+            if (met()) return;
         pthread_mutex_lock(&mutex_);
         __atomic_fetch_add(&sleeping_, 1, __ATOMIC_SEQ_CST);
-        while (round_of(state()) == seen) pthread_cond_wait(&news_, &mutex_);
+        while (!met()) pthread_cond_wait(&news_, &mutex_);
         __atomic_fetch_sub(&sleeping_, 1, __ATOMIC_SEQ_CST);
         pthread_mutex_unlock(&mutex_);
-        return round_of(state());
+    }
+
+    // Whoever sleeps is to look at the state again. Either it is seen here that they sleep, or they see the new state.
+    void wake() {
+        if (__atomic_load_n(&sleeping_, __ATOMIC_SEQ_CST) == 0) return;
+        pthread_mutex_lock(&mutex_);
+        pthread_cond_broadcast(&news_);
+        pthread_mutex_unlock(&mutex_);
     }
 
     bool enter(uint64_t round) {
