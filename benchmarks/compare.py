@@ -60,7 +60,7 @@ class Setting:
 
 
 Tables = dict[str, list[Row]]
-_SWEEP_KV_CACHE_BYTES = 6 << 30
+_SWEEP_KV_CACHE_BYTES, _SERVED_KV_CACHE_BYTES = 6 << 30, 1 << 28
 """256 sequences fit; it is taken at once, so that no step measures how fast the system gives memory."""
 
 
@@ -101,7 +101,8 @@ def served(setting: Setting) -> Tables:
     model = setting.small()
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(ring.serve(model, [], setting.logs))
+        flags = ["--kv-cache-memory-bytes", str(_SERVED_KV_CACHE_BYTES)]
+        place = stack.enter_context(ring.serve(model, flags, setting.logs))
         loads: dict[str, Callable[[ring.Traffic], Mapping[str, Any]]] = {
             "Ringline": lambda traffic: ring.load(place, traffic),
             "Ringline, engine alone": lambda traffic: ring.load(place, traffic, engine=True),

@@ -28,6 +28,8 @@ from benchmarks.worker import Worker, WorkerSpec
 
 STREAMS = (1, 4, 16, 64, 256)
 _LEAST_REQUESTS, _REQUESTS_PER_STREAM = 16, 3
+_KV_CACHE_BYTES = 3 << 29
+"""Of both sides of the ring's cost; taken at once."""
 
 
 def traffic_of(streams: int, prompt: int, output: int) -> Traffic:
@@ -74,8 +76,10 @@ def measure(place: Ring, streams: Sequence[int], prompt: int, output: int, round
 
 def ring_cost(model: Path, batch: int, prompt: int, output: int, rounds: int, logs: Path) -> Row:
     """Served and offline tokens per second of the same work, in turns."""
-    spec = WorkerSpec("ringline offline", sys.executable, "ringline_engine", {"model": str(model)}, {})
-    with ring.serve(model, [], logs) as served, Worker(spec, logs) as offline:
+    options = {"model": str(model), "kv_cache_memory_bytes": _KV_CACHE_BYTES}
+    spec = WorkerSpec("ringline offline", sys.executable, "ringline_engine", options, {})
+    flags = ["--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
+    with ring.serve(model, flags, logs) as served, Worker(spec, logs) as offline:
         traffic = Traffic(batch, batch, prompt, output, warmup=2)
 
         def offline_rate(number: int) -> float:

@@ -56,6 +56,20 @@ class LinearArguments(ctypes.Structure):
     )
 
 
+class RowsArguments(ctypes.Structure):
+    """``RinglineRows`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
 class NormArguments(ctypes.Structure):
     """``RinglineNorm`` of cpu/interface.h."""
 
@@ -192,6 +206,7 @@ class KernelTable(ctypes.Structure):
         ("normalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(NormArguments))),
         ("rotate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RotationArguments))),
         ("silu_and_multiply", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GateArguments))),
+        ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
     )
 
 

@@ -23,6 +23,7 @@ from engine_core.kernels.arguments import (
     Operation,
     OperationKind,
     RotationArguments,
+    RowsArguments,
     Step,
 )
 from engine_core.kernels.build import LIBRARY, source_digest
@@ -53,6 +54,8 @@ class CpuKernels:
     normalize: Callable[[NormArguments], int]
     rotate: Callable[[RotationArguments], int]
     silu_and_multiply: Callable[[GateArguments], int]
+    read_rows: Callable[[RowsArguments], int]
+    """Cannot be captured: it is not part of the layers."""
     replay: Callable[..., int]
     """Makes captured calls."""
 
@@ -86,6 +89,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.NORMALIZE, address, table.normalize),
         capturable(OperationKind.ROTATE, address, table.rotate),
         capturable(OperationKind.GATE, address, table.silu_and_multiply),
+        table.read_rows,
         library.ringline_replay,
     )
 

@@ -13,6 +13,7 @@ from engine_core.kernels.arguments import (
     LinearArguments,
     NormArguments,
     RotationArguments,
+    RowsArguments,
 )
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels, Int8Kernels
@@ -71,8 +72,20 @@ class NativeLinear:
         return y
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [T, K] of the weight, for ``indices`` [T] int64."""
-        return self._packed[indices // _UNIT, :, indices % _UNIT].flatten(1)
+        """Rows [T, K] of the weight, for ``indices`` [T] int64, dense and less than N."""
+        found = torch.empty(len(indices), self.in_features, dtype=self._packed.dtype)
+        self._kernels.read_rows(
+            RowsArguments(
+                self._packed.data_ptr(),
+                indices.data_ptr(),
+                found.data_ptr(),
+                len(indices),
+                self.in_features,
+                NUMBER_TYPES[found.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return found
 
 
 class NativeNorm:

@@ -38,6 +38,16 @@ struct RinglineLinear {
     int32_t num_threads;
 };
 
+// M rows of such a weight, as they were before it was packed.
+struct RinglineRows {
+    const void* weight;
+    const int64_t* indices;  // [M]
+    void* output;            // [M, K]
+    int64_t rows, in_features;
+    int32_t number_type;
+    int32_t num_threads;
+};
+
 // Root mean square normalization of M rows. The width is a multiple of 16.
 struct RinglineNorm {
     const void* x;        // [M, width]

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "attention.h"
+#include "embedding.h"
 #include "gate.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotation.h"
 
-#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply}
+#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows}

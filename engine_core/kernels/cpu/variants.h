@@ -10,6 +10,7 @@ struct Kernels {
     int (*normalize)(const RinglineNorm&);
     int (*rotate)(const RinglineRotation&);
     int (*silu_and_multiply)(const RinglineGate&);
+    int (*read_rows)(const RinglineRows&);
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;
