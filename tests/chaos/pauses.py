@@ -24,6 +24,8 @@ REST = 2.0
 """Seconds after a fault until the next, so that everything is joined again."""
 _DIALLED_BY = {"engine": "processor", "detokenizer": "processor", "processor": "client"}
 """Whose links are cut."""
+LAG = 0.5
+"""Seconds after a fault in which a client may still be given what was on its way."""
 _PREFILLS = 8
 _VOCABULARY = 1000
 
@@ -69,7 +71,7 @@ async def _strike(fleet: Fleet, name: str, kind: Kind) -> None:
 
 
 def pauses_of(strikes: Iterable[Strike], gaps: Iterable[Gap], noticed: float) -> list[Pauses]:
-    """By service and kind, the gaps in which there was a fault, of requests that noticed it.
+    """By service and kind, the gaps that a fault made, of requests that noticed it.
 
     Those did that were told so, or whose gap is longer than ``noticed`` seconds.
     """
@@ -78,7 +80,7 @@ def pauses_of(strikes: Iterable[Strike], gaps: Iterable[Gap], noticed: float) ->
     for strike in strikes:
         pauses = found.setdefault((strike.service, strike.kind), Pauses(strike.service, strike.kind))
         pauses.faults += 1
-        pauses.seconds += [gap.seconds for gap in there if gap.begun <= strike.at < gap.ended]
+        pauses.seconds += [gap.seconds for gap in there if gap.begun - LAG <= strike.at < gap.ended]
     return list(found.values())
 
 

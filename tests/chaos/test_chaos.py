@@ -127,7 +127,7 @@ def test_a_pause_belongs_to_the_fault_that_is_in_it_if_it_was_noticed() -> None:
     gaps = [
         Gap(9.9, 10.03, told=True),
         Gap(9.9, 10.02, told=False),
-        Gap(19.0, 22.0, told=False),
+        Gap(20.1, 23.1, told=False),
         Gap(12.0, 15.0, told=True),
     ]
     engine, processor = pauses_of(strikes, gaps, noticed=0.2)
