@@ -180,7 +180,9 @@ def _prefill_json(prefill: Prefill) -> dict[str, float]:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    """How many, and of all of them, in milliseconds."""
+    """How many, and of all of them, if there are any, in milliseconds."""
+    if not values:
+        return {"count": 0}
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
     found = {name: round(1000 * quantile(values, share), 1) for name, share in shares.items()}
     return {"count": len(values), **found}
