@@ -195,6 +195,29 @@ def test_a_failed_step_is_the_callers_to_handle():
         engine.core.step()
 
 
+class FailingLate(CheckedExecutor):
+    """Every step fails, which is learned when its result is asked for."""
+
+    def submit(self, plan):
+        super().submit(plan)
+        return SimpleNamespace(result=self.fail)
+
+    def fail(self):
+        raise ExecutorError("the device is gone")
+
+
+def test_a_step_that_fails_with_another_one_behind_it_is_the_callers_to_handle():
+    engine = Engine(executor=FailingLate, ahead=2)
+    engine.core.add(make_request("a"))
+    begun = []
+    assert engine.core.step(begun.extend) == []
+    engine.core.add(make_request("b"))
+    with pytest.raises(ExecutorError, match="the device is gone"):
+        engine.core.step(begun.extend)
+    assert begun == ["a", "b"]  # either may be what it died of
+    assert len(engine.executor.plans) == 2
+
+
 def test_the_prefix_cache_is_reset_on_request():
     engine = Engine()
     prompt = make_request("a", 20).prompt_token_ids

@@ -152,6 +152,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plan()
             self.settle(keep)
 
+    @rule(count=st.integers(2, 5), keep=st.integers(0, 2))
+    def crowd(self, count, keep):
+        """Several grow together, beyond what a small cache holds."""
+        for seed in range(count):
+            self.add(
+                prompt=(3 + seed, 4),
+                params=SamplingParams(max_tokens=30, ignore_eos=True, seed=seed),
+                min_tokens=0,
+                priority=0,
+                tenant="",
+                salt=b"",
+                seconds=None,
+                resumed={},
+                resume=False,
+            )
+        self.overlap(keep, steps=20)
+
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds):
         self.now += seconds
