@@ -35,7 +35,7 @@ CONTESTS = (
         decode=True,
     ),
     Contest("batch 16", Work(16, 128, 64), (OURS, OURS_INT8, VLLM, VLLM_EAGER, LLAMA_CPP)),
-    Contest("batch 64", Work(64, 128, 64), (OURS, OURS_INT8, VLLM, LLAMA_CPP)),
+    Contest("batch 64", Work(64, 128, 64), (OURS, OURS_INT8, VLLM)),
 )
 
 
