@@ -79,6 +79,13 @@ def test_a_nucleus_larger_than_any_number_of_candidates() -> None:
     assert 550 < int(kept.isfinite().sum()) < 700
 
 
+def test_a_nucleus_ends_with_the_token_that_reaches_its_mass() -> None:
+    equal = torch.zeros(1, 4)
+    for top_p, kept in ((0.5, 2), (0.5 + 1e-9, 3), (0.25, 1), (1e-9, 1)):
+        scaled = keep_nucleus(equal, equal.clone(), torch.tensor([[top_p]], dtype=torch.float64))
+        assert scaled.isfinite().tolist() == [[place < kept for place in range(4)]]
+
+
 def test_order_of_tokens_is_the_same() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).round(decimals=1)
     logits[0, :5], logits[1, 3] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-40]), -0.0
