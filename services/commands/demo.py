@@ -53,8 +53,10 @@ def demo(prompt: str, model: str | None) -> int:
     configure_logs(TelemetrySettings(log_format="console"), "demo")
     engine_config({"model": model})
     logs = ChildLogs(as_json=False, quiet=True)
+    answered = False
 
     async def show(ready: ReadyStack) -> int:
+        nonlocal answered
         logs.ready(f"  ready in {ready.seconds:.1f} s")
         click.echo(f"\n> {prompt}\n")
         try:
@@ -62,11 +64,15 @@ def demo(prompt: str, model: str | None) -> int:
         except ringline.RingError as error:
             raise FatalError(f"the request failed: {error}", ExitCode.FAILURE) from None
         click.echo("\n" + _report(ready.state, generation.usage, timing))
+        answered = True
         return ExitCode.OK
 
     click.echo(f"starting an engine, a detokenizer and a processor with {model}")
     options = stack_options(settings, {"model": model})
-    return asyncio.run(run_stack(options, logs, grace=_GRACE, when_ready=show))
+    code = asyncio.run(run_stack(options, logs, grace=_GRACE, when_ready=show))
+    if code == ExitCode.OK and not answered:  # told to stop, in good order, but before it had shown anything
+        raise click.Abort
+    return code
 
 
 async def _ask(address: str, prompt: str) -> tuple[ringline.Generation, _Timing]:

@@ -262,3 +262,11 @@ def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environ
     for line, service in zip(report[::2], ("processor", "engine", "detokenizer", "first token"), strict=True):
         assert line.split()[0] == service.split()[0]
     assert "tokens/s" in report[-1]
+
+
+def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(checkpoint, environment):
+    command = [sys.executable, "-m", "services.cli", "demo", "--model", str(checkpoint)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert any(line.startswith("  engine:") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
