@@ -34,9 +34,13 @@ ENGINE_OPTIONS = (
     "max_num_queued_reqs",
     "policy",
     "enable_chunked_prefill",
+    "async_scheduling",
     "load_format",
     "device",
     "num_threads",
+    "attention_backend",
+    "enforce_eager",
+    "deterministic",
 )
 """Names of the options of ``engine_core.config``, which the CPU tiers may not import: services that share one
 environment must know each other's variables. A test compares them with the declarations."""
