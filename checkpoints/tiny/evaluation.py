@@ -137,6 +137,8 @@ def _continue(
     for start in range(0, len(prompts), BATCH):
         inputs = tokenizer(prompts[start : start + BATCH], padding=True, padding_side="left", return_tensors="pt")
         with torch.inference_mode():
-            output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+            output = model.generate(  # type: ignore[misc]
+                **inputs, do_sample=False, max_new_tokens=max_new_tokens
+            )
         continued += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return continued

@@ -44,7 +44,7 @@ def train_tokenizer(documents: Iterable[Document], vocabulary: int, chat_templat
 
 
 def _wrap(tokenizer: Tokenizer, chat_template: str) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

@@ -222,7 +222,9 @@ def validation_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes the checkpoint in bfloat16. A chat ends with its turn, plain text with the end of the document."""
     ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
-    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[1])
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=ends, pad_token_id=ends[1]
+    )
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
