@@ -16,6 +16,7 @@ from services.engine.wire import end_of, logprobs_of, status_of
 from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
+from services.ring.ledgers import Ledgers
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
 
@@ -45,9 +46,8 @@ class Hub:
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
         """Likewise."""
-        self.switchboard = Switchboard(
-            self, orphan_grace=orphan_grace, max_ledgers=max_ledgers, on_removed=_log_finished
-        )
+        ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers)
+        self.switchboard = Switchboard(self, ledgers, on_removed=_log_finished)
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self.failed = False

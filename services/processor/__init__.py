@@ -2,6 +2,7 @@
 
 main           the process: start-up, life, end
 service        the RPCs
+intake         where clients' requests begin, are refused and end
 validation     what a request may ask for
 admission      a request → prompt ids and everything resolved
 lookups        what is answered from the vocabulary alone

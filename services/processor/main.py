@@ -12,6 +12,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 from services.processor.backlog import Backlog, BacklogLimits
 from services.processor.desk import Desk
 from services.processor.detokenizers import Subscription
+from services.processor.intake import Intake
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
@@ -87,10 +88,10 @@ class _Processor:
         ]
         self._desk = Desk(vocabulary, self._ring, me)
         self._server = Server(server, [SERVICE])
-        self._service = InferenceService(
-            me,
+        self._intake = Intake(me, self._ring, self._desk, self._metrics, max_live_requests=settings.max_live_requests)
+        service = InferenceService(
             vocabulary,
-            self._ring,
+            self._intake,
             self._desk,
             self._metrics,
             SessionBounds(
@@ -101,7 +102,7 @@ class _Processor:
             ),
             settings.tenant_header,
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server.grpc)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server.grpc)
 
     async def run(self) -> int:
         metrics = start_metrics(self._settings, self._metrics.registry)
@@ -133,5 +134,5 @@ class _Processor:
 
     async def _drain(self, grace: float) -> None:
         """Finish the requests that are there; sessions are told."""
-        self._service.drain()
-        log.info("drained", left=await wait_until_idle(lambda: self._service.num_open, grace))
+        self._intake.drain()
+        log.info("drained", left=await wait_until_idle(lambda: self._intake.num_open, grace))

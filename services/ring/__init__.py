@@ -4,6 +4,7 @@ positions    does a delta fit behind what is already there?
 identity     peers, ring ids, epochs
 events       what travels: deltas, ends, prompt progress
 ledger       what the engine remembers of each request until its submitter says Done
+ledgers      all of them: by request and by submission, their memory, and those whose submitter is gone
 cursor       an outbound link of the engine: where it is in each ledger entry, and the next frame
 submission   a Submit, as far as the ring looks into it
 quota        what requests hold together, within a size

@@ -1,6 +1,6 @@
 """The engine's door: who is attached, what each of their commands does, and where outputs go.
 
-The switchboard owns the ledger and the outbound links. It calls the engine core through ``CorePort`` and is told
+The switchboard owns the ledgers and the outbound links. It calls the engine core through ``CorePort`` and is told
 what the core computed through ``progress``; time comes in as an argument. It waits for nobody.
 """
 
@@ -14,8 +14,8 @@ from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
+from services.ring.ledgers import Ledgers
 from services.ring.logprobs import PackedLogprobs
-from services.ring.quota import MAX_ID_BYTES, MAX_PROMPT_LOGPROB_BYTES, Quota
 from services.ring.submission import Submission
 
 MAX_PEERS = 256
@@ -38,29 +38,15 @@ class Switchboard:
     def __init__(
         self,
         core: CorePort,
+        ledgers: Ledgers,
         *,
-        orphan_grace: float,
-        max_ledgers: int,
-        max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
-        max_id_bytes: int = MAX_ID_BYTES,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
-        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
-
-        ``on_removed`` is told of each request that is forgotten, with all that is known of it.
-        """
+        """``on_removed`` is told of each request that is forgotten, with all that is known of it."""
         self._core = core
-        self._orphan_grace = orphan_grace
-        self._max_ledgers = max_ledgers
+        self._ledgers = ledgers
         self._on_removed = on_removed
-        # Whether computed yet or not.
-        self._prompt_logprobs = Quota("prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes)
-        self._ids = Quota("prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes)
-        self._entries: dict[str, LedgerEntry] = {}
-        self._by_core_id: dict[str, LedgerEntry] = {}
         self._links: dict[str, OutboundLink] = {}
-        self._orphans: dict[str, float] = {}
-        """Requests whose submitter's stream ended, by id, and when each will be forgotten."""
         self._submissions = count(1)
         self.draining = False
 
@@ -83,17 +69,17 @@ class Switchboard:
         if old is None and len(self._links) >= MAX_PEERS:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"hello: {MAX_PEERS} peers are attached, and no more are taken")
         if old is not None:
-            self._orphan(old.peer, now)
+            self._ledgers.orphan(old.peer, now)
             old.clear()
         link = OutboundLink(peer)
         self._links[peer.name] = link
-        for entry in list(self._entries.values()):
+        for entry in self._ledgers:
             if entry.submitter.name == peer.name and entry.submitter.incarnation < peer.incarnation:
                 self._remove(entry)
             elif entry.deliver_to == peer.name:
                 link.carry(entry)
                 if entry.submitter == peer:
-                    self._orphans.pop(entry.request_id, None)
+                    self._ledgers.claim(entry.request_id)
             if entry.submitter == peer:
                 entry.in_reply_to = 0
         self._announce()
@@ -105,13 +91,13 @@ class Switchboard:
             return
         del self._links[link.peer.name]
         link.clear()
-        self._orphan(link.peer, now)
+        self._ledgers.orphan(link.peer, now)
         self._announce()
 
     def expire(self, now: float) -> None:
         """Cancel and forget what has been an orphan for too long. Call at least every second."""
-        for request_id in [request_id for request_id, at in self._orphans.items() if at <= now]:
-            self._remove(self._entries[request_id])
+        for entry in self._ledgers.expired(now):
+            self._remove(entry)
 
     def attached(self) -> list[PeerId]:
         """Who is attached now."""
@@ -125,7 +111,7 @@ class Switchboard:
         ``in_reply_to``: which command of the peer's stream it is, from 1; named if the core refuses it later.
         """
         self._check_submission(peer, submission)
-        old = self._entries.get(submission.request_id)
+        old = self._ledgers.find(submission.request_id)
         if old is not None:
             self._remove(old)
         receiver = self._receiver(submission.deliver_to or peer.name)
@@ -144,15 +130,13 @@ class Switchboard:
             id_bytes=submission.id_bytes,
             tenant=submission.tenant,
         )
-        self._prompt_logprobs.take(entry.tenant, entry.prompt_logprob_bytes)
-        self._ids.take(entry.tenant, entry.id_bytes)
-        self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
+        self._ledgers.add(entry)
         receiver.carry(entry)
         self._core.add(entry.core_id, submission.order)
 
     def cancel(self, peer: PeerId, request_id: str, epoch: int) -> None:
         """End a request: every unfinished choice gets CANCELLED. Unknown ids and lower epochs are ignored."""
-        entry = self._own(peer, request_id)
+        entry = self._ledgers.find_of(peer, request_id)
         if entry is None or epoch < entry.epoch:
             return
         self._core.cancel(entry.core_id, None)
@@ -162,7 +146,7 @@ class Switchboard:
 
     def stop(self, peer: PeerId, request_id: str, epoch: int, choice: int, position: int) -> None:
         """End one choice at ``position``: its receiver found a stop string there."""
-        entry = self._entries.get(request_id)
+        entry = self._ledgers.find(request_id)
         if entry is None or entry.deliver_to != peer.name or epoch != entry.epoch or choice not in entry.choices:
             return
         if entry.choices[choice].stop_at(position):
@@ -173,7 +157,7 @@ class Switchboard:
         self, peer: PeerId, request_id: str, epoch: int, deliver_to: str, delivered: Mapping[int, int]
     ) -> None:
         """Replay a request's log to another peer (or the same one) from position 0, and go on there."""
-        entry = self._own(peer, request_id)
+        entry = self._ledgers.find_of(peer, request_id)
         if entry is None:
             raise Refused(Code.NOT_FOUND, f"request_id: {request_id} is not known here")
         if epoch <= entry.epoch:
@@ -187,12 +171,12 @@ class Switchboard:
         if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
             self._links[entry.deliver_to].drop(request_id)
         entry.epoch, entry.deliver_to, entry.delivered = epoch, receiver.peer.name, dict(delivered)
-        self._orphans.pop(request_id, None)
+        self._ledgers.claim(request_id)
         receiver.carry(entry)
 
     def done(self, peer: PeerId, request_id: str, epoch: int) -> None:
         """The submitter has all it wants: forget the request, and stop it if it still runs."""
-        entry = self._own(peer, request_id)
+        entry = self._ledgers.find_of(peer, request_id)
         if entry is not None and epoch >= entry.epoch:
             self._remove(entry)
 
@@ -207,7 +191,7 @@ class Switchboard:
         end: ChoiceEnd | None,
     ) -> None:
         """The core computed tokens of a choice, or ended it. What comes behind an end or a Done is dropped."""
-        entry = self._by_core_id.get(core_id)
+        entry = self._ledgers.find_submission(core_id)
         if entry is None:
             return
         log = entry.choices[choice]
@@ -218,13 +202,13 @@ class Switchboard:
 
     def started(self, core_id: str) -> None:
         """The core begins to compute a request."""
-        if (entry := self._by_core_id.get(core_id)) and entry.prefill is None:
+        if (entry := self._ledgers.find_submission(core_id)) and entry.prefill is None:
             entry.prefill = Prefill(entry.prompt_tokens, 0, 0)
             self._mark(entry)
 
     def prefilled(self, core_id: str, computed_tokens: int | None, cached_tokens: int | None) -> None:
         """A prompt got further (None: to its end), or was found to be cached so far (None: as said before)."""
-        if entry := self._by_core_id.get(core_id):
+        if entry := self._ledgers.find_submission(core_id):
             before = entry.prefill.cached_tokens if entry.prefill is not None else 0
             entry.prefill = Prefill(
                 entry.prompt_tokens,
@@ -235,7 +219,7 @@ class Switchboard:
 
     def prompt_scored(self, core_id: str, logprobs: Sequence[TokenLogprob]) -> None:
         """Further log probabilities of a prompt are computed; the first are of its second token."""
-        if entry := self._by_core_id.get(core_id):
+        if entry := self._ledgers.find_submission(core_id):
             packed = PackedLogprobs.of(logprobs)
             if entry.prompt_logprobs is None:
                 entry.prompt_logprobs = packed
@@ -245,7 +229,7 @@ class Switchboard:
 
     def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:
         """The core did not take a submission: forget it and tell its submitter; returns the entry, if it was there."""
-        entry = self._by_core_id.get(core_id)
+        entry = self._ledgers.find_submission(core_id)
         if entry is None or entry.finished:
             return None  # it was cancelled before, and that is its end
         link = self._links.get(entry.submitter.name)
@@ -261,12 +245,12 @@ class Switchboard:
     @property
     def num_ledgers(self) -> int:
         """Requests whose submitter has not said Done."""
-        return len(self._entries)
+        return len(self._ledgers)
 
     @property
     def num_unfinished(self) -> int:
         """Of these, with a choice that has not ended."""
-        return sum(not entry.finished for entry in self._entries.values())
+        return sum(not entry.finished for entry in self._ledgers)
 
     def _check_submission(self, peer: PeerId, submission: Submission) -> None:
         if self.draining:
@@ -275,34 +259,17 @@ class Switchboard:
         if link is None or link.peer != peer:
             raise Refused(Code.ABORTED, f"{peer.name} is attached no longer with incarnation {peer.incarnation}")
         submission.check(peer)
-        old = self._entries.get(submission.request_id)
+        old = self._ledgers.find(submission.request_id)
         if old is not None and submission.epoch <= old.epoch:
             raise Refused(Code.ALREADY_EXISTS, f"epoch: {submission.epoch} is not higher than {old.epoch}")
         self._receiver(submission.deliver_to or peer.name)
-        if old is None and len(self._entries) >= self._max_ledgers:
-            raise Refused(
-                Code.RESOURCE_EXHAUSTED,
-                f"this engine holds {self._max_ledgers} requests whose submitters have not said Done",
-                retry_after_ms=1000,
-            )
-        self._check_memory(submission, old)
-
-    def _check_memory(self, submission: Submission, old: LedgerEntry | None) -> None:
-        """Until Done, a request's log probabilities stay, in case they have to be sent again."""
-        tenant = submission.tenant
-        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.prompt_logprob_bytes, old.id_bytes)
-        self._prompt_logprobs.check(tenant, submission.prompt_logprob_bytes, logprobs)
-        self._ids.check(tenant, submission.id_bytes, ids)
+        self._ledgers.check_room(submission, old)
 
     def _receiver(self, name: str) -> OutboundLink:
         link = self._links.get(name)
         if link is None:
             raise Refused(Code.UNAVAILABLE, f"deliver_to: {name} is not attached here", retry_after_ms=0)
         return link
-
-    def _own(self, peer: PeerId, request_id: str) -> LedgerEntry | None:
-        entry = self._entries.get(request_id)
-        return entry if entry is not None and entry.submitter == peer else None
 
     def _mark(self, entry: LedgerEntry) -> None:
         if link := self._links.get(entry.deliver_to):
@@ -312,18 +279,9 @@ class Switchboard:
         self._on_removed(entry)
         if not entry.finished:
             self._core.cancel(entry.core_id, None)
-        del self._entries[entry.request_id], self._by_core_id[entry.core_id]
-        self._orphans.pop(entry.request_id, None)
-        self._prompt_logprobs.give_back(entry.tenant, entry.prompt_logprob_bytes)
-        self._ids.give_back(entry.tenant, entry.id_bytes)
+        self._ledgers.remove(entry)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
-
-    def _orphan(self, submitter: PeerId, now: float) -> None:
-        """The submitter's stream ended: its requests live on for a while."""
-        for entry in self._entries.values():
-            if entry.submitter == submitter:
-                self._orphans.setdefault(entry.request_id, now + self._orphan_grace)
 
     def _announce(self) -> None:
         peers = self.attached()

@@ -1,10 +1,13 @@
-"""Rings of one process, which log nothing."""
+"""Rings of one process, which log nothing; and a front door without a ring."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+from ringline.inference.v1 import inference_pb2_grpc
 from structlog.testing import capture_logs
 
+from tests.services.processor.doors import FrontDoor, served
 from tests.services.ring.world import World
 
 
@@ -20,3 +23,17 @@ def wide() -> Iterator[World]:
     """Two engines and two detokenizers."""
     with capture_logs():
         yield World(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[FrontDoor]:
+    door = FrontDoor()
+    yield door
+    door.go.set()
+    door.desk.close()
+
+
+@pytest.fixture
+async def front(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    async with served(door, tmp_path) as stub:
+        yield stub

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status
 from services.ring.identity import PeerId
+from services.ring.ledgers import Ledgers
 from services.ring.logprobs import PackedLogprobs
 from services.ring.submission import Submission
 from services.ring.switchboard import Switchboard
@@ -31,7 +32,7 @@ class SwitchboardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = Core()
-        self.board = Switchboard(self.core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS)
+        self.board = Switchboard(self.core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
         self.now = 0.0
         self.streams: dict[str, Stream] = {}
         self.known: dict[str, Known] = {}

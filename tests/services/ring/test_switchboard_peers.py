@@ -26,7 +26,7 @@ def test_a_stream_that_is_over_holds_nothing(board: Switchboard, superseded: boo
     peer = PeerId("p", 1)
     link, _ = board.attach(peer, 0.0)
     board.submit(peer, submission())
-    (entry,) = board._entries.values()
+    (entry,) = board._ledgers
     if superseded:
         board.attach(PeerId("p", 2), 1.0)
     else:

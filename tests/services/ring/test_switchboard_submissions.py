@@ -7,6 +7,7 @@ import pytest
 from services.ring.events import Cause, ChoiceEnd, Code, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
+from services.ring.ledgers import Ledgers
 from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
 from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, code_of, submission
@@ -94,7 +95,7 @@ def test_only_the_receiver_stops_a_choice_and_where_it_has_tokens(
     by: str, epoch: int, choice: int, position: int, stops: bool
 ) -> None:
     core = Core()
-    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS)
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
     for name in ("p", "d"):
         board.attach(PeerId(name, 1), 0.0)
     board.submit(PeerId("p", 1), submission("1-1", 2, deliver_to="d"))
@@ -159,7 +160,7 @@ def test_what_is_forgotten_is_told_with_its_end_if_it_has_one() -> None:
         told[entry.request_id] = end.cause if end is not None else None
 
     core, peer = Core(), PeerId("p", 1)
-    board = Switchboard(core, orphan_grace=GRACE, max_ledgers=MAX_LEDGERS, on_removed=on_removed)
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS), on_removed=on_removed)
     link, _ = board.attach(peer, 0.0)
     for name in ("1-1", "1-2", "1-3", "1-4"):
         board.submit(peer, submission(name))

@@ -35,6 +35,7 @@ from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Refused, TokenLogprob
 from services.ring.identity import PeerId, ring_id
+from services.ring.ledgers import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.request import RingRequest
 from services.ring.switchboard import Switchboard
@@ -197,7 +198,7 @@ class Engine:
     def __init__(self, me: PeerId) -> None:
         self.me = me
         self.core = FakeCore()
-        self.board = Switchboard(self.core, orphan_grace=ORPHAN_GRACE, max_ledgers=1000)
+        self.board = Switchboard(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
         self.core.board = self.board
         self.streams: dict[str, AttachStream] = {}
 

@@ -1,0 +1,148 @@
+"""Where clients' requests begin, are refused and end, whichever stream they came on.
+
+What costs nothing is checked here, before anything is done for a request: its name, its time, how many its stream has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.client import ClientRequest, ClientStream
+from services.processor.desk import Desk
+from services.processor.ring import Ring
+from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
+from services.ring.events import Cause, Code, Refused, Status
+from services.ring.identity import PeerId, ring_id
+from services.runtime.metrics import ProcessorMetrics
+
+
+class Intake:
+    """The streams that are open, and the requests that they have under way."""
+
+    def __init__(
+        self, me: PeerId, ring: Ring, desk: Desk, metrics: ProcessorMetrics, *, max_live_requests: int
+    ) -> None:
+        """``max_live_requests``: of one session."""
+        self._me = me
+        self._ring = ring
+        self._desk = desk
+        self._metrics = metrics
+        self._max_live_requests = max_live_requests
+        self._counter = itertools.count(1)
+        self._clients: set[ClientStream] = set()
+        self.draining = False
+
+    def drain(self) -> None:
+        """Take nothing new; every stream's writer is woken, to say so."""
+        self.draining = True
+        for client in self._clients:
+            client.wake.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose terminals have not all been taken by their clients."""
+        return sum(client.num_live for client in self._clients)
+
+    def open(self, tenant: str) -> ClientStream:
+        """A client's stream began."""
+        client = ClientStream(tenant)
+        self._clients.add(client)
+        return client
+
+    def close(self, client: ClientStream) -> None:
+        """The client's stream is over: what it had under way ends, and nothing is kept for it."""
+        self._clients.discard(client)
+        for call in client.requests():
+            self._end(call, Cause.CANCELLED)
+        client.clear()
+
+    def begin(
+        self,
+        client: ClientStream,
+        request: inference_pb2.GenerateRequest,
+        ordinal: int,
+        call_timeout: float | None = None,
+    ) -> None:
+        """Begin the request of a stream's frame ``ordinal``; raises ``Refused``."""
+        try:
+            self._begin(client, request, ordinal, call_timeout)
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name)
+            raise
+
+    def session_frame(self, client: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int) -> None:
+        """Do what a session's frame says; what is wrong with it is answered there."""
+        match frame.WhichOneof("frame"):
+            case "generate":
+                self._session_request(client, frame.generate, ordinal)
+            case "cancel":
+                call = client.find(frame.cancel.request_id)
+                if call is not None:
+                    self._end(call, Cause.CANCELLED)
+            case _:
+                status = Status(Code.INVALID_ARGUMENT, "frame: none is set: expected generate or cancel")
+                self._refuse(client, "", ordinal, status)
+
+    def _session_request(self, client: ClientStream, request: inference_pb2.GenerateRequest, ordinal: int) -> None:
+        try:
+            if not request.request_id:
+                raise refuse("request_id", "empty: a session needs a name for each of its requests")
+            if client.find(request.request_id) is not None:
+                raise Refused(
+                    Code.INVALID_ARGUMENT, f"request_id: {request.request_id[:80]!r} is live on this session already"
+                )
+            if client.num_live >= self._max_live_requests:
+                most = self._max_live_requests
+                raise Refused(Code.RESOURCE_EXHAUSTED, f"this session has {most} live requests", retry_after_ms=100)
+            self._begin(client, request, ordinal, None)
+        except Refused as refused:
+            self._refuse(client, usable_id(request), ordinal, refused.status)
+
+    def _begin(
+        self,
+        client: ClientStream,
+        request: inference_pb2.GenerateRequest,
+        ordinal: int,
+        call_timeout: float | None,
+    ) -> None:
+        if self.draining:
+            raise Refused(Code.UNAVAILABLE, "this processor is draining: try another", retry_after_ms=0)
+        check_request_id(request.request_id)
+        if request.HasField("timeout_ms") and request.timeout_ms == 0:
+            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
+        now = time.monotonic()
+        timeouts = [request.timeout_ms / 1000] if request.HasField("timeout_ms") else []
+        if call_timeout is not None:
+            timeouts.append(call_timeout)
+        call = ClientRequest(
+            ring_id=ring_id(self._me.incarnation, next(self._counter)),
+            client_id=request.request_id,
+            ordinal=ordinal,
+            client=client,
+            arrived=now,
+            deadline=now + min(timeouts) if timeouts else None,
+        )
+        self._desk.admit(call, request)
+        client.add(call)
+        if timeouts:
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(min(timeouts), self._end, call, Cause.DEADLINE)
+
+    def _refuse(self, client: ClientStream, client_id: str, ordinal: int, status: Status) -> None:
+        """A frame of a session does not become a request."""
+        self._metrics.request_refused(status.code.name)
+        client.refuse(client_id, ordinal, status)
+
+    def _end(self, call: ClientRequest, cause: Cause) -> None:
+        """End a request here and now, wherever it is."""
+        self._desk.drop(call)
+        self._ring.end(call, cause)
+
+
+def usable_id(request: inference_pb2.GenerateRequest) -> str:
+    """The client's name for a refused request; empty where it is too long to be one."""
+    return request.request_id if len(request.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""

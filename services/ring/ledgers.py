@@ -1,0 +1,96 @@
+"""All that an engine remembers of requests: found by request or submission, held within a size, orphaned, forgotten.
+
+Memory is counted from Submit to removal, whether what it is for has been computed or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.ring.events import Code, Refused
+from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
+from services.ring.quota import MAX_ID_BYTES, MAX_PROMPT_LOGPROB_BYTES, Quota
+from services.ring.submission import Submission
+
+
+class Ledgers:
+    """The ledger entries of an engine."""
+
+    def __init__(
+        self,
+        *,
+        orphan_grace: float,
+        max_entries: int,
+        max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
+        max_id_bytes: int = MAX_ID_BYTES,
+    ) -> None:
+        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream."""
+        self._orphan_grace = orphan_grace
+        self._max_entries = max_entries
+        self._prompt_logprobs = Quota("prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes)
+        self._ids = Quota("prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes)
+        self._entries: dict[str, LedgerEntry] = {}
+        self._by_core_id: dict[str, LedgerEntry] = {}
+        self._orphans: dict[str, float] = {}
+        """Requests whose submitter's stream ended, by id, and when each will be forgotten."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        """Over those there are now: they may be removed meanwhile."""
+        return iter(list(self._entries.values()))
+
+    def find(self, request_id: str) -> LedgerEntry | None:
+        """A request by its id."""
+        return self._entries.get(request_id)
+
+    def find_submission(self, core_id: str) -> LedgerEntry | None:
+        """A request by the name of its last submission inside the engine."""
+        return self._by_core_id.get(core_id)
+
+    def find_of(self, submitter: PeerId, request_id: str) -> LedgerEntry | None:
+        """A request by its id, if it is of this submitter."""
+        entry = self._entries.get(request_id)
+        return entry if entry is not None and entry.submitter == submitter else None
+
+    def check_room(self, submission: Submission, old: LedgerEntry | None) -> None:
+        """Raise ``Refused`` unless there is room for it, once the one that it supersedes is gone."""
+        if old is None and len(self._entries) >= self._max_entries:
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"this engine holds {self._max_entries} requests whose submitters have not said Done",
+                retry_after_ms=1000,
+            )
+        tenant = submission.tenant
+        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.prompt_logprob_bytes, old.id_bytes)
+        self._prompt_logprobs.check(tenant, submission.prompt_logprob_bytes, logprobs)
+        self._ids.check(tenant, submission.id_bytes, ids)
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Remember a request."""
+        self._prompt_logprobs.take(entry.tenant, entry.prompt_logprob_bytes)
+        self._ids.take(entry.tenant, entry.id_bytes)
+        self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
+
+    def remove(self, entry: LedgerEntry) -> None:
+        """Forget it."""
+        del self._entries[entry.request_id], self._by_core_id[entry.core_id]
+        self._orphans.pop(entry.request_id, None)
+        self._prompt_logprobs.give_back(entry.tenant, entry.prompt_logprob_bytes)
+        self._ids.give_back(entry.tenant, entry.id_bytes)
+
+    def orphan(self, submitter: PeerId, now: float) -> None:
+        """The submitter's stream ended: its requests live on for ``orphan_grace``, from the first such end."""
+        for entry in self._entries.values():
+            if entry.submitter == submitter:
+                self._orphans.setdefault(entry.request_id, now + self._orphan_grace)
+
+    def claim(self, request_id: str) -> None:
+        """The submitter is back and wants it."""
+        self._orphans.pop(request_id, None)
+
+    def expired(self, now: float) -> list[LedgerEntry]:
+        """Those that have been orphans for too long."""
+        return [self._entries[request_id] for request_id, at in self._orphans.items() if at <= now]

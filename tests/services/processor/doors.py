@@ -1,0 +1,113 @@
+"""A processor's front door without engines, served in one process, and what its tests say and read over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.processor.backlog import Backlog
+from services.processor.desk import THREADS, Desk
+from services.processor.intake import Intake
+from services.processor.peers import Peers
+from services.processor.ring import Ring
+from services.processor.service import InferenceService, SessionBounds
+from services.processor.vocabulary import VocabularySource
+from services.ring.identity import PeerId
+from services.runtime.metrics import ProcessorMetrics
+from tests.services.processor.backlogs import roomy
+from tests.services.processor.vocabularies import vocabulary
+
+T = TypeVar("T")
+MAX_LIVE = 3
+ROOM = 10_000
+"""Bytes of one tenant that may wait at the desk."""
+
+
+class FrontDoor:
+    """A processor without engines: what it takes, waits."""
+
+    def __init__(self, stall_timeout: float = 30.0, backlog: Backlog | None = None) -> None:
+        source = VocabularySource()
+        source.current = vocabulary()
+        me = PeerId("processor", 1)
+        peers = Peers(source, random.Random(0))
+        self.metrics = ProcessorMetrics()
+        peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
+        self.desk = Desk(source, ring, me, max_waiting_bytes=2 * ROOM)
+        bounds = SessionBounds(
+            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=stall_timeout, drain_grace=1.0
+        )
+        self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE)
+        self.service = InferenceService(source, self.intake, self.desk, self.metrics, bounds, "x-tenant")
+        self.go = threading.Event()
+
+    def hold_up(self) -> list[asyncio.Task[object]]:
+        """Occupy every thread until ``go``, and the places behind them."""
+        return [asyncio.create_task(self.desk.run(self.go.wait, "", 0)) for _ in range(THREADS)]
+
+    def counted(self) -> dict[tuple[str, str], float]:
+        """Terminals by reason, refusals by code."""
+        names = ("vllm:request_success_total", "ringline_requests_refused_total")
+        return {
+            (sample.name, sample.labels.get("finished_reason") or sample.labels["code"]): sample.value
+            for family in self.metrics.collect()
+            for sample in family.samples
+            if sample.name in names
+        }
+
+
+@asynccontextmanager
+async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    """A stub of the door's."""
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
+    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock") as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+    await server.stop(0)
+
+
+def ask(name: str, text: str = "ab") -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(request_id=name, text=text)
+
+
+async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
+    for request in requests:
+        await call.write(inference_pb2.SessionRequest(generate=request))
+
+
+async def cancel(call: grpc.aio.StreamStreamCall, name: str) -> None:
+    await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id=name)))
+
+
+async def read_terminals(call: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
+    """The next so many terminals of a session."""
+    found: list[inference_pb2.GenerateResponse] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            frame = await call.read()
+            found += [response for response in frame.responses if response.HasField("terminal")]
+    return found
+
+
+async def read_into(shown: list[inference_pb2.GenerateResponse], call: grpc.aio.UnaryStreamCall) -> None:
+    """All that a Generate call answers; raises its error."""
+    async for response in call:
+        shown.append(response)  # noqa: PERF401  # also when it fails
+
+
+async def until(condition: Callable[[], T]) -> T:
+    """What the condition says, once it is true."""
+    async with asyncio.timeout(20):
+        while not (found := condition()):  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+    return found

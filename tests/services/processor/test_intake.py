@@ -1,0 +1,138 @@
+"""What begins, is refused and ends at the intake, as clients see it over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.errors import Overloaded, from_rpc
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission import Admission, admit
+from services.processor.backlog import Backlog, BacklogLimits
+from services.processor.desk import THREADS
+from services.processor.validation import MAX_REQUEST_ID_BYTES
+from services.ring.events import Code
+from tests.services.processor.doors import (
+    MAX_LIVE,
+    ROOM,
+    FrontDoor,
+    ask,
+    cancel,
+    read_into,
+    read_terminals,
+    served,
+    until,
+    write,
+)
+
+
+async def test_a_name_that_is_too_long_does_not_come_back(front) -> None:
+    call = front.Session()
+    await write(call, ask("ö" * (MAX_REQUEST_ID_BYTES // 2) + "x"), ask("x" * 1_000_000))
+    refused = await read_terminals(call, 2)
+    assert [(response.request_id, response.in_reply_to) for response in refused] == [("", 1), ("", 2)]
+    for response in refused:
+        assert response.terminal.error.message.startswith("request_id: ")
+        assert response.ByteSize() < 300
+    call.cancel()
+    shown: list[inference_pb2.GenerateResponse] = []
+    with pytest.raises(grpc.aio.AioRpcError, match="request_id: 129 bytes: expected at most 128"):
+        await read_into(shown, front.Generate(ask("x" * (MAX_REQUEST_ID_BYTES + 1))))
+    assert [response.request_id for response in shown] == [""]
+
+
+async def test_a_name_may_be_as_long_as_the_contract_says(front) -> None:
+    call = front.Session()
+    name = "x" * MAX_REQUEST_ID_BYTES
+    await write(call, ask(name))
+    await cancel(call, name)
+    (end,) = await read_terminals(call, 1)
+    assert (end.request_id, end.terminal.HasField("error")) == (name, False)
+    call.cancel()
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_makes_room(door: FrontDoor, front) -> None:
+    held = door.hold_up()
+    call = front.Session()
+    for _ in range(THREADS):  # each thread's next batch
+        await write(call, ask("taken", "a" * ROOM))
+        await cancel(call, "taken")
+        await read_terminals(call, 1)
+    await write(call, ask("waits", "a" * ROOM), ask("is refused", "a" * ROOM))
+    (refused,) = await read_terminals(call, 1)
+    assert refused.request_id == "is refused"
+    assert refused.terminal.error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert refused.terminal.error.details, "when to come again"
+    await cancel(call, "waits")
+    await write(call, ask("in its place", "a" * ROOM))
+    (cancelled,) = await read_terminals(call, 1)
+    assert cancelled.request_id == "waits"
+    assert not cancelled.terminal.HasField("error")
+    door.go.set()
+    (late,) = await read_terminals(call, 1)
+    assert late.request_id == "in its place"
+    assert late.terminal.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0], "longer than the context"
+    await asyncio.gather(*held)
+    call.cancel()
+
+
+async def test_every_refusal_is_counted_once_with_its_code(door: FrontDoor, front) -> None:
+    call = front.Session()
+    await write(call, *(ask(f"live {i}") for i in range(MAX_LIVE)), ask("live 0"), ask("one too many"), ask(""))
+    await call.write(inference_pb2.SessionRequest())
+    assert len(await read_terminals(call, 4)) == 4
+    too_hot = ask("too hot")
+    too_hot.sampling.temperature = -1.0
+    for request in (too_hot, ask("x" * 1000)):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read_into([], front.Generate(request))
+    door.intake.drain()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await read_into([], front.Generate(ask("late")))
+    for index in range(MAX_LIVE):
+        await cancel(call, f"live {index}")
+    await read_terminals(call, MAX_LIVE)
+    assert door.counted() == {
+        ("vllm:request_success_total", "abort"): MAX_LIVE,
+        ("vllm:request_success_total", "error"): 7,
+        ("ringline_requests_refused_total", "INVALID_ARGUMENT"): 5,
+        ("ringline_requests_refused_total", "RESOURCE_EXHAUSTED"): 1,
+        ("ringline_requests_refused_total", "UNAVAILABLE"): 1,
+    }
+    call.cancel()
+
+
+async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenized: list[str] = []
+
+    def counted(request: inference_pb2.GenerateRequest, *others: object) -> Admission:
+        tokenized.append(request.request_id)
+        return admit(request, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("services.processor.desk.admit", counted)
+    door = FrontDoor(backlog=Backlog(BacklogLimits(max_requests=4, max_seconds=60.0)))
+    async with served(door, tmp_path) as front:
+        call = front.Session()
+        await write(call, *(ask(f"r{i}") for i in range(2)))
+        await until(lambda: len(tokenized) == 2)
+        await write(call, ask("one too many"))
+        (refused,) = await read_terminals(call, 1)
+        assert refused.in_reply_to == 3
+        assert refused.terminal.error.code == Code.RESOURCE_EXHAUSTED
+        assert refused.terminal.error.details, "when to come again"
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await read_into([], front.Generate(ask("another")))
+        error = from_rpc(failure.value)
+        assert isinstance(error, Overloaded)
+        assert error.retry_after is not None
+        assert 1.0 <= error.retry_after <= 1.25
+        await cancel(call, "r0")
+        await read_terminals(call, 1)
+        await write(call, ask("in its place"))
+        await until(lambda: len(tokenized) == 3)
+        assert tokenized == ["r0", "r1", "in its place"]
+        call.cancel()
+    door.desk.close()

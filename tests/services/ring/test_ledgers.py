@@ -1,0 +1,61 @@
+"""What an engine holds of requests together, within sizes, seen from its door."""
+
+from __future__ import annotations
+
+from services.ring.events import Code
+from services.ring.identity import PeerId
+from services.ring.ledgers import Ledgers
+from services.ring.switchboard import Switchboard
+from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, code_of, submission
+
+
+def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_prompt_logprob_bytes=4000))
+    board.attach(peer, 0.0)
+    ask = {"prompt_tokens": 10, "prompt_logprobs": 10}  # 880 bytes
+    board.submit(peer, submission("1-1", **ask))
+    board.submit(peer, submission("1-2", **ask))
+    code, message = code_of(lambda: board.submit(peer, submission("1-3", **ask)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert message.startswith("prompt_logprobs: ")
+    board.submit(peer, submission("1-3"))
+    board.submit(peer, submission("1-2", epoch=2, **ask))  # takes the place of its own
+    board.done(peer, "1-1", 1)
+    board.submit(peer, submission("1-4", **ask))
+    for name, epoch in (("1-2", 2), ("1-3", 1), ("1-4", 1)):
+        board.done(peer, name, epoch)
+    board.submit(peer, submission("1-5", prompt_tokens=1000, prompt_logprobs=20))  # alone it may be any size
+
+
+def test_what_requests_bring_is_held_up_to_a_size() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 40))
+    board.attach(peer, 0.0)
+    board.submit(peer, submission("1-1", num_ids=1000))  # alone it may be larger
+    code, message = code_of(lambda: board.submit(peer, submission("1-2", num_ids=1)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert message.startswith("prompt_token_ids: ")
+    board.submit(peer, submission("1-1", epoch=2, num_ids=60))  # takes the place of its own
+    board.submit(peer, submission("1-2", num_ids=40))
+    code, _ = code_of(lambda: board.submit(peer, submission("1-3", num_ids=1)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    board.done(peer, "1-2", 1)
+    board.submit(peer, submission("1-3", num_ids=40))
+
+
+def test_one_tenant_leaves_room_for_others() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 40))
+    board.attach(peer, 0.0)
+    board.submit(peer, submission("1-1", num_ids=100, tenant="flood"))
+    assert code_of(lambda: board.submit(peer, submission("1-2", num_ids=1, tenant="flood")))[0] is (
+        Code.RESOURCE_EXHAUSTED
+    )
+    board.submit(peer, submission("1-2", num_ids=50, tenant="other"))
+    board.submit(peer, submission("1-1", epoch=2, num_ids=75, tenant="flood"))  # takes the place of its own
+    other = submission("1-1", epoch=3, num_ids=75, tenant="other")
+    assert code_of(lambda: board.submit(peer, other))[0] is Code.RESOURCE_EXHAUSTED
+    for name, epoch in (("1-1", 2), ("1-2", 1)):
+        board.done(peer, name, epoch)
+    board.submit(peer, submission("1-3", num_ids=1000, tenant="flood"))
