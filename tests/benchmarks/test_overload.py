@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import sys
 from collections.abc import Callable
 
 from benchmarks.overload import background
@@ -38,11 +38,32 @@ async def test_what_could_not_end_in_its_time_is_no_good_answer(ring: Ring) -> N
         assert flood.tally.good == 0
 
 
+BALLAST = 64 << 20
+USES_MEMORY_AND_TIME = f"""
+import time
+input()
+ballast = bytearray(b"x") * {BALLAST}
+begun = time.process_time()
+while time.process_time() - begun < 0.3:
+    pass
+print("used", flush=True)
+input()
+"""
+
+
 async def test_processes_are_watched() -> None:
-    async with Watch({"me": os.getpid()}) as watch:
+    """A process of its own: what this one allocates may be memory that it was given before."""
+    piped = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", USES_MEMORY_AND_TIME, **piped)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    async with Watch({"child": child.pid}) as watch:
         await until(lambda: len(watch.times) >= 1)
-        ballast = bytes(range(256)) * (1 << 16)
-        await until(lambda: len(watch.times) >= 2)
-    first, last = watch.resident["me"][0], watch.resident["me"][-1]
-    assert last - first > len(ballast) // 2
-    assert watch.cpu_share["me"] > 0
+        child.stdin.write(b"begin\n")
+        assert await child.stdout.readline() == b"used\n"
+        used = len(watch.times)
+        await until(lambda: len(watch.times) > used)
+    child.stdin.write(b"end\n")
+    assert await child.wait() == 0
+    assert watch.resident["child"][-1] - watch.resident["child"][0] > BALLAST // 2
+    assert watch.cpu_share["child"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,35 +13,30 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
 
 from services.detokenizer.service import DetokenizerService
-from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscribers
+from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscriber, Subscribers
 from services.ring.identity import PeerId
 
 ME = PeerId("processor-0", 5)
 
 
 class Door:
-    """A detokenizer without engines."""
+    """A detokenizer without engines, which waits for a processor for as long as ``stall_timeout`` says, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_timeout: float) -> None:
         self.gone: list[PeerId] = []
         self.subscribers = Subscribers(self.gone.append)
         self.service = DetokenizerService(
             PeerId("detokenizer-0", 1),
             self.subscribers,
             detokenizer_pb2.Load,
-            stall_timeout=0.2,
+            stall_timeout=stall_timeout,
             max_message_bytes=1 << 22,
             drain_grace=1.0,
         )
 
 
-@pytest.fixture
-def door() -> Door:
-    return Door()
-
-
-@pytest.fixture
-async def stub(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
+@contextlib.asynccontextmanager
+async def served(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
     server = grpc.aio.server()
     detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(door.service, server)
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
@@ -63,30 +59,38 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_nothing_is_kept_for_a_processor_that_takes_nothing(door: Door, stub) -> None:
-    call = stub.Subscribe(hello())
-    assert (await call.read()).HasField("welcome")
-    subscriber = door.subscribers.find(ME)
-    assert subscriber is not None
-    for position in range(10):  # more than the window of a peer that does not read
-        subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
-    door.subscribers.wake()
-    await until(lambda: door.subscribers.find(ME) is None)
-    assert door.gone == [ME]
-    assert not subscriber.outbox.pending
-    assert not call.done(), "it has not taken its status"
-    call.cancel()
+async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path) -> None:
+    door = Door(stall_timeout=0.2)
+    subscribers: list[Subscriber] = []
 
+    def add(peer: PeerId) -> Subscriber:
+        """Owe it more than the window of a peer that does not read, before anything can time out."""
+        subscribers.append(type(door.subscribers).add(door.subscribers, peer))
+        for position in range(20):
+            subscribers[0].outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
+        door.subscribers.wake()
+        return subscribers[0]
 
-async def test_only_so_many_may_subscribe(door: Door, stub) -> None:
-    calls = [stub.Subscribe(hello(f"processor-{number}")) for number in range(MAX_SUBSCRIBERS)]
-    for call in calls:
-        assert (await call.read()).HasField("welcome")
-    one_more = stub.Subscribe(hello("one-more"))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await one_more.read()
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    again = stub.Subscribe(hello("processor-0"))  # takes the place of its own
-    assert (await again.read()).HasField("welcome")
-    for call in [*calls, again]:
+    door.subscribers.add = add  # type: ignore[method-assign]
+    async with served(door, tmp_path) as stub:
+        call = stub.Subscribe(hello())
+        await until(lambda: subscribers and door.subscribers.find(ME) is None)
+        assert door.gone == [ME]
+        assert not subscribers[0].outbox.pending
+        assert not call.done(), "it has not taken its status"
         call.cancel()
+
+
+async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
+    async with served(Door(stall_timeout=600.0), tmp_path) as stub:
+        calls = [stub.Subscribe(hello(f"processor-{number}")) for number in range(MAX_SUBSCRIBERS)]
+        for call in calls:
+            assert (await call.read()).HasField("welcome")
+        one_more = stub.Subscribe(hello("one-more"))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await one_more.read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        again = stub.Subscribe(hello("processor-0"))  # takes the place of its own
+        assert (await again.read()).HasField("welcome")
+        for call in [*calls, again]:
+            call.cancel()
