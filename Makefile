@@ -18,7 +18,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu chaos lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-gpu compile-gpu chaos lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: setup  ## every test, with lint, types and the contract's checks among the
 # Installs nothing: on a machine with a GPU, PYTHON is one that has torch for CUDA, transformers and pytest.
 test-gpu:  ## what needs an NVIDIA GPU, with the PYTHON and the packages that are there; PYTEST="-k name" to choose
 	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu $(PYTEST)
+
+compile-gpu: $(FULL)  ## compile every kernel for GPUs in all its configurations, without one; GPU="bfloat16 sm_90" to choose
+	.venv/bin/python -m tests.engine_core.kernels.compiled $(GPU)
 
 chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)

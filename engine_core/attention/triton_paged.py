@@ -9,6 +9,7 @@ import torch
 import triton
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import (
     attend_chunks,
     attend_single_rows,
@@ -103,6 +104,7 @@ class TritonPagedAttention(AttentionBackend):
             HEAD_DIM=head_dim,
             BLOCK_SIZE=kv_cache.shape[3],
             WIDTH=triton.next_power_of_2(num_kv_heads * head_dim),
+            **AS_WRITTEN,
         )
 
     def _attend_chunks(
@@ -144,6 +146,7 @@ class TritonPagedAttention(AttentionBackend):
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **AS_WRITTEN,
         )
 
     def _attend_single_rows(
@@ -189,6 +192,7 @@ class TritonPagedAttention(AttentionBackend):
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **AS_WRITTEN,
         )
         join_splits[(num_seqs, num_kv_heads)](
             partial,
@@ -204,6 +208,7 @@ class TritonPagedAttention(AttentionBackend):
             DIMS=triton.next_power_of_2(head_dim),
             SPLIT=self._split,
             ROWS=triton.next_power_of_2(group),
+            **AS_WRITTEN,
         )
 
 
@@ -214,12 +219,16 @@ def tiles_of_single_rows(head_bytes: int, group: int) -> Tiles:
 
 
 def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
-    """For numbers of so many bytes. Tensor cores do not take float32 as it is; it is multiplied in registers."""
+    """For numbers of so many bytes: the most rows whose results stay in registers.
+
+    Tensor cores do not take float32 as it is; it is multiplied in registers.
+    """
+    dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize == 4:
-        return Tiles(max(32, triton.next_power_of_2(group)), 32, warps=4, stages=1)
-    if itemsize * triton.next_power_of_2(head_dim) <= 256:
-        return Tiles(max(128, triton.next_power_of_2(group)), 64, warps=8, stages=2)
-    return Tiles(max(64, triton.next_power_of_2(group)), 32, warps=4, stages=2)
+        return Tiles(max(32 if dims <= 128 else 16, heads), 16, warps=4, stages=1)
+    if dims <= 128:
+        return Tiles(max(128, heads), 64, warps=8, stages=2)
+    return Tiles(max(64, heads), 32, warps=8, stages=2)
 
 
 def _head_bytes(query: torch.Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton import rows as kernels
 from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
 from engine_core.layers.gpu_linear import GpuLinear, InvariantLinear, LibraryLinear
@@ -40,6 +41,7 @@ class GpuNorm:
             SIZE=x.shape[1],
             WIDTH=self._width,
             num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
+            **AS_WRITTEN,
         )
         return output
 
@@ -79,6 +81,7 @@ class GpuRotation:
             TOGETHER=_HEADS_TOGETHER,
             WIDTH=triton.next_power_of_2(half),
             num_warps=2,
+            **AS_WRITTEN,
         )
         query, key, value = torch.split(heads, self._split, dim=1)
         return query, key, value
@@ -130,6 +133,6 @@ class GpuLayers(Layers):
         count, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
         kernels.silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](
-            gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER
+            gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, **AS_WRITTEN
         )
         return output

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.linear import multiply
 
 
@@ -96,5 +97,6 @@ class InvariantLinear(GpuLinear):
             WIDE=x.device.type == "cpu",  # under Triton's interpreter
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **AS_WRITTEN,
         )
         return output

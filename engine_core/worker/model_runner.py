@@ -95,7 +95,8 @@ class ModelRunner:
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Draws:
         if not len(inputs.sampled):
-            return Draws.of(torch.empty(0, dtype=torch.int64))
+            # On the device, so that whoever reads nothing still waits for the step.
+            return Draws.of(torch.empty(0, dtype=torch.int64, device=hidden.device))
         if len(inputs.sampled) < len(hidden):
             last_rows = inputs.query_starts[inputs.sampled + 1].astype(np.int64) - 1
             hidden = hidden.index_select(0, upload([last_rows], hidden.device)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 from ringline.engine.v1 import engine_pb2_grpc
@@ -89,7 +90,8 @@ class _Engine:
         # The tokenizer first: its files stay in this process, and are seen when memory is measured.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
         tokenizer_fingerprint = await asyncio.to_thread(fingerprint_of, files)
-        self._engine = await asyncio.to_thread(start_engine, self._config, StartupProgress(StageLog()))
+        await self._start_engine()
+        assert self._engine is not None
         executor = self._engine.executor
         model = model_message(
             executor.model,
@@ -111,6 +113,20 @@ class _Engine:
             await asyncio.sleep(BEAT_INTERVAL)
             self._hub.switchboard.expire(time.monotonic())
             self._hub.push_load()
+
+    async def _start_engine(self) -> None:
+        """In a thread that ends with it: what libraries keep for a thread is free for the one that computes steps.
+
+        cuBLAS's handle and its workspace on a GPU would else be made a second time, behind the measured memory.
+        """
+        thread = ThreadPoolExecutor(1, "start")
+        try:
+            start = asyncio.get_running_loop().run_in_executor(
+                thread, start_engine, self._config, StartupProgress(StageLog())
+            )
+            self._engine = await start
+        finally:
+            thread.shutdown(wait=self._engine is not None)
 
     async def _drain(self, grace: float) -> None:
         """Finish what is there; peers are told, and nothing new is taken."""

@@ -3,3 +3,10 @@
 Every kernel is a function of pointers and sizes; the modules of ``attention`` and ``layers`` that launch them know the
 tensors. On a machine without a GPU they can be run under Triton's interpreter, which is how the tests run them.
 """
+
+AS_WRITTEN = {"enable_fp_fusion": False}
+"""For every launch: multiply-adds are fused where a kernel says so, not where a compiler finds it convenient.
+
+Else kernels that do the same to a row could differ in its last bit, and Triton's own default, which an environment
+variable sets, would be part of the numerics.
+"""

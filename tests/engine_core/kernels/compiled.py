@@ -1,0 +1,184 @@
+"""Kernels for GPUs compiled as they are launched, on a machine without a GPU.
+
+What launches them runs on tensors without memory, and Triton, told of a GPU that is not there, makes machine code.
+
+    make compile-gpu                          # every configuration, as a table; fails where one does not fit
+    make compile-gpu GPU="bfloat16 sm_90"     # those in whose names all of these words occur
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.triton_paged import TritonPagedAttention
+from engine_core.layers.gpu import GpuLayers
+from tests.engine_core.attention.sequences import Geometry
+
+META = torch.device("meta")
+CAPABILITIES = (80, 90)
+SMALLEST_SHARED_MEMORY = 99 * 1024
+"""Bytes that a program may have on the smallest supported GPUs, of compute capability 8.6 and 8.9."""
+MOST_SPILLED = 128
+"""Bytes that a thread may keep in memory for want of registers: a few numbers that are seldom needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel as machine code."""
+
+    name: str
+    ptx: str
+    shared: int
+    """Bytes of a program."""
+    registers: int
+    """Of a thread."""
+    spilled: int
+    """Bytes of memory of a thread."""
+
+    @property
+    def fits(self) -> bool:
+        return self.shared <= SMALLEST_SHARED_MEMORY and self.spilled <= MOST_SPILLED
+
+
+class _Gpu:
+    """As much of a driver as the compiler asks for; the number of the device is its compute capability."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+
+@contextmanager
+def compiling(capability: int, cache: Path) -> Iterator[list[Compiled]]:
+    """Launches compile only, into ``cache``; what they made is in the list."""
+    made: dict[str, Compiled] = {}
+    known, launch, directory = driver._active, JITFunction.run, knobs.cache.dir
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        result = launch(kernel, *args, grid=grid, warmup=True, **options)
+        made.setdefault(result.hash, _measured(kernel.fn.__name__, result))
+        found[:] = made.values()
+
+    found: list[Compiled] = []
+    driver.set_active(_Gpu(capability))
+    JITFunction.run, knobs.cache.dir = compile_only, str(cache)
+    try:
+        yield found
+    finally:
+        driver._active, JITFunction.run, knobs.cache.dir = known, launch, directory
+
+
+def _measured(name: str, kernel: Any) -> Compiled:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", told)}
+    return Compiled(name, kernel.asm["ptx"], kernel.metadata.shared, usage["REG"], usage["STACK"])
+
+
+def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num_blocks: int = 1 << 18) -> None:
+    """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
+    backend = TritonPagedAttention(max_model_len=8192, processors=132, uniform=uniform)
+    spec = KVCacheSpec(1, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, dtype)
+    cache = backend.allocate(spec, num_blocks, META)[0]
+    rows, seqs, split = 40, 3, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
+
+    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device=META)
+
+    metadata = AttentionMetadata(
+        integers(seqs + 1), integers(seqs), integers(seqs, 7), integers(rows, dtype=torch.int64), 20, 100
+    )
+    heads = torch.empty(rows, sum(split), geometry.head_dim, dtype=dtype, device=META)
+    query, key, value = torch.split(heads, split, dim=1)
+    backend.forward(query, key, value, cache, metadata, geometry.head_dim**-0.5)
+
+
+def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
+    """What is between attentions, once: with norms of queries and keys, a bias and a residual, and without."""
+    layers = GpuLayers(processors=132, deterministic=True)
+    rows, head_dim = 40, geometry.head_dim
+    count = geometry.num_heads + 2 * geometry.num_kv_heads
+
+    def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device=META)
+
+    x = layers.norm(numbers(hidden), 1e-6)(numbers(rows, hidden))
+    angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32)
+    for norms in (None, (numbers(head_dim), numbers(head_dim))):
+        rotation = layers.rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
+        rotation(numbers(rows, count, head_dim), angles, angles)
+    layers.silu_and_mul(numbers(rows, 2 * inner))
+    layers.linear(numbers(2 * inner, hidden), numbers(2 * inner))(x)
+    layers.linear(numbers(hidden, inner))(numbers(rows, inner), residual=numbers(rows, hidden))
+    layers.linear(numbers(128256, hidden))(x, dtype=torch.float32)
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+GEOMETRIES = [
+    *(Geometry(32, 8, head_dim, block_size) for head_dim in (64, 96, 128, 256) for block_size in (16, 64)),
+    *(Geometry(heads, kv_heads, 128, 16) for heads, kv_heads in ((8, 8), (14, 2), (16, 8), (32, 1))),
+    Geometry(4, 2, 16, 16),
+    Geometry(32, 8, 128, 256),
+]
+
+
+def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
+    """All that the options and the supported models lead to, by name."""
+    for dtype in DTYPES:
+        for geometry in GEOMETRIES:
+            for uniform in (False, True):
+                name = f"{dtype} {geometry}" + (" uniform" if uniform else "")
+                yield name, lambda g=geometry, d=dtype, u=uniform: attend(g, d, uniform=u)  # type: ignore[misc]
+        for hidden, inner, head_dim in ((1024, 3072, 128), (4096, 14336, 128), (896, 4864, 64)):
+            shape = Geometry(32, 8, head_dim, 16)
+            name = f"{dtype} layers of {hidden} and {inner}"
+            yield name, lambda g=shape, d=dtype, h=hidden, i=inner: compute_layers(g, d, h, i)  # type: ignore[misc]
+
+
+def main() -> None:
+    """Print what configurations take. Ends with 1 where one does not compile or does not fit."""
+    failed, words = False, sys.argv[1:]
+    with tempfile.TemporaryDirectory() as cache:
+        for capability in CAPABILITIES:
+            for name, launch in every_configuration():
+                name = f"sm_{capability} {name}"
+                if not all(word in name for word in words):
+                    continue
+                with compiling(capability, Path(cache)) as made:
+                    launch()
+                for one in made:
+                    verdict = "" if one.fits else "  DOES NOT FIT"
+                    failed |= not one.fits
+                    taken = f"{one.registers} registers, {one.spilled} B spilled, {one.shared} B shared"
+                    print(f"{name}: {one.name} {taken}{verdict}", flush=True)
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()
