@@ -31,6 +31,7 @@ class Tally:
     slow: int = 0
     continued: int = 0
     not_identical: int = 0
+    resumed: int = 0
     sorts: Counter[str] = field(default_factory=Counter)
     faults: Counter[Fault] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
@@ -112,6 +113,7 @@ class Load:
         tally.slow += slow
         tally.continued += outcome.continued
         tally.not_identical += outcome.not_identical
+        tally.resumed += outcome.resumed
         tally.sorts[spec.name.partition("-")[0]] += 1
         if not slow:
             tally.pauses += outcome.pauses

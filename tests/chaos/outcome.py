@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ringline import Admitted, Continued, Delta, Event, Finished, FinishReason, PromptLogprobs, Usage
+from ringline import Admitted, Continued, Delta, Event, Finished, FinishReason, PromptLogprobs, Resumed, Usage
 
 
 class Fault(StrEnum):
@@ -75,6 +75,8 @@ class Outcome:
     gaps: list[Gap] = field(default_factory=list)
     continued: int = 0
     not_identical: int = 0
+    resumed: int = 0
+    """Times that the client went on at another processor."""
     first_token: float | None = None
     """Seconds from the beginning."""
     longest_gap: float = 0.0
@@ -106,6 +108,8 @@ class Outcome:
                 self.continued += 1
                 self.not_identical += not event.identical
                 self._reason = event.reason
+            case Resumed():
+                self.resumed += 1
             case Admitted():
                 self._heard = time.monotonic()
 

@@ -1,0 +1,93 @@
+# The images of the three services, one target each:
+#
+#   docker build --target processor -t ringline-processor .
+#   docker build --target detokenizer -t ringline-detokenizer .
+#   docker build --target engine -t ringline-engine .
+#
+# BASE_IMAGE       any Debian-like image with Python 3.11 or 3.12, venv, pip and apt
+# DEVICE           cpu, or cuda for an engine on NVIDIA GPUs
+# TORCH_INDEX_URL  package index that torch alone comes from, such as PyTorch's own of CPU builds; default: pip's own
+#                  index, where torch for x86-64 is the build for CUDA, which computes on a CPU too but has gigabytes
+#
+# BuildKit is not needed; without it, too, a CPU tier is built without anything of the engine, as its stages come first.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+
+# What every service installs. Packages come before sources, so that a change of these installs nothing else anew.
+FROM ${BASE_IMAGE} AS packages
+ENV PIP_CONSTRAINT=/build/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python -m venv --without-pip /opt/ringline
+COPY constraints.txt pyproject.toml ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      | grep -v '^ringline' > packages.txt \
+    && pip --python /opt/ringline install -r packages.txt
+
+
+FROM packages AS cpu-tier
+COPY . .
+RUN pip --python /opt/ringline install --no-deps ./clients/python .
+
+
+# Nothing in an image is written to at run time: the root file system may be read-only. Ports are open to the outside of
+# the container, which decides who reaches them.
+FROM ${BASE_IMAGE} AS runtime
+RUN groupadd --gid 10001 ringline && useradd --uid 10001 --gid ringline --no-create-home --shell /bin/false ringline
+ENV HOME=/tmp \
+    PATH=/opt/ringline/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    RINGLINE_HOST=0.0.0.0
+USER 10001:10001
+STOPSIGNAL SIGTERM
+
+
+FROM runtime AS processor
+COPY --from=cpu-tier /opt/ringline /opt/ringline
+EXPOSE 50051 60051
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["ringline", "health", "127.0.0.1:50051"]
+ENTRYPOINT ["ringline", "processor"]
+
+
+FROM runtime AS detokenizer
+COPY --from=cpu-tier /opt/ringline /opt/ringline
+EXPOSE 50071 60071
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["ringline", "health", "127.0.0.1:50071"]
+ENTRYPOINT ["ringline", "detokenizer"]
+
+
+# Torch first and from an index of its own. For CUDA it wants the one triton that it was made with.
+FROM packages AS engine-packages
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+ARG DEVICE=cpu
+ARG TORCH_INDEX_URL
+RUN case "$DEVICE" in cpu) ;; cuda) sed -i '/^triton==/d' constraints.txt ;; *) echo "DEVICE is cpu or cuda"; exit 1 ;; esac \
+    && pip --python /opt/ringline install --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["engine"], sep="\n")' \
+      > engine.txt \
+    && pip --python /opt/ringline install -r engine.txt
+RUN test "$DEVICE" = cpu || /opt/ringline/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit("this torch is not built for CUDA: see TORCH_INDEX_URL")'
+
+
+FROM engine-packages AS engine-installed
+COPY . .
+RUN pip --python /opt/ringline install --no-deps ./clients/python . \
+    && test -f /opt/ringline/lib/python3.*/site-packages/engine_core/kernels/libringline_cpu.so
+
+
+# On a GPU, Triton makes its kernels' launchers with a C compiler, below /cache.
+FROM runtime AS engine
+ARG DEVICE=cpu
+USER root
+RUN test "$DEVICE" = cpu || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
+RUN install -d -o ringline -g ringline /models /cache
+USER 10001:10001
+COPY --from=engine-installed /opt/ringline /opt/ringline
+COPY checkpoints/tiny/*.json checkpoints/tiny/*.jinja checkpoints/tiny/model.safetensors /usr/share/ringline/tiny/
+ENV HF_HOME=/models \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    RINGLINE_MODEL=/usr/share/ringline/tiny \
+    TRITON_CACHE_DIR=/cache
+EXPOSE 50061 60061
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s CMD ["ringline", "health", "127.0.0.1:50061"]
+ENTRYPOINT ["ringline", "engine"]

@@ -1,0 +1,39 @@
+"""``make compose-test``: compose.yaml on a real Docker engine, built, scaled, disturbed and torn down."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.compose.engine import Failed, Stack, Unusable, compose_command, free_ports
+from tests.compose.run import everything, say
+
+PORTS = 6
+
+
+def main() -> int:
+    """0 if everything holds, 1 if something does not, 2 if it cannot be tried."""
+    parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
+    parser.add_argument("--build-network", help="network that images are built in, such as host")
+    parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run")
+    given = parser.parse_args()
+    try:
+        compose = compose_command()
+        say(f"with {' '.join(compose)}")
+        with tempfile.TemporaryDirectory(prefix="ringline-compose-") as directory:
+            stack = Stack(Path(directory), free_ports(PORTS), given.build_network, compose)
+            everything(stack, with_build=not given.no_build)
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Failed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    say("everything holds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

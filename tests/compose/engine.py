@@ -1,0 +1,186 @@
+"""The Docker engine, and the stack of compose.yaml on it, by their own commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+METRICS = {"processor": 60051, "detokenizer": 60071, "engine": 60061}
+KINDS = tuple(METRICS)
+PREFIX, TAG = "ringline", "compose-test"
+START_TIMEOUT = 240.0
+
+NO_ENGINE = """\
+This needs a Docker engine, and there is none that answers ({reason}).
+Start one, or let DOCKER_HOST name it; the user that runs this must be allowed to use it."""
+NO_COMPOSE = "This needs docker compose v2 (`docker compose`) or docker-compose 1.29: neither is installed."
+
+
+class Unusable(Exception):
+    """What is needed is not there; the text says so."""
+
+
+class Failed(Exception):
+    """The stack does not do what it should."""
+
+
+def run(*command: str, env: dict[str, str] | None = None, timeout: float = 600.0) -> str:
+    """What a command prints; raises ``Failed`` with its last words."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done.stdout.strip()
+
+
+def compose_command() -> list[str]:
+    """The compose that is there, v2 before 1.29; raises ``Unusable`` without it or without a Docker engine."""
+    if shutil.which("docker") is None:
+        raise Unusable(NO_ENGINE.format(reason="docker is not installed"))
+    try:
+        run("docker", "info", timeout=30)
+    except (Failed, subprocess.TimeoutExpired) as error:
+        raise Unusable(NO_ENGINE.format(reason=str(error).splitlines()[-1])) from None
+    for command in (["docker", "compose"], ["docker-compose"]):
+        try:
+            run(*command, "version", timeout=30)
+        except (Failed, FileNotFoundError):
+            continue
+        return command
+    raise Unusable(NO_COMPOSE)
+
+
+@dataclass
+class Stack:
+    """One project, with images and ports of its own, so that it disturbs no other stack of this machine."""
+
+    directory: Path
+    """For files of this run."""
+    ports: range
+    build_network: str | None
+    compose: list[str] = field(default_factory=compose_command)
+    project: str = field(default_factory=lambda: f"ringline-test-{os.getpid()}")
+
+    def __post_init__(self) -> None:
+        self._files = ["-f", str(ROOT / "compose.yaml")]
+        if self.build_network is not None:  # docker-compose 1.29 knows no flag for it
+            override = self.directory / "build.json"
+            build = {kind: {"build": {"network": self.build_network}} for kind in KINDS}
+            override.write_text(json.dumps({"services": build}))
+            self._files += ["-f", str(override)]
+
+    def __call__(self, *arguments: str, timeout: float = 600.0) -> str:
+        """Run a command of compose."""
+        env = {
+            "IMAGE_PREFIX": PREFIX,
+            "IMAGE_TAG": TAG,
+            "RINGLINE_PUBLISH": f"127.0.0.1:{self.ports[0]}-{self.ports[-1]}",
+        }
+        return run(*self.compose, "-p", self.project, *self._files, *arguments, env=env, timeout=timeout)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where processors may be: those that start again take any port of the range."""
+        return [f"127.0.0.1:{port}" for port in self.ports]
+
+    def image(self, kind: str) -> str:
+        return f"{PREFIX}-{kind}:{TAG}"
+
+    def containers(self, kind: str) -> list[str]:
+        """Ids of the running ones of a service, oldest first."""
+        labels = {"com.docker.compose.project": self.project, "com.docker.compose.service": kind}
+        filters = [word for name, value in labels.items() for word in ("--filter", f"label={name}={value}")]
+        return run("docker", "ps", "-q", "--no-trunc", *filters).split()[::-1]
+
+    def wait_healthy(self, counts: dict[str, int]) -> None:
+        """Return when so many containers of each service are healthy."""
+        end = time.monotonic() + START_TIMEOUT
+        while True:
+            healthy = {kind: self._healthy(kind) for kind in counts}
+            if healthy == counts:
+                return
+            if time.monotonic() > end:
+                raise Failed(f"healthy after {START_TIMEOUT:.0f} s: {healthy}\n{self('logs', '--tail', '20')}")
+            time.sleep(0.5)
+
+    def wait_linked(self, counts: dict[str, int]) -> None:
+        """Return when every processor has so many engines and detokenizers."""
+        end = time.monotonic() + START_TIMEOUT
+        wanted = {f"ringline_{kind}s": float(counts[kind]) for kind in ("engine", "detokenizer")}
+        while True:
+            found = [
+                {name: gauges.get(name) for name in wanted}
+                for gauges in (self._gauges("processor", container) for container in self.containers("processor"))
+            ]
+            if found and all(one == wanted for one in found):
+                return
+            if time.monotonic() > end:
+                raise Failed(f"the processors have {found}, not {wanted}")
+            time.sleep(0.5)
+
+    def _healthy(self, kind: str) -> int:
+        states = [inspect(container, "{{.State.Health.Status}}") for container in self.containers(kind)]
+        return states.count("healthy")
+
+    def busiest(self, kind: str) -> tuple[str, float]:
+        """The container of a service that has most to do, and how many requests."""
+        gauge = "vllm:num_requests_running" if kind == "engine" else "ringline_live_requests"
+        loads = {container: self._gauges(kind, container).get(gauge, 0.0) for container in self.containers(kind)}
+        return max(loads.items(), key=lambda item: item[1])
+
+    def _gauges(self, kind: str, container: str) -> dict[str, float]:
+        """A service's metrics without labels; they are published nowhere."""
+        ask = (
+            f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{METRICS[kind]}/metrics').read().decode())"
+        )
+        try:
+            lines = run("docker", "exec", container, "python", "-c", ask, timeout=60).splitlines()
+        except Failed:  # it is just starting again
+            return {}
+        values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name.partition("{")[0]: float(value) for name, value in values}
+
+
+def inspect(thing: str, template: str) -> Any:
+    """A field of a container or an image, as text."""
+    try:
+        return run("docker", "inspect", "--format", template, thing)
+    except Failed:  # it is gone meanwhile
+        return ""
+
+
+def kill(container: str, image: str) -> None:
+    """End a container's process without a word, as a crash would: `docker kill` would switch off its restart policy."""
+    process = inspect(container, "{{.State.Pid}}")
+    run(
+        *("docker", "run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "python", image),
+        *("-c", f"import os; os.kill({process}, 9)"),
+    )
+
+
+def free_ports(count: int) -> range:
+    """Neighbouring ports that nobody listens on now."""
+    for first in range(52000, 60000, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return range(first, first + count)
+    raise Unusable("there are no free ports")

@@ -1,0 +1,159 @@
+"""Everything that compose.yaml promises, one step after the other, on a real Docker engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+from ringline import Client
+
+from tests.chaos.load import Load, Tally, connect, undisturbed
+from tests.chaos.workload import pool
+from tests.compose.engine import KINDS, Failed, Stack, inspect, kill, run
+
+CPU_TIERS = ("processor", "detokenizer")
+LARGEST_CPU_TIER = 300 * 10**6
+ONE = dict.fromkeys(KINDS, 1)
+TWO = dict.fromkeys(KINDS, 2)
+SEED = 7
+SORTS = ("greedy", "seeded", "ends", "long")
+"""Of requests, those that take longest."""
+CLIENTS = 2
+CONCURRENCY = 12
+STRIKES = 5
+
+PROBE = """
+import importlib.util, os, sys
+heavy = [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+try:
+    open("/probe", "w")
+    writable = True
+except OSError:
+    writable = False
+print(os.getuid(), writable, ",".join(heavy))
+"""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def check(holds: bool, text: str) -> None:
+    """Say that something holds, or fail."""
+    if not holds:
+        raise Failed(f"not so: {text}")
+    say(f"  {text}")
+
+
+def build(stack: Stack) -> None:
+    """The images, and what is in them."""
+    start = time.monotonic()
+    stack("build", timeout=3600)
+    say(f"built in {time.monotonic() - start:.0f} s")
+    for kind in KINDS:
+        size = int(inspect(stack.image(kind), "{{.Size}}"))
+        say(f"  {stack.image(kind)}: {size / 10**6:.0f} MB")
+        if kind in CPU_TIERS and size > LARGEST_CPU_TIER:
+            raise Failed(f"the {kind}'s image has more than {LARGEST_CPU_TIER / 10**6:.0f} MB")
+
+
+def start(stack: Stack, counts: dict[str, int]) -> None:
+    """So many of each service, until all are healthy and linked."""
+    begun = time.monotonic()
+    scales = [word for kind, count in counts.items() for word in ("--scale", f"{kind}={count}")]
+    stack("up", "-d", "--no-build", *scales)
+    stack.wait_healthy(counts)
+    stack.wait_linked(counts)
+    say(f"{counts} healthy and linked after {time.monotonic() - begun:.1f} s")
+
+
+def look_inside(stack: Stack) -> None:
+    """Each container is what its image's users count on."""
+    for kind in KINDS:
+        (container,) = stack.containers(kind)
+        user, writable, heavy = (*run("docker", "exec", container, "python", "-c", PROBE).split(" "), "")[:3]
+        check(user != "0" and writable == "False", f"{kind}: user {user}, root file system read-only")
+        check(kind == "engine" or not heavy, f"{kind}: {heavy or 'no torch, no transformers'}")
+        memory, restart = inspect(container, "{{.HostConfig.Memory}} {{.HostConfig.RestartPolicy.Name}}").split()
+        check(int(memory) > 0, f"{kind}: at most {int(memory) // 2**20} MiB, restart {restart}")
+
+
+def generate(stack: Stack) -> None:
+    """From the host, through the whole stack."""
+    with Client(stack.addresses) as client:
+        answer = client.generate("Once upon a time", max_tokens=24, temperature=0)
+    (choice,) = answer.choices
+    check(len(choice.token_ids) == 24, f"generated: {choice.text!r}")
+
+
+async def disturb(stack: Stack) -> None:
+    """With two of each, under load: one of each dies, and one of each is told to end. Nothing may be lost."""
+    specs = [spec for spec in pool(SEED) if spec.name.partition("-")[0] in SORTS]
+    async with AsyncExitStack() as clients:
+        connected = [await clients.enter_async_context(connect(",".join(stack.addresses))) for _ in range(CLIENTS)]
+        answers = await undisturbed(connected[0], specs, CONCURRENCY)
+        load = Load(connected, specs, answers, seed=SEED, concurrency=CONCURRENCY, pause=0.02)
+        for kind in KINDS[::-1]:
+            await strike(load, stack, kind)
+        for kind in KINDS[::-1]:
+            await asyncio.to_thread(stop, stack, kind)
+            report(f"stopped: {kind}", load.next_phase())
+        await load.stop()
+        report("after", load.next_phase())
+
+
+async def strike(load: Load, stack: Stack, kind: str) -> None:
+    """Kill the busiest until one had requests: it may have ended its last one just before."""
+    for _ in range(STRIKES):
+        had = await asyncio.to_thread(crash, stack, kind)
+        moved = report(f"killed: {kind} with {had:.0f} requests", load.next_phase())
+        if moved or (kind == "detokenizer" and had):  # a client is not told of another detokenizer
+            return
+    raise Failed(f"{STRIKES} times no request was hit")
+
+
+def report(name: str, tally: Tally) -> int:
+    """How many requests were moved; fails if anything was lost."""
+    moved = tally.continued + tally.resumed
+    if tally.faults:
+        raise Failed(f"{name}: {dict(tally.faults)}\n" + "\n".join(tally.details))
+    check(tally.requests > 0, f"{name}: {tally.requests} requests under load, none lost, {moved} moved")
+    return moved
+
+
+def crash(stack: Stack, kind: str) -> float:
+    """How many requests it had; its restart policy brings it back."""
+    container, had = stack.busiest(kind)
+    before = int(inspect(container, "{{.RestartCount}}"))
+    kill(container, stack.image("processor"))
+    stack.wait_healthy(TWO)
+    stack.wait_linked(TWO)
+    check(int(inspect(container, "{{.RestartCount}}")) > before, f"{kind}: started again by its restart policy")
+    return had
+
+
+def stop(stack: Stack, kind: str) -> None:
+    """The signal reaches the process, which drains and ends by itself; then it is started again."""
+    container, _ = stack.busiest(kind)
+    run("docker", "stop", "--time", "40", container)
+    check(inspect(container, "{{.State.ExitCode}}") == "0", f"{kind}: drained and ended with 0")
+    run("docker", "start", container)
+    stack.wait_healthy(TWO)
+    stack.wait_linked(TWO)
+
+
+def everything(stack: Stack, *, with_build: bool) -> None:
+    """All steps; whatever was started is gone afterwards."""
+    try:
+        if with_build:
+            build(stack)
+        start(stack, ONE)
+        look_inside(stack)
+        generate(stack)
+        start(stack, TWO)
+        asyncio.run(disturb(stack))
+    finally:
+        stack("down", "--volumes", "--timeout", "10")
+    left = run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={stack.project}")
+    check(not left, "torn down: no container is left")

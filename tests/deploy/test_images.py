@@ -1,0 +1,214 @@
+"""The Dockerfile and compose.yaml agree with the services: names, ports, options, health checks, limits.
+
+What an engine is needed for is tried by ``make compose-test``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from services.cli import cli
+from services.runtime.settings import (
+    DETOKENIZER_PORT,
+    ENGINE_PORT,
+    METRICS_PORT_OFFSET,
+    PROCESSOR_PORT,
+    DetokenizerSettings,
+    ServerSettings,
+    check_addresses,
+)
+from services.runtime.variables import known_variables
+from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
+
+PORTS = {"processor": PROCESSOR_PORT, "detokenizer": DETOKENIZER_PORT, "engine": ENGINE_PORT}
+FOREIGN_VARIABLES = {"HF_TOKEN"}
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def by_default(text: str) -> str:
+    """With no variable set."""
+    return _VARIABLE.sub(lambda match: match[2] or "", text)
+
+
+COMPOSE, GPU = read("compose.yaml"), read("compose.gpu.yaml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+def seconds(text: str) -> float:
+    assert text.endswith("s")
+    return float(text.removesuffix("s"))
+
+
+@pytest.mark.parametrize("kind", PORTS)
+def test_an_image_runs_its_service_as_nobody_special(kind: str) -> None:
+    stage = stages()[kind]
+    assert stage.words("ENTRYPOINT") == ["ringline", kind]  # no shell between: signals reach the process
+    users = [user for one in lineage(kind) for user in one.all("USER")[-1:]]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])  # a number, or Kubernetes cannot know that it is not root
+    assert stage.all("EXPOSE") == [f"{PORTS[kind]} {PORTS[kind] + METRICS_PORT_OFFSET}"]
+
+
+@pytest.mark.parametrize("kind", PORTS)
+def test_a_health_check_asks_its_own_service(kind: str) -> None:
+    (check,) = stages()[kind].all("HEALTHCHECK")
+    options, _, command = check.partition("CMD ")
+    words = yaml.safe_load(command)
+    assert words == ["ringline", "health", f"127.0.0.1:{PORTS[kind]}"]
+    health = cli.get_command(click.Context(cli), "health")
+    context = health.make_context("health", words[2:])
+    timeout = re.search(r"--timeout=(\S+)", options)
+    assert timeout is not None
+    assert context.params["timeout"] < seconds(timeout[1])
+
+
+@pytest.mark.parametrize("kind", ["processor", "detokenizer"])
+def test_a_cpu_tier_takes_nothing_of_the_engine(kind: str) -> None:
+    names = list(stages())
+    sources = [rest.split("=")[1].split()[0] for rest in stages()[kind].all("COPY") if "--from=" in rest]
+    assert sources == ["cpu-tier"]
+    installed = [line for stage in lineage("cpu-tier") for line in stage.all("RUN") if "pip" in line]
+    assert installed
+    assert not any("torch" in line or "engine" in line for line in installed)
+    assert names.index(kind) < names.index("engine-packages")  # the classic builder makes every stage before it
+
+
+def test_everything_is_installed_at_its_one_version() -> None:
+    environment = " ".join(stages()["packages"].all("ENV"))
+    assert "PIP_CONSTRAINT=/build/constraints.txt" in environment
+    for stage in stages().values():
+        for line in stage.all("RUN"):
+            assert "--no-build-isolation" not in line
+            assert not re.search(r"https?://", line)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_is_bounded_and_shut_in(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert service["mem_limit"]
+    assert service["pids_limit"] > 0
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+    assert not service.get("privileged")
+    assert all(by_default(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
+    image = by_default(service["image"])
+    assert re.fullmatch(r"[a-z0-9/-]+:[\w.-]+", image), "a name without a registry's, and a tag"
+
+
+def test_paths_of_the_host_are_those_of_the_repository() -> None:
+    for compose in (COMPOSE, GPU):
+        for service in compose["services"].values():
+            for volume in map(by_default, service.get("volumes", ())):
+                source, target = volume.split(":")[:2]
+                assert target.startswith("/")
+                if source.startswith("./"):
+                    assert (ROOT / source).is_dir()
+                    assert volume.endswith(":ro")
+                else:
+                    assert source in compose["volumes"]
+
+
+@pytest.mark.parametrize("kind", PORTS)
+def test_a_service_is_built_from_its_target(kind: str) -> None:
+    service = SERVICES[kind]
+    assert service["build"]["target"] == kind
+    assert set(service["build"]["args"]) <= set(arguments())
+    assert by_default(service["build"]["args"]["BASE_IMAGE"]) == arguments()["BASE_IMAGE"]
+    assert kind in by_default(service["image"])
+    assert seconds(service["stop_grace_period"]) > ServerSettings().drain_grace
+
+
+@pytest.mark.parametrize("compose", [COMPOSE, GPU], ids=["compose", "gpu"])
+def test_what_a_service_is_told_it_understands(compose: dict[str, Any]) -> None:
+    for kind in PORTS:
+        variables = set(compose["services"].get(kind, {}).get("environment", ()))
+        assert variables <= known_variables() | FOREIGN_VARIABLES
+    in_images = re.findall(r"\b(RINGLINE_\w+)=", (ROOT / "Dockerfile").read_text())
+    assert set(in_images) <= known_variables()
+
+
+def test_services_find_each_other_by_name() -> None:
+    for kind, service in SERVICES.items():
+        told = {name: str(value) for name, value in (service.get("environment") or {}).items()}
+        for variable, peer in (("RINGLINE_ENGINES", "engine"), ("RINGLINE_DETOKENIZERS", "detokenizer")):
+            if variable in told:
+                assert told[variable] == f"{peer}:{PORTS[peer]}"
+                check_addresses(variable, (told[variable],))
+                assert service["depends_on"][peer] == {"condition": "service_healthy"}, kind
+    assert {"RINGLINE_ENGINES", "RINGLINE_DETOKENIZERS"} <= set(SERVICES["processor"]["environment"])
+    assert "RINGLINE_ENGINES" in SERVICES["detokenizer"]["environment"]
+    assert DetokenizerSettings().server.port == DETOKENIZER_PORT
+
+
+def test_processors_share_a_range_of_ports() -> None:
+    (published,) = SERVICES["processor"]["ports"]
+    host, ports, inside = by_default(published).split(":")
+    first, last = map(int, ports.split("-"))
+    assert (host, first, int(inside)) == ("127.0.0.1", PROCESSOR_PORT, PROCESSOR_PORT)
+    assert last > first
+    assert not {PORTS["engine"], PORTS["detokenizer"]} & set(range(first, last + 1))
+
+
+def test_docker_compose_1_29_knows_every_word() -> None:
+    """It takes nothing that came with version 2."""
+    for compose in (COMPOSE, GPU):
+        assert {name for name in compose if not name.startswith("x-")} <= {"services", "volumes"}
+        for service in compose["services"].values():
+            assert not {"develop", "extends", "include", "attach", "pull_policy"} & set(service)
+            assert "start_interval" not in service.get("healthcheck", ())
+            assert all(isinstance(port, str) for port in service.get("ports", ()))
+
+
+def test_a_gpu_is_asked_for() -> None:
+    engine = GPU["services"]["engine"]
+    assert engine["build"]["args"] == {"DEVICE": "cuda"}
+    assert "DEVICE" in arguments()
+    assert engine["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+def test_prometheus_asks_each_service_where_its_metrics_are() -> None:
+    jobs = read("deploy/prometheus/prometheus.yml")["scrape_configs"]
+    found = {job["job_name"]: job["dns_sd_configs"][0] for job in jobs}
+    assert set(found) == set(PORTS)
+    for kind, discovery in found.items():
+        assert discovery["names"] == [kind]
+        assert discovery["port"] == PORTS[kind] + METRICS_PORT_OFFSET
+
+
+def test_grafana_finds_what_is_mounted() -> None:
+    targets = {volume.split(":")[1]: ROOT / volume.split(":")[0] for volume in SERVICES["grafana"]["volumes"]}
+    (provider,) = read("deploy/grafana/provisioning/dashboards/ringline.yml")["providers"]
+    assert provider["options"]["path"] in targets
+    (source,) = read("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+
+
+def test_compose_test_says_that_it_needs_an_engine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compose"],
+        cwd=ROOT,
+        env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("This needs a Docker engine")
+    assert "Traceback" not in done.stderr
