@@ -1,0 +1,67 @@
+"""What `kubectl kustomize` makes of a folder, for the few things that ours use: resources and strategic merge patches.
+
+Anything else in a kustomization is refused, so that what is tested here is what a cluster gets.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Resource = dict[str, Any]
+
+MERGE_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+}
+"""Lists of a pod whose items are merged by a key; other lists are replaced."""
+
+
+def render(folder: Path) -> list[Resource]:
+    """Every resource, patched."""
+    settings = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    unknown = settings.keys() - {"apiVersion", "kind", "resources", "patches"}
+    assert not unknown, f"{folder}: {unknown} is not rendered here"
+    resources: list[Resource] = []
+    for name in settings["resources"]:
+        path = (folder / name).resolve()
+        resources += render(path) if path.is_dir() else read(path)
+    for patch in settings.get("patches", ()):
+        assert patch.keys() == {"path"}
+        for change in read(folder / patch["path"]):
+            (target,) = (one for one in resources if identity(one) == identity(change))
+            resources[resources.index(target)] = merge(target, change)
+    assert len({identity(one) for one in resources}) == len(resources)
+    return resources
+
+
+def read(path: Path) -> list[Resource]:
+    """The documents of a file."""
+    # Without the copies that anchors share, which a patch would change together.
+    return [deepcopy(one) for one in yaml.safe_load_all(path.read_text())]
+
+
+def identity(resource: Resource) -> tuple[str, str, str]:
+    return resource["apiVersion"], resource["kind"], resource["metadata"]["name"]
+
+
+def merge(old: Any, new: Any, name: str = "") -> Any:
+    """A strategic merge: maps by key, lists as their type says, all else replaced."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        assert all(value is not None and "$patch" not in key for key, value in new.items()), "nothing is removed here"
+        return {
+            key: merge(old[key], new[key], key) if key in old and key in new else (old | new)[key] for key in old | new
+        }
+    if isinstance(old, list) and isinstance(new, list) and name in MERGE_KEYS:
+        key = MERGE_KEYS[name]
+        by_key = {item[key]: item for item in old}
+        added = [item for item in new if item[key] not in by_key]
+        changes = {item[key]: item for item in new}
+        return [merge(item, changes[item[key]]) if item[key] in changes else item for item in old] + added
+    return new
