@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.plots import plot_memory
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.served import ring
-from benchmarks.served.flood import Flood, Shape, Tally, never_read
+from benchmarks.served.flood import Flood, Shape, Tally, come_and_go, never_read
 from benchmarks.served.processes import end_children_when_terminated
 from benchmarks.served.usage import Watch
 from benchmarks.shapes import find_model, model_options
@@ -39,6 +39,8 @@ _DEAF_LIFE = 45.0
 """Seconds; longer than the processor's ``--stall-timeout``."""
 _OTHER_SHARE, _NEIGHBOUR_SHARE = 0.1, 0.7
 """Of the peak: what the tenant offers that does not flood, and the other one before it does."""
+_FLOOD_LIFE = 2.0
+"""Seconds of each of the floods that begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,36 +125,44 @@ async def overload(plan: Plan, requests_per_second: float) -> tuple[Tally, Watch
 
 
 async def tenants(plan: Plan, requests_per_second: float) -> list[Row]:
-    """What one tenant notices of another that is not there, that behaves, and that floods."""
+    """What one tenant notices of another: none, one that behaves, one that floods, one that does so anew."""
+    flood_rate = plan.times * requests_per_second
+    neighbours = {
+        "nobody": None,
+        f"{_NEIGHBOUR_SHARE:.0%} of the peak": lambda: _offer(plan, _NEIGHBOUR_SHARE * requests_per_second),
+        "a flood": lambda: _offer(plan, flood_rate),
+        "floods that begin": lambda: come_and_go(plan.address, plan.shape, "other", flood_rate, _FLOOD_LIFE),
+    }
     rows: list[Row] = []
-    loads = {"nobody": 0.0, f"{_NEIGHBOUR_SHARE:.0%} of the peak": _NEIGHBOUR_SHARE, "a flood": plan.times}
-    for neighbour, share in loads.items():
-        async with Flood(plan.address, plan.shape, "one") as one, Flood(plan.address, plan.shape, "other") as other:
+    for name, neighbour in neighbours.items():
+        async with Flood(plan.address, plan.shape, "one") as one:
             work = [one.offer(_OTHER_SHARE * requests_per_second)]
-            if share:
-                work.append(other.offer(share * requests_per_second))
+            if neighbour is not None:
+                work.append(neighbour())
             cpu = time.process_time()
             async with background(*work):
                 await asyncio.sleep(plan.settle)
                 one.fresh_tally()
-                other.fresh_tally()
                 await asyncio.sleep(plan.seconds)
-                tally, others = one.fresh_tally(), other.fresh_tally()
+                tally = one.fresh_tally()
             rows.append(
                 {
-                    "beside": neighbour,
+                    "beside": name,
                     "TTFT p50 ms": _part(tally.ttft, "p50"),
                     "TTFT p99 ms": _part(tally.ttft, "p99"),
                     "TPOT p50 ms": _part(tally.tpot, "p50"),
                     "complete": tally.good,
                     "refused": tally.refused,
                     "failed": tally.others.total(),
-                    "neighbour tok/s": others.good_tokens / others.seconds,
-                    "neighbour refused": others.refused,
                     "client CPU": (time.process_time() - cpu) / (plan.settle + plan.seconds),
                 }
             )
     return rows
+
+
+async def _offer(plan: Plan, rate: float) -> None:
+    async with Flood(plan.address, plan.shape, "other") as other:
+        await other.offer(rate)
 
 
 def overload_rows(tally: Tally, watch: Watch, share: float, peak: float) -> tuple[Row, list[Row]]:
@@ -207,8 +217,11 @@ async def measure(plan: Plan, arguments: argparse.Namespace) -> list[Row]:
     if arguments.tenants:
         rows = await tenants(plan, requests)
         print_table(rows, f"a tenant with {_OTHER_SHARE:.0%} of the peak, beside another")
-        calm, flooded = (float(row["TTFT p99 ms"]) for row in rows[1:])
-        print(f"\nTTFT p99 with the flood / without: {flooded / calm:.2f} (target: at most 2)")
+        calm, *flooded = (float(row["TTFT p99 ms"]) for row in rows[1:])
+        for row, ttft in zip(rows[2:], flooded, strict=True):
+            print(
+                f"TTFT p99 beside {row['beside']} / beside {rows[1]['beside']}: {ttft / calm:.2f} (target: at most 2)"
+            )
         return rows
     tally, watch, share = await overload(plan, requests)
     load, services = overload_rows(tally, watch, share, peak)

@@ -52,6 +52,7 @@ class Tally:
     refusal: array[float] = field(default_factory=lambda: array("d"))
     """From a request's write to its refusal."""
     ttft: array[float] = field(default_factory=lambda: array("d"))
+    """Of the requests that were also written in this span."""
     tpot: array[float] = field(default_factory=lambda: array("d"))
     """Per output token after the first, of each request that ended well."""
     retry: array[float] = field(default_factory=lambda: array("d"))
@@ -155,7 +156,8 @@ class Flood:
             tokens = terminal.usage.completion_tokens
             tally.good += 1
             tally.good_tokens += tokens
-            tally.ttft.append(first - sent)
+            if sent >= tally.begun:  # those before met with what there was then
+                tally.ttft.append(first - sent)
             tally.tpot.append((now - first) / max(1, tokens - 1))
         elif terminal.error.code == _EXHAUSTED:
             tally.refused += 1
@@ -165,6 +167,16 @@ class Flood:
         if self._refill:
             self._owed += 1
             self._due.set()
+
+
+async def come_and_go(address: str, shape: Shape, tenant: str, rate: float, seconds: float) -> None:
+    """Offer requests for so long, drop all that is under way, be silent for as long, and begin again, for ever."""
+    while True:
+        async with Flood(address, shape, tenant) as flood:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await flood.offer(rate)
+        await asyncio.sleep(seconds)
 
 
 async def never_read(address: str, shape: Shape, rate: float, life: float) -> None:

@@ -25,13 +25,23 @@ from engine_core.scheduling.queue import WaitingQueue
 from engine_core.scheduling.sequence import NEVER, Sequence, SequenceGroup, SequenceState
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.scheduling.tenants import Tenants
 from engine_core.step import SequenceOutput
 
 
 class Lifecycle:
     """All live requests. Its attributes are read by the scheduler and changed here alone, but for ``in_flight``."""
 
-    def __init__(self, kv: KVCache, queue: WaitingQueue, model: ModelSpec, counters: Counters, *, fair: bool) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        queue: WaitingQueue,
+        tenants: Tenants,
+        model: ModelSpec,
+        counters: Counters,
+        *,
+        fair: bool,
+    ) -> None:
         """``fair``: requests differ by priority and tenant, not by arrival alone."""
         self.groups: dict[str, SequenceGroup] = {}
         self.running: list[Sequence] = []
@@ -43,6 +53,7 @@ class Lifecycle:
         """Live ones, running or not."""
         self._kv = kv
         self._queue = queue
+        self._tenants = tenants
         self._model = model
         self._counters = counters
         self._fair = fair
@@ -77,6 +88,7 @@ class Lifecycle:
         self.num_choices += len(group.unstarted)
         self.groups[request.request_id] = group
         self.deadlines.add(group)
+        self._tenants.came(group.tenant, now)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
@@ -86,6 +98,7 @@ class Lifecycle:
             self._start_group(group, seq, now)
         seq.state = SequenceState.RUNNING
         group.num_running += 1
+        self._tenants.started(group.tenant)
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
             group.num_prompt_scores = 0  # whatever a predecessor came to is computed again
@@ -203,6 +216,7 @@ class Lifecycle:
         group = seq.group
         self.running.remove(seq)
         group.num_running -= 1
+        self._tenants.stopped(group.tenant)
         if group.leader is seq:
             self._release_followers(group)
         self._released.append(seq.seq_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 
 from engine_core.scheduling.sequence import Sequence, SequenceGroup, SequenceState
@@ -76,19 +76,28 @@ class _Level:
         else:
             tenant.groups[seq.group.request.request_id] = seq
 
-    def head(self) -> Sequence:
-        return self.returning[0] if self.returning else self._turns[0].head()
+    def head(self, passed: Collection[str]) -> Sequence | None:
+        for seq in self.returning:
+            if seq.group.tenant not in passed:
+                return seq
+        return next((tenant.head() for tenant in self._turns if tenant.name not in passed), None)
 
-    def pop_fresh(self) -> None:
-        """Take the head away and charge its tenant."""
-        tenant = self._turns.pop(0)
+    def pop_fresh(self, name: str, passed: Collection[str]) -> None:
+        """Take a tenant's first request away and charge it; ``passed`` gain nothing by the rounds that they miss."""
+        tenant = self._tenants[name]
+        self._unschedule(tenant)
         _, seq = tenant.groups.popitem(last=False)
         if tenant.turn[0] > self._round:
             self._round = tenant.turn[0]
             self._left.clear()
+            for other in passed:
+                self._postpone(other)
         tenant.deficit += (self._round - tenant.round) * self._quantum - seq.group.cost
         tenant.round = self._round
         self._schedule(tenant)
+
+    def remove_returning(self, seq: Sequence) -> None:
+        del self.returning[bisect_left(self.returning, seq.rank, key=_rank)]
 
     def remove(self, group: SequenceGroup) -> None:
         tenant = self._tenants[group.tenant]
@@ -98,6 +107,15 @@ class _Level:
 
     def replace(self, seq: Sequence) -> None:
         self._tenants[seq.group.tenant].groups[seq.group.request.request_id] = seq
+
+    def _postpone(self, name: str) -> None:
+        """If its turn is over, it is now, with what it had then."""
+        tenant = self._tenants.get(name)
+        if tenant is not None and (missed := self._round - tenant.turn[0]) > 0:
+            self._unschedule(tenant)
+            tenant.round += missed
+            tenant.turn = (self._round, tenant.turn[1])
+            insort(self._turns, tenant, key=_turn)
 
     def _unschedule(self, tenant: _Tenant) -> None:
         del self._turns[bisect_left(self._turns, tenant.turn, key=_turn)]
@@ -153,29 +171,31 @@ class WaitingQueue:
         seq.state = SequenceState.RETURNING
         insort(self._level(seq.group.priority).returning, seq, key=_rank)
 
-    def peek(self) -> Sequence | None:
-        """Who is admitted next; stays the same until something is added, removed or popped."""
-        return self._levels[self._priorities[0]].head() if self._priorities else None
+    def peek(self, passed: Collection[str] = ()) -> Sequence | None:
+        """Who is admitted next; stays the same until something is added, removed or popped.
 
-    def pop(self) -> Sequence:
-        """Take away what ``peek`` shows."""
-        priority = self._priorities[0]
+        ``passed``: tenants that are passed over, for others to go before them.
+        """
+        heads = (self._levels[priority].head(passed) for priority in self._priorities)
+        return next((head for head in heads if head is not None), None)
+
+    def pop(self, seq: Sequence, passed: Collection[str] = ()) -> None:
+        """Take away ``seq``, which ``peek`` shows."""
+        priority = seq.group.priority
         level = self._levels[priority]
-        seq = level.head()
         if seq.state is SequenceState.RETURNING:
-            level.returning.pop(0)
+            level.remove_returning(seq)
         else:
-            level.pop_fresh()
+            level.pop_fresh(seq.group.tenant, passed)
             self._forget(seq)
         self._tidy(priority)
-        return seq
 
     def remove(self, seq: Sequence) -> None:
         """Take away a sequence that waits anywhere in the queue."""
         priority = seq.group.priority
         level = self._levels[priority]
         if seq.state is SequenceState.RETURNING:
-            del level.returning[bisect_left(level.returning, seq.rank, key=_rank)]
+            level.remove_returning(seq)
         else:
             level.remove(seq.group)
             self._forget(seq)

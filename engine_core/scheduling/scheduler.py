@@ -27,6 +27,7 @@ from engine_core.scheduling.queue import WaitingQueue
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.scheduling.tenants import Tenants
 from engine_core.step import SequenceOutput, StepPlan, StepResult
 
 
@@ -50,7 +51,13 @@ class Scheduler:
         # Rounds are computed, not walked through, so a quantum may be as small as there is: the smaller, the sooner is
         # a tenant served that comes while another has a long queue.
         self._queue = WaitingQueue(quantum=1)
-        self._sequences = Lifecycle(self._kv, self._queue, model, self._counters, fair=config.policy == "priority")
+        budget = config.max_num_batched_tokens
+        # Where prompts are not computed in parts, each has to fit.
+        prompt_tokens = max(1, budget // 2) if config.enable_chunked_prefill else budget
+        self._tenants = Tenants(config.max_num_seqs, cache_size.num_blocks, prompt_tokens)
+        self._sequences = Lifecycle(
+            self._kv, self._queue, self._tenants, model, self._counters, fair=config.policy == "priority"
+        )
         self._step_ids = count()
 
     def add(self, request: Request) -> None:
@@ -97,6 +104,7 @@ class Scheduler:
         now = self._clock()
         for group in self._sequences.deadlines.pop_expired(now):
             self.cancel(group.request.request_id, cause=FinishCause.DEADLINE)
+        self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.short_of_blocks:
@@ -176,6 +184,10 @@ class Scheduler:
             if wanted > 1:
                 # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
                 wanted = min(wanted, max(1, step.budget - (len(running) - index)))
+                wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
+                if not wanted:
+                    continue
+                self._tenants.plan_prompt(seq.group.tenant, wanted)
             if seq.num_computed + wanted > seq.capacity:
                 added = self._make_room(seq, seq.num_computed + wanted, step)
                 if added is None:
@@ -201,30 +213,55 @@ class Scheduler:
                 return None
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        while step.budget > 0 and len(self._sequences.running) < self._config.max_num_seqs:
-            seq = self._queue.peek()
+        passed: set[str] = set()
+        """Tenants that have their share for now: others go before them."""
+        while step.budget > 0 and (free := self._config.max_num_seqs - len(self._sequences.running)) > 0:
+            seq = self._queue.peek(passed)
             if seq is None:
                 return
             if seq.group.leader is not None:
-                self._sequences.wait_for_leader(self._queue.pop())
+                self._queue.pop(seq, passed)
+                self._sequences.wait_for_leader(seq)
+                continue
+            tenant = seq.group.tenant
+            room = self._tenants.prompt_room(tenant, step.budget)
+            if not room or not self._tenants.may_start(tenant, free):
+                passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
             wanted = seq.num_tokens - len(prefix) * self._kv.block_size
-            if wanted > step.budget:
+            if wanted > room:
                 if not self._config.enable_chunked_prefill:
                     return
-                wanted = step.budget
-            if not self._admit(seq, prefix):
-                return
-            self._sequences.start(self._queue.pop(), now)
+                wanted = room
+            kept = self._blocks_kept(tenant)
+            if not self._admit(seq, prefix, kept):
+                if not kept:
+                    return
+                passed.add(tenant)
+                continue
+            self._queue.pop(seq, passed)
+            self._sequences.start(seq, now)
             step.introduce(seq)
             step.add(seq, wanted)
+            self._tenants.plan_prompt(tenant, wanted)
 
-    def _admit(self, seq: Sequence, prefix: list[int]) -> bool:
-        """Give blocks to who is first in the queue, if there are enough without taking any from running sequences."""
-        headroom = len(self._sequences.running)
+    def _blocks_kept(self, tenant: str) -> int:
+        """Blocks that are not for this tenant now."""
+        pool = self._kv.pool
+        if pool.num_free > pool.num_blocks // 2:
+            return 0
+        held = sum(len(seq.block_ids) for seq in self._sequences.running if seq.group.tenant == tenant)
+        return self._tenants.blocks_kept(tenant, held)
+
+    def _admit(self, seq: Sequence, prefix: list[int], kept: int) -> bool:
+        """Give blocks to who is next, if there are enough without taking any from running sequences.
+
+        ``kept`` are left free besides, and then none are taken from prompts that are held either.
+        """
+        headroom = len(self._sequences.running) + kept
         while not self._kv.admit(seq, prefix, headroom):
-            if not self._sequences.drop_idle_prompt(keep=seq.group):
+            if kept or not self._sequences.drop_idle_prompt(keep=seq.group):
                 return False
         return True
 

@@ -7,7 +7,7 @@ from collections import Counter
 from engine_core.request import FinishCause, Request
 from engine_core.scheduling import Scheduler
 from engine_core.scheduling.block_pool import BlockPool
-from engine_core.step import SequenceOutput
+from engine_core.step import SequenceOutput, StepPlan
 
 from .checked_executor import expected_output, prompt_entry
 
@@ -55,6 +55,27 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler._queue
     assert not scheduler._sequences._holding
     check_holders(scheduler)
+
+
+def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]) -> None:
+    """Whoever comes to an engine that tenants share (``shared`` each with another) finds a place and tokens."""
+    config, planned = scheduler._config, scheduler._sequences.in_flight[plan.step_id].sequences
+    kept = round(config.max_num_seqs / 16 + 1e-9)
+    by_id = {seq.seq_id: seq.group.tenant for seq in planned}
+    started = [by_id[new.seq_id] for new in plan.new]
+    held = Counter(seq.group.tenant for seq in scheduler._sequences.running)
+    held.subtract(started)
+    for tenant in started:
+        free = config.max_num_seqs - held.total()
+        part = (config.max_num_seqs - kept) // max(2, sum(count > 0 for count in held.values()))
+        assert free > kept or held[tenant] < max(1, part) or tenant not in shared
+        held[tenant] += 1
+    if config.enable_chunked_prefill:
+        prompts: Counter[str] = Counter()
+        for seq, count in zip(planned, plan.num_tokens, strict=True):
+            prompts[seq.group.tenant] += count if count > 1 else 0
+        for tenant in shared:
+            assert prompts[tenant] <= max(1, config.max_num_batched_tokens // 2)
 
 
 class Stream:

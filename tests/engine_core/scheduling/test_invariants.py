@@ -16,8 +16,9 @@ from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
 from engine_core.errors import QueueFullError
 from engine_core.request import FinishCause, Request, SamplingParams
 from engine_core.scheduling import Scheduler
+from engine_core.scheduling.tenants import LATELY
 
-from .audit import Stream, check_holders, check_idle
+from .audit import Stream, check_holders, check_idle, check_room_for_others
 from .checked_executor import CheckedExecutor, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
@@ -50,11 +51,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Submitted steps whose results are not taken in."""
         self.delivered = 0
         """Tokens."""
+        self.came: dict[str, float] = {}
+        """When each tenant brought its last request."""
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4, 16]),
         spare_tokens=st.sampled_from([0, 0, 16, 64, 256]),
-        max_num_seqs=st.sampled_from([1, 2, 4, 16]),
+        max_num_seqs=st.sampled_from([1, 2, 4, 8, 16]),
         budget=st.sampled_from([1, 3, 3, 8, 64]),
         chunked=st.booleans(),
         prefix_caching=st.booleans(),
@@ -114,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         assert not full
         self.serial += 1
+        self.came[tenant] = self.now
         stream = self.streams[request.request_id] = Stream(request, MODEL)
         if seconds is not None:
             stream.cut = dict.fromkeys(stream.tokens, FinishCause.DEADLINE)
@@ -152,16 +156,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plan()
             self.settle(keep)
 
-    @rule(count=st.integers(2, 5), keep=st.integers(0, 2))
-    def crowd(self, count, keep):
+    @rule(
+        count=st.integers(2, 5),
+        choices=st.sampled_from([1, 1, 5]),
+        keep=st.integers(0, 2),
+        tenant=st.sampled_from(["a", "b", ""]),
+    )
+    def crowd(self, count, choices, keep, tenant):
         """Several grow together, beyond what a small cache holds."""
         for seed in range(count):
             self.add(
                 prompt=(3 + seed, 4),
-                params=SamplingParams(max_tokens=30, ignore_eos=True, seed=seed),
+                params=SamplingParams(n=choices, max_tokens=30, ignore_eos=True, seed=seed),
                 min_tokens=0,
                 priority=0,
-                tenant="",
+                tenant=tenant,
                 salt=b"",
                 seconds=None,
                 resumed={},
@@ -169,7 +178,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         self.overlap(keep, steps=20)
 
-    @rule(seconds=st.integers(1, 10))
+    @rule(seconds=st.sampled_from([1, 5, 10, 60]))
     def wait(self, seconds):
         self.now += seconds
 
@@ -191,7 +200,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         self.take(self.scheduler.take_ended())
         if plan is not None:
+            check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
             self.results.append((plan, self.executor.submit(plan)))
+
+    def expects_others(self, tenant):
+        """Whether another tenant was here lately."""
+        others = [at for other, at in self.came.items() if other != tenant]
+        return self.config.policy == "priority" and any(self.now - at < LATELY for at in others)
 
     def settle(self, keep):
         while len(self.results) > keep:

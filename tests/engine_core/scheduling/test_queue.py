@@ -63,11 +63,17 @@ def returning(name, *, admission, choice=0, priority=0):
     return Sequence(0, group, choice, SequenceState.RUNNING)
 
 
+def take(queue, passed=()):
+    """Pop what the queue shows."""
+    seq = queue.peek(passed)
+    queue.pop(seq, passed)
+    return seq
+
+
 def drain(queue):
     names = []
-    while (seq := queue.peek()) is not None:
-        assert queue.pop() is seq
-        names.append(seq.group.request.request_id)
+    while queue:
+        names.append(take(queue).group.request.request_id)
     assert not queue
     assert queue.num_requests == queue.num_tokens == 0
     return names
@@ -99,7 +105,7 @@ def test_tenants_that_wait_together_are_served_alike_whoever_comes_and_goes(quan
             queue.append(waiting(str(serial), cost=cost, tenant=tenant))
             backlog[tenant] = backlog.get(tenant, 0) + 1
         elif queue:
-            seq = queue.pop()
+            seq = take(queue)
             tenant = seq.group.tenant
             for other in backlog:
                 if other != tenant:
@@ -161,9 +167,9 @@ def test_a_flood_of_one_tenant_does_not_delay_another():
     queue = WaitingQueue(100)
     for serial in range(1000):
         queue.append(waiting(f"flood {serial}", cost=100, tenant="flood"))
-    queue.pop()
+    take(queue)
     queue.append(waiting("other", cost=100, tenant="other"))
-    assert "other" in {queue.pop().group.request.request_id for _ in range(2)}
+    assert "other" in {take(queue).group.request.request_id for _ in range(2)}
 
 
 def test_leaving_and_rejoining_gains_a_tenant_nothing():
@@ -174,7 +180,7 @@ def test_leaving_and_rejoining_gains_a_tenant_nothing():
     for serial in range(10):
         queue.append(waiting(f"single {serial}", cost=100, tenant="single"))
         while not served or served[-1] != f"single {serial}":
-            served.append(queue.pop().group.request.request_id)
+            served.append(take(queue).group.request.request_id)
     assert sum(name.startswith("flood") for name in served) >= 10
 
 
@@ -183,7 +189,7 @@ def test_who_left_in_an_earlier_round_has_its_turn_in_the_one_it_comes_back_in()
     for serial in range(3):
         queue.append(waiting(f"flood {serial}", cost=100, tenant="flood"))
     queue.append(waiting("before", cost=100, tenant="other"))
-    assert [queue.pop().group.request.request_id for _ in range(3)] == ["flood 0", "before", "flood 1"]
+    assert [take(queue).group.request.request_id for _ in range(3)] == ["flood 0", "before", "flood 1"]
     queue.append(waiting("after", cost=100, tenant="other"))
     assert drain(queue) == ["after", "flood 2"]
 
@@ -193,7 +199,7 @@ def test_a_tenant_keeps_what_it_saved_for_a_request_that_is_cancelled():
     costly = waiting("costly", cost=100, tenant="saver")
     for seq in (costly, waiting("cheap", cost=40, tenant="saver"), *(waiting(str(at)) for at in range(9))):
         queue.append(seq)
-    assert [queue.pop().group.request.request_id for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    assert [take(queue).group.request.request_id for _ in range(5)] == ["0", "1", "2", "3", "4"]
     queue.remove(costly)
     assert drain(queue) == ["cheap", "5", "6", "7", "8"]
 
@@ -215,3 +221,20 @@ def test_sequences_that_return_are_removed_by_rank():
     queue.remove(entries[0])
     queue.remove(entries[3])
     assert [(seq.group.admission, seq.choice) for seq in queue.returning()] == [(1, 1), (2, 0)]
+
+
+def test_who_is_passed_over_keeps_its_turn_and_gains_nothing_by_the_rounds_it_misses():
+    queue = WaitingQueue(1)
+    for serial in range(20):
+        queue.append(waiting(f"flood {serial}", cost=10, tenant="flood"))
+    for serial in range(20):
+        queue.append(waiting(f"other {serial}", cost=10, tenant="other"))
+    queue.append(waiting("urgent flood", priority=-1, tenant="flood"))
+    queue.put_back(returning("back", admission=1))
+    assert take(queue, {"flood", ""}).group.request.request_id == "other 0"
+    passed_over = [take(queue, {"flood", ""}).group.request.request_id for _ in range(10)]
+    assert passed_over == [f"other {serial}" for serial in range(1, 11)]
+    assert queue.peek({"flood", "", "other"}) is None
+    order = drain(queue)
+    assert order[:2] == ["urgent flood", "back"]
+    assert [name.split()[0] for name in order[2:9]] == ["flood", *["flood", "other"] * 3], "it was due, and is once"

@@ -1,0 +1,119 @@
+"""What a flood leaves to a tenant that was here lately: places, blocks, and room in each step."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.scheduling.tenants import LATELY
+
+from .harness import Harness
+
+
+def flooded(count=40, *, before="other", prompt=4, max_tokens=30, **config):
+    """A flood that comes a second after another tenant's request, which has ended."""
+    engine = Harness(**{"max_num_seqs": 16, "max_num_batched_tokens": 1024, "blocks": 1024} | config)
+    if before is not None:
+        engine.add("before", tenant=before, max_tokens=1)
+        engine.step_until(lambda: not engine.scheduler.has_work())
+    engine.now += 1.0
+    for serial in range(count):
+        engine.add(f"flood {serial}", prompt, tenant="flood", max_tokens=max_tokens)
+    return engine
+
+
+def running(engine, tenant):
+    return sum(seq.group.tenant == tenant for seq in engine.scheduler._sequences.running)
+
+
+@pytest.mark.parametrize(("before", "places"), [("other", 15), ("flood", 16), (None, 16)])
+def test_a_place_is_kept_for_who_was_here_lately(before, places):
+    engine = flooded(before=before)
+    engine.step()
+    assert running(engine, "flood") == places
+
+
+def test_who_comes_during_a_flood_begins_in_the_next_step():
+    engine = flooded()
+    engine.step()
+    engine.add("late", tenant="other")
+    assert ("late", 0) in engine.step()
+    engine.finish()
+
+
+def test_all_places_are_a_tenants_that_was_alone_for_a_while():
+    engine = flooded()
+    engine.step()
+    engine.now += LATELY
+    engine.step()
+    assert running(engine, "flood") == 16
+
+
+def test_a_tenant_below_its_share_takes_the_last_places():
+    engine = flooded(max_num_seqs=32)
+    engine.step()
+    for serial in range(8):
+        engine.add(f"other {serial}", tenant="other", max_tokens=30)
+    engine.step()
+    assert (running(engine, "flood"), running(engine, "other")) == (30, 2)
+    engine.cancel("flood 0")
+    engine.step()
+    assert (running(engine, "flood"), running(engine, "other")) == (29, 3), "it goes before the flood"
+
+
+def test_two_tenants_with_their_share_leave_a_place_to_a_third():
+    engine = flooded()
+    for serial in range(40):
+        engine.add(f"other {serial}", tenant="other", max_tokens=30)
+    engine.step()
+    assert len(engine.scheduler._sequences.running) == 15
+    engine.add("third", tenant="third")
+    assert ("third", 0) in engine.step()
+
+
+def test_the_choices_of_one_request_leave_a_place_too():
+    engine = flooded(count=0)
+    engine.add("many", tenant="flood", n=40, max_tokens=30)
+    for _ in range(3):
+        engine.step()
+    assert running(engine, "flood") == 15
+
+
+def test_without_fairness_nothing_is_kept():
+    engine = flooded(policy="fcfs")
+    engine.step()
+    assert len(engine.scheduler._sequences.running) == 16
+
+
+@pytest.mark.parametrize(("before", "tokens"), [("other", 32), ("flood", 64)])
+def test_prompts_of_a_flood_fill_half_of_a_step(before, tokens):
+    engine = flooded(4, before=before, prompt=300, max_num_batched_tokens=64, max_model_len=400)
+    engine.step()
+    assert sum(count for _, _, count in engine.batch) == tokens
+    engine.step()
+    assert sum(count for _, _, count in engine.batch) == tokens
+
+
+def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():
+    engine = flooded(4, prompt=300, max_num_batched_tokens=64, max_model_len=400)
+    engine.step()
+    engine.add("late", 30, tenant="other")
+    assert ("late", 0) in engine.step()
+    assert engine.batch == [("flood 0", 0, 32), ("late", 0, 30)]
+
+
+def test_prompts_that_are_not_computed_in_parts_may_fill_a_step():
+    engine = flooded(4, prompt=60, max_num_batched_tokens=64, enable_chunked_prefill=False)
+    assert ("flood 0", 0) in engine.step()
+
+
+@pytest.mark.parametrize(("before", "used"), [("other", 49), ("flood", 56)])
+def test_blocks_are_kept_for_who_was_here_lately(before, used):
+    engine = flooded(before=before, blocks=64, prompt=28, max_num_seqs=32)
+    engine.step()
+    assert engine.used == used, "of each sequence seven, and one free for each that runs"
+
+
+def test_a_request_that_needs_the_kept_blocks_runs_alone():
+    engine = flooded(1, blocks=16, prompt=63, max_tokens=1)
+    engine.add("late", tenant="other")
+    engine.finish()
