@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "Drive load and measure it.",
     "status": "What is running, and how loaded.",
     "health": "Whether a service is serving (exit code 0 or 1).",
+    "certs": "Make certificates for development.",
     "demo": "Start everything with the bundled model and stream an answer.",
     "config-docs": "Print docs/configuration.md.",
 }

@@ -17,6 +17,7 @@ from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
 from services.bench.link import Link, LoadError, Target
 from services.ring.identity import CONTRACT_VERSION, ring_id
 from services.runtime.incarnation import new_incarnation
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub
@@ -29,9 +30,10 @@ _FINISH_TIMEOUT = 5.0
 class EngineLink(Link):
     """An attachment to an engine; greedy requests that ignore eos, delivered to their submitter."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+        """``server_name``: whose certificate is expected, if not that of the address's own host."""
         super().__init__()
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)
         self._incarnation = new_incarnation()
         self._prepared: list[pb.Command] = []
         self._prepared_before = 0

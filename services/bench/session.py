@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-import grpc
 from ringline.channel import CHANNEL_OPTIONS
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.types.v1 import output_pb2, sampling_pb2
 
 from services.bench.link import Link, LoadError, Target
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -22,9 +22,10 @@ if TYPE_CHECKING:  # the stub is one class at run time
 class SessionLink(Link):
     """A Session with a processor; greedy requests that ignore eos."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+        """``server_name``: whose certificate is expected, if not that of the address's own host."""
         super().__init__()
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)
         self._prepared: list[pb.SessionRequest] = []
         self._outbox: deque[pb.SessionRequest] = deque()
 

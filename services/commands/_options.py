@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import click
 import ringline
 
+from services.runtime.options import VARIABLE_PREFIX
+from services.runtime.peer_credentials import PeerCredentials, peer_credentials
 from services.runtime.settings import PROCESSOR_PORT, valid_address
-from services.runtime.variables import ADDRESS_VARIABLE, unknown_variables
+from services.runtime.tokens import watched_tokens
+from services.runtime.variables import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
+
+_CONNECTION_FLAGS = {
+    "ca": "--tls-ca-file",
+    "cert": "--tls-cert-file",
+    "key": "--tls-key-file",
+    "server_name": "--tls-server-name",
+    "token": "--token-file",
+}
+"""By the library's names."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
@@ -75,6 +89,63 @@ def _address_option(
 
 address_option = _address_option("HOST:PORT", _check_address, "")
 addresses_option = _address_option("HOST:PORT,…", _check_addresses, " Of several, one that works is asked.")
+
+_CONNECTION_OPTIONS = (
+    click.option("--tls", is_flag=True, help="Connect by TLS, believing the public authorities."),
+    click.option("--tls-ca-file", envvar=VARIABLE_PREFIX + "TLS_CA_FILE", help="Connect by TLS, believing these."),
+    click.option("--tls-cert-file", envvar=VARIABLE_PREFIX + "TLS_CERT_FILE", help="Certificate to show (mutual TLS)."),
+    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="Its private key."),
+    click.option("--tls-server-name", envvar=SERVER_NAME_VARIABLE, help="Whom the server's certificate must be for."),
+    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token to show."),
+)
+
+
+def connection_options(function: Function) -> Function:
+    """Add the flags of ``Connection``, which the function gets as ``connection``."""
+
+    @wraps(function)
+    def with_connection(**values: Any) -> Any:
+        names = [field.name for field in fields(Connection)]
+        return function(connection=Connection(**{name: values.pop(name) for name in names}), **values)
+
+    for option in reversed(_CONNECTION_OPTIONS):
+        with_connection = option(with_connection)
+    return cast("Function", with_connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How a command reaches a server: its TLS files, and the token it shows."""
+
+    tls: bool
+    tls_ca_file: str | None
+    tls_cert_file: str | None
+    tls_key_file: str | None
+    tls_server_name: str | None
+    token_file: str | None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether by TLS. A certificate alone is a service's own, whose variables a command beside it may see."""
+        return self.tls or self.tls_ca_file is not None
+
+    def for_client(self) -> dict[str, Any]:
+        """As arguments of the library's clients."""
+        shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
+        token = None if self.token_file is None else watched_tokens("--token-file", self.token_file).value[0]
+        name = self.tls_server_name if self.encrypted else None
+        return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
+
+    def credentials(self) -> PeerCredentials:
+        """As what channels of the ring are opened with."""
+        return peer_credentials(
+            tls=self.encrypted,
+            ca_file=self.tls_ca_file,
+            cert_file=self.tls_cert_file,
+            key_file=self.tls_key_file,
+            token_file=self.token_file,
+        )
+
 
 _GENERATION_OPTIONS = (
     click.option("--model", help="One of the models served. Default: the one that is."),
@@ -154,6 +225,8 @@ def _as_flag(error: ringline.InvalidRequest) -> str:
     """Its text, with the flag's name in place of the field's."""
     name = (error.field or "").partition("[")[0]
     text = str(error)
+    if name in _CONNECTION_FLAGS:
+        return f"{_CONNECTION_FLAGS[name]}{text.removeprefix(name)}"
     return f"--{name.replace('_', '-')}{text.removeprefix(name)}" if name in _OPTION_NAMES else text
 
 

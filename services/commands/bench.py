@@ -19,7 +19,7 @@ from services.bench.link import LoadError, Target
 from services.bench.load import Load
 from services.bench.measure import Measurement, Report, Spread
 from services.bench.session import SessionLink
-from services.commands._options import address_option, describe
+from services.commands._options import Connection, address_option, connection_options, describe
 
 _PROGRESS_SECONDS = 2.0
 
@@ -43,6 +43,7 @@ class Plan:
 
 @click.command("bench")
 @address_option
+@connection_options
 @click.option("--engine", metavar="ADDRESS", help="Send token ids straight at this engine instead.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests always under way.  [default: 16]")
@@ -59,7 +60,14 @@ class Plan:
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests before the clock runs.")
 @click.option("--seed", type=int, help="Of prompts and arrivals. Default: another each time, so that none is cached.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def bench(address: str, engine: str | None, concurrency: int | None, as_json: bool, **values: Any) -> None:
+def bench(
+    address: str,
+    connection: Connection,
+    engine: str | None,
+    concurrency: int | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
     """Send random prompts of token ids, greedy and without a stop, over one stream, and take the times.
 
     Exit code 1 if a request did not end with exactly the tokens asked for.
@@ -72,7 +80,7 @@ def bench(address: str, engine: str | None, concurrency: int | None, as_json: bo
         values["seed"] = random.SystemRandom().getrandbits(32)
     plan = Plan(concurrency=concurrency, **values)
     try:
-        target, report, cpu = asyncio.run(_measure(engine, address, plan))
+        target, report, cpu = asyncio.run(_measure(engine, address, connection, plan))
     except LoadError as error:
         reached = engine or address
         message = f"{reached}: {error}" if error.error is None else describe(error.error, reached)
@@ -86,9 +94,16 @@ def bench(address: str, engine: str | None, concurrency: int | None, as_json: bo
         raise click.exceptions.Exit(1)
 
 
-async def _measure(engine: str | None, address: str, plan: Plan) -> tuple[Target, Report, float]:
+async def _measure(
+    engine: str | None, address: str, connection: Connection, plan: Plan
+) -> tuple[Target, Report, float]:
     """What was measured of what, and the client's CPU seconds per second."""
-    async with EngineLink(engine) if engine else SessionLink(address) as link:
+    credentials, name = connection.credentials(), connection.tls_server_name
+    async with (
+        EngineLink(engine, credentials=credentials, server_name=name)
+        if engine
+        else SessionLink(address, credentials=credentials, server_name=name)
+    ) as link:
         _check(plan, link.target)
         if plan.warmup:
             link.prepare(

@@ -11,11 +11,14 @@ import ringline
 
 from services.commands._options import (
     PATIENCE,
+    Connection,
     addresses_option,
+    connection_options,
     describe,
     generation_options,
     server_errors,
     to_options,
+    usage_errors,
 )
 from services.commands.interrupts import closed_by_interrupt
 
@@ -24,11 +27,14 @@ HELP = "/system TEXT sets the system message, /reset forgets the conversation, /
 
 @click.command("chat", epilog=HELP)
 @addresses_option
+@connection_options
 @click.option("--system", help="The system message.")
 @generation_options
-def chat(address: str, system: str | None, **flags: Any) -> None:
+def chat(address: str, connection: Connection, system: str | None, **flags: Any) -> None:
     """Talk to the model."""
-    with ringline.Client(address, patience=PATIENCE) as client:
+    with usage_errors():
+        client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
+    with client:
         with server_errors(address):
             model = next((model for model in client.models() if flags["model"] in (None, model.name)), None)
         if model is None:

@@ -13,7 +13,9 @@ import ringline
 
 from services.commands._options import (
     PATIENCE,
+    Connection,
     addresses_option,
+    connection_options,
     generation_options,
     server_errors,
     to_options,
@@ -26,6 +28,7 @@ from services.commands.interrupts import closed_by_interrupt
 @click.command("generate")
 @click.argument("prompt", required=False)
 @addresses_option
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("--chat", is_flag=True, help="The prompt is a user's message, rendered by the model's chat template.")
 @click.option("--system", help="With --chat: the system message.")
@@ -37,6 +40,7 @@ from services.commands.interrupts import closed_by_interrupt
 def generate(
     prompt: str | None,
     address: str,
+    connection: Connection,
     as_json: bool,
     chat: bool,
     system: str | None,
@@ -57,7 +61,9 @@ def generate(
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     messages = _messages(system, text) if chat and text is not None else None
-    with ringline.Client(address, patience=PATIENCE) as client:
+    with usage_errors():
+        client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
+    with client:
         with usage_errors():
             stream = client.stream(None if chat else text, messages=messages, token_ids=ids, **options)
         with server_errors(address), stream, closed_by_interrupt(stream):

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from services.commands._options import Connection, connection_options
 from services.runtime.channels import check_health, open_channel
 from services.runtime.errors import ExitCode
 from services.runtime.settings import valid_address
@@ -15,13 +16,16 @@ from services.runtime.settings import valid_address
 @click.argument("address")
 @click.option("--service", default="", help="Full name of a gRPC service; default: the whole server.")
 @click.option("--timeout", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Seconds to wait.")
-def health(address: str, service: str, timeout: float) -> int:
+@connection_options
+def health(address: str, service: str, timeout: float, connection: Connection) -> int:
     """Say whether the server at ADDRESS (host:port or unix:path) is serving; exit code 0 if it is, else 1."""
     if not valid_address(address):
         raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path", param_hint="ADDRESS")
 
+    credentials = connection.credentials()
+
     async def ask() -> str:
-        async with open_channel(address) as channel:
+        async with open_channel(address, credentials=credentials, server_name=connection.tls_server_name) as channel:
             return await check_health(channel, service, timeout)
 
     status = asyncio.run(ask())

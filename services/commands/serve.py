@@ -25,7 +25,15 @@ log = structlog.get_logger()
 
 _BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
 
-_DECIDED_HERE = ("uds", "name", "engines", "detokenizers", "dns_refresh_interval")
+_DECIDED_HERE = (
+    "uds",
+    "name",
+    "engines",
+    "detokenizers",
+    "dns_refresh_interval",
+    "service_token_file",
+    "service_identities",
+)
 """Options of the services that the stack sets itself."""
 
 ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSettings()))

@@ -15,11 +15,12 @@ from google.protobuf.json_format import MessageToDict
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.commands._options import Connection, connection_options
 from services.runtime.channels import check_health, open_channel
 from services.runtime.discovery import addresses_of
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, running_stacks
-from services.runtime.settings import valid_address
+from services.runtime.settings import host_and_port, is_dns_name, valid_address
 
 _TIMEOUT = 2.0
 
@@ -52,7 +53,14 @@ class StackStatus:
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True, help="An engine. Can be repeated.")
 @click.option("--detokenizer", "detokenizers", metavar="ADDRESS", multiple=True, help="A detokenizer. Can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(processors: tuple[str, ...], engines: tuple[str, ...], detokenizers: tuple[str, ...], as_json: bool) -> int:
+@connection_options
+def status(
+    processors: tuple[str, ...],
+    engines: tuple[str, ...],
+    detokenizers: tuple[str, ...],
+    as_json: bool,
+    connection: Connection,
+) -> int:
     """Show every stack that this user runs here with `ringline serve`, or the addresses given.
 
     An address is host:port or unix:path; of a host that is a name, all of its addresses are shown. Exit code 0 if
@@ -62,7 +70,7 @@ def status(processors: tuple[str, ...], engines: tuple[str, ...], detokenizers: 
         if not valid_address(address):
             raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
     asked = {"processor": processors, "engine": engines, "detokenizer": detokenizers}
-    found = asyncio.run(_given(asked) if any(asked.values()) else _running())
+    found = asyncio.run(_given(asked, connection) if any(asked.values()) else _running(connection))
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
     elif not found:
@@ -73,29 +81,48 @@ def status(processors: tuple[str, ...], engines: tuple[str, ...], detokenizers: 
     return ExitCode.OK if serving else ExitCode.FAILURE
 
 
-async def _running() -> list[StackStatus]:
-    return list(await asyncio.gather(*(_stack(state) for state in running_stacks())))
+async def _running(connection: Connection) -> list[StackStatus]:
+    return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
 
 
-async def _given(targets: Mapping[str, Sequence[str]]) -> list[StackStatus]:
+async def _given(targets: Mapping[str, Sequence[str]], connection: Connection) -> list[StackStatus]:
     """Of each service, those at its targets."""
     asked = [
-        (name, address) for name, given in targets.items() for target in given for address in await addresses_of(target)
+        (name, address, target)
+        for name, given in targets.items()
+        for target in given
+        for address in await addresses_of(target)
     ]
-    services = await asyncio.gather(*(_service(name, address) for name, address in asked))
+    services = await asyncio.gather(
+        *(_service(name, address, connection, target=target) for name, address, target in asked)
+    )
     return [StackStatus("the addresses given", list(services))]
 
 
-async def _stack(state: StackState) -> StackStatus:
+async def _stack(state: StackState, connection: Connection) -> StackStatus:
     services = await asyncio.gather(
-        *(_service(name, each.address, each.pid, each.metrics) for name, each in state.services.items())
+        *(
+            _service(name, each.address, connection, pid=each.pid, metrics=each.metrics)
+            for name, each in state.services.items()
+        )
     )
     uptime = max(0, round(time.time() - state.started))
     return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", list(services))
 
 
-async def _service(name: str, address: str, pid: int | None = None, metrics: str | None = None) -> ServiceStatus:
-    async with open_channel(address) as channel:
+async def _service(
+    name: str,
+    address: str,
+    connection: Connection,
+    *,
+    target: str | None = None,
+    pid: int | None = None,
+    metrics: str | None = None,
+) -> ServiceStatus:
+    """``target``: the address that was asked for, whose host is whom a certificate must be for."""
+    named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
+    server_name = connection.tls_server_name or named
+    async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
         health = await check_health(channel, seconds=_TIMEOUT)
         models = await _models(channel) if name == "processor" and health == "SERVING" else None
         load = await _load(channel) if name == "engine" and health == "SERVING" else None

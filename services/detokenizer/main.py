@@ -20,6 +20,7 @@ from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
+from services.runtime.security import dialling_credentials, listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import DetokenizerSettings
 from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
@@ -51,19 +52,27 @@ class _Detokenizer:
         self._settings = settings
         self._engines = Engines()
         claims = Claims()
+        credentials = dialling_credentials(settings)
         self._found = Discovery(
             settings.engines,
-            lambda address: EngineLink(
+            lambda address, host: EngineLink(
                 address,
                 me,
                 self._engines,
                 claims,
                 stall_timeout=server.stall_timeout,
                 max_message_bytes=server.max_message_bytes,
+                credentials=credentials,
+                server_name=host,
             ),
             interval=settings.discovery.dns_refresh_interval,
         )
-        self._server = Server(server, [SERVICE])
+        self._server = Server(
+            server,
+            [SERVICE],
+            credentials=listening_credentials(settings, internal=True),
+            interceptors=service_gate(settings),
+        )
         self._service = DetokenizerService(
             me,
             self._engines.subscribers,

@@ -26,6 +26,7 @@ from services.runtime.errors import ExitCode, FatalError
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.process import die_with_parent, run_service
+from services.runtime.security import listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
 from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
@@ -65,7 +66,12 @@ class _Engine:
             orphan_grace=settings.orphan_grace,
             max_ledgers=_LEDGERS_PER_REQUEST * (scheduler.max_num_queued_reqs + scheduler.max_num_seqs),
         )
-        self._server = Server(settings.server, [SERVICE])
+        self._server = Server(
+            settings.server,
+            [SERVICE],
+            credentials=listening_credentials(settings, internal=True),
+            interceptors=service_gate(settings),
+        )
         self._service = EngineService(
             self._hub,
             PeerId(settings.name, new_incarnation()),

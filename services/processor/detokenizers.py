@@ -12,6 +12,7 @@ from ringline.types.v1 import link_pb2
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 from services.runtime.redial import LinkRefused, keep_linked
 
 WELCOME_TIMEOUT = 10.0
@@ -36,7 +37,15 @@ class Subscription:
     """One address, subscribed again and again."""
 
     def __init__(
-        self, address: str, me: PeerId, owner: DetokenizerOwner, claims: Claims, *, max_message_bytes: int
+        self,
+        address: str,
+        me: PeerId,
+        owner: DetokenizerOwner,
+        claims: Claims,
+        *,
+        max_message_bytes: int,
+        credentials: PeerCredentials = PLAIN,
+        server_name: str | None = None,
     ) -> None:
         """``claims`` is shared by the subscriptions of the process."""
         self.address = address
@@ -46,11 +55,19 @@ class Subscription:
         self._found: PeerId | None = None
         """Who was there last."""
         self._max_message_bytes = max_message_bytes
+        self._credentials = credentials
+        self._server_name = server_name
         self.up = False
 
     async def run(self) -> None:
         """Keep subscribed until cancelled."""
-        await keep_linked(self.address, self._subscribe, max_message_bytes=self._max_message_bytes)
+        await keep_linked(
+            self.address,
+            self._subscribe,
+            max_message_bytes=self._max_message_bytes,
+            credentials=self._credentials,
+            server_name=self._server_name,
+        )
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         # Who is there is known only by subscribing, and that would end the stream which another address has to it.

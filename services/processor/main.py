@@ -26,6 +26,7 @@ from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import ProcessorMetrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
+from services.runtime.security import dialling_credentials, listening_credentials
 from services.runtime.server import Server
 from services.runtime.settings import ProcessorSettings
 from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
@@ -70,24 +71,40 @@ class _Processor:
         )
         self._peers.events = self._ring
         claims = Claims()
-        limits = {"max_message_bytes": server.max_message_bytes}
+        credentials = dialling_credentials(settings)
+        limits = server.max_message_bytes
         interval = settings.discovery.dns_refresh_interval
         self._found = [
             Discovery(
                 settings.engines,
-                lambda address: EngineLink(
-                    address, me, self._peers, claims, stall_timeout=server.stall_timeout, **limits
+                lambda address, host: EngineLink(
+                    address,
+                    me,
+                    self._peers,
+                    claims,
+                    stall_timeout=server.stall_timeout,
+                    max_message_bytes=limits,
+                    credentials=credentials,
+                    server_name=host,
                 ),
                 interval=interval,
             ),
             Discovery(
                 settings.detokenizers,
-                lambda address: Subscription(address, me, self._peers, claims, **limits),
+                lambda address, host: Subscription(
+                    address,
+                    me,
+                    self._peers,
+                    claims,
+                    max_message_bytes=limits,
+                    credentials=credentials,
+                    server_name=host,
+                ),
                 interval=interval,
             ),
         ]
         self._desk = Desk(vocabulary, self._ring, me)
-        self._server = Server(server, [SERVICE])
+        self._server = Server(server, [SERVICE], credentials=listening_credentials(settings, internal=False))
         self._intake = Intake(me, self._ring, self._desk, self._metrics, max_live_requests=settings.max_live_requests)
         service = InferenceService(
             vocabulary,

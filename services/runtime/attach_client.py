@@ -18,6 +18,7 @@ from ringline.types.v1 import link_pb2
 from services.ring.identity import CONTRACT_VERSION, PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 from services.runtime.redial import LinkRefused, keep_linked
 
 log = structlog.get_logger(__name__)
@@ -59,6 +60,8 @@ class EngineLink:
         *,
         stall_timeout: float,
         max_message_bytes: int,
+        credentials: PeerCredentials = PLAIN,
+        server_name: str | None = None,
     ) -> None:
         """``claims`` is shared by the links of the process.
 
@@ -70,6 +73,8 @@ class EngineLink:
         self._claims = claims
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
+        self._credentials = credentials
+        self._server_name = server_name
         self._commands: list[engine_pb2.Command] = []
         self._wake = asyncio.Event()
         self._call: Any = None
@@ -91,7 +96,13 @@ class EngineLink:
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
-        await keep_linked(self.address, self._attach, max_message_bytes=self._max_message_bytes)
+        await keep_linked(
+            self.address,
+            self._attach,
+            max_message_bytes=self._max_message_bytes,
+            credentials=self._credentials,
+            server_name=self._server_name,
+        )
 
     async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)

@@ -9,15 +9,25 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 from services.runtime.transport import channel_options
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest answer taken, for callers without settings of their own."""
 
 
-def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+def open_channel(
+    address: str,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    credentials: PeerCredentials = PLAIN,
+    server_name: str | None = None,
+) -> grpc.aio.Channel:
+    """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used.
+
+    ``server_name``: whose certificate is expected there, if not that of the address's own host.
+    """
+    return credentials.open(address, server_name, channel_options(max_message_bytes))
 
 
 async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:

@@ -73,9 +73,17 @@ class Discovery:
     """The links of a process to its engines, or to its detokenizers."""
 
     def __init__(
-        self, addresses: Iterable[str], dial: Callable[[str], Link], *, interval: float, resolve: Resolve = resolve
+        self,
+        addresses: Iterable[str],
+        dial: Callable[[str, str | None], Link],
+        *,
+        interval: float,
+        resolve: Resolve = resolve,
     ) -> None:
-        """``dial`` makes the link to an address. ``interval`` in seconds: how often DNS is asked for each name."""
+        """``dial`` makes the link to an address; its second argument is the host's name, if it was found by one.
+
+        ``interval`` in seconds: how often DNS is asked for each name.
+        """
         targets = frozenset(addresses)
         self._names = frozenset(target for target in targets if is_dns_name(target))
         self._found: dict[str, frozenset[str]] = {name: frozenset() for name in self._names}
@@ -124,9 +132,14 @@ class Discovery:
             if not self._dialled[address].link.up:
                 self._dialled.pop(address).task.cancel()
         for address in sorted(wanted - self._dialled.keys())[: MAX_LINKS - len(self._dialled)]:
-            link = self._dial(address)
+            link = self._dial(address, self._host_of(address))
             self._dialled[address] = _Dialled(link, tasks.create_task(link.run()))
         left_out = len(wanted - self._dialled.keys())
         if left_out > self._left_out:
             log.warning("too many addresses", left_out=left_out, dialled=MAX_LINKS)
         self._left_out = left_out
+
+    def _host_of(self, address: str) -> str | None:
+        """The name that led to an address; of several, the first in order."""
+        names = sorted(name for name, found in self._found.items() if address in found)
+        return host_and_port(names[0])[0] if names and address not in self._given else None

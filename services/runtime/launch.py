@@ -13,6 +13,7 @@ import structlog
 from services.runtime.channels import open_channel, wait_serving
 from services.runtime.child_logs import ChildLogs, explain
 from services.runtime.errors import ExitCode
+from services.runtime.peer_credentials import PLAIN
 from services.runtime.run_dir import StackState, run_directory
 from services.runtime.stack import StackOptions, child_specs, service_addresses, state_of
 from services.runtime.supervisor import Supervisor
@@ -53,6 +54,7 @@ async def run_stack(
         log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
+    front = options.front_credentials()
     with run_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(
@@ -65,7 +67,8 @@ async def run_stack(
 
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
-                async with open_channel(address) as channel:
+                credentials, name = front if address == options.front_address else (PLAIN, None)
+                async with open_channel(address, credentials=credentials, server_name=name) as channel:
                     await wait_serving(channel)
             supervisor.established()
             state = state_of(options, directory, supervisor, started)

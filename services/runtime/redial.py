@@ -14,6 +14,7 @@ import structlog
 
 from services.runtime.backoff import Backoff
 from services.runtime.channels import open_channel
+from services.runtime.peer_credentials import PLAIN, PeerCredentials
 
 log = structlog.get_logger(__name__)
 
@@ -29,9 +30,16 @@ class LinkRefused(Exception):
 
 
 async def keep_linked(
-    address: str, carry: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]], *, max_message_bytes: int
+    address: str,
+    carry: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]],
+    *,
+    max_message_bytes: int,
+    credentials: PeerCredentials = PLAIN,
+    server_name: str | None = None,
 ) -> None:
     """Run ``carry`` on one channel after the other; it resets the backoff when its link stands.
+
+    ``server_name``: whose certificate is expected, if not that of the address's own host.
 
     It ends by returning (the peer closed the link) or raising. A link that ended is logged, with the reason; a peer
     that refuses, too, and one that cannot be reached when that has lasted a while. The same reason is logged once,
@@ -42,7 +50,9 @@ async def keep_linked(
     while True:
         links, refused = backoff.successes, False
         try:
-            async with open_channel(address, max_message_bytes=max_message_bytes) as channel:
+            async with open_channel(
+                address, max_message_bytes, credentials=credentials, server_name=server_name
+            ) as channel:
                 await carry(channel, backoff)
             reason = "the peer ended the link"
         except asyncio.CancelledError:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -39,8 +40,18 @@ class Server:
     Register servicers on ``.grpc``, then either ``start()`` and ``stop()``, or ``run()`` for a process's whole life.
     """
 
-    def __init__(self, settings: ServerSettings, services: Sequence[str]) -> None:
-        """``services`` are the full names of the services that will be registered. Needs a running event loop."""
+    def __init__(
+        self,
+        settings: ServerSettings,
+        services: Sequence[str],
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """``services`` are the full names of the services that will be registered. Needs a running event loop.
+
+        Without ``credentials`` it speaks plain text. ``interceptors`` come after its own.
+        """
         self._settings = settings
         self._services = tuple(services)
         self._health = health.aio.HealthServicer()
@@ -51,7 +62,10 @@ class Server:
         self.address = settings.address
         """Where it listens; after ``start`` with the port that was taken."""
         self._guard = Guard()
-        self.grpc = grpc.aio.server(interceptors=[self._guard], options=server_options(settings.max_message_bytes))
+        self._credentials = credentials
+        self.grpc = grpc.aio.server(
+            interceptors=[self._guard, *interceptors], options=server_options(settings.max_message_bytes)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -61,13 +75,18 @@ class Server:
         await self.set_serving(False)
         check_listenable(self._settings)
         try:
-            port = self.grpc.add_insecure_port(self._settings.address)
+            port = self._bind()
         except RuntimeError as error:
             raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
         if self._settings.uds is None:
             self.address = join_address(self._settings.host, port)
         await self.grpc.start()
         return self.address
+
+    def _bind(self) -> int:
+        if self._credentials is None:
+            return self.grpc.add_insecure_port(self._settings.address)
+        return self.grpc.add_secure_port(self._settings.address, self._credentials)
 
     async def set_serving(self, serving: bool) -> None:
         """What health says of every service here, and of the whole server; final once a drain began."""

@@ -17,6 +17,14 @@ from typing import ClassVar
 from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.runtime.incarnation import default_name, valid_name
 from services.runtime.options import SettingError, check_section, option
+from services.runtime.security_settings import (
+    CalleeSettings,
+    PeerSettings,
+    TlsSettings,
+    check_dialling,
+    check_internal,
+    check_listening,
+)
 
 PROCESSOR_PORT = 50051
 ENGINE_PORT = 50061
@@ -115,6 +123,8 @@ class ServiceSettings:
 
     server: ServerSettings
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
 
     @property
     def name(self) -> str:
@@ -205,6 +215,8 @@ class ProcessorSettings(ServiceSettings):
             raise SettingError("tenant_header", self.tenant_header, "a metadata key: a-z, 0-9, '_', '-' and '.'")
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
+        check_listening(self.tls, self.server.host, self.server.uds, ())
+        check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +232,13 @@ class DetokenizerSettings(ServiceSettings):
         "engine's.",
     )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    callee: CalleeSettings = field(default_factory=CalleeSettings)
 
     def __post_init__(self) -> None:
         check_section(self)
         check_addresses("engines", self.engines)
+        _check_callee(self)
+        check_dialling(self.tls, self.peers.service_token_file, hosts_of(self.engines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +255,20 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
+    callee: CalleeSettings = field(default_factory=CalleeSettings)
 
     def __post_init__(self) -> None:
         check_section(self)
+        _check_callee(self)
+        if self.tls.tls_ca_file is not None and self.tls.tls_cert_file is None:
+            raise SettingError("tls_ca_file", self.tls.tls_ca_file, "--tls-cert-file with it: an engine dials nobody")
+
+
+def _check_callee(settings: ServiceSettings) -> None:
+    """Raise ``SettingError`` for what a service that services call could not enforce."""
+    token_file = settings.peers.service_token_file
+    check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
+    check_internal(settings.tls, token_file)
 
 
 def join_address(host: str, port: int) -> str:
@@ -279,6 +305,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     """The parts of ``host:port`` or ``[v6]:port``."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def hosts_of(addresses: tuple[str, ...]) -> list[str]:
+    """Of those that are no paths of sockets."""
+    return [host_and_port(address)[0] for address in addresses if not address.startswith("unix:")]
 
 
 def is_dns_name(address: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.runtime.options import VARIABLE_PREFIX, Setting, arguments, settings_of
+from services.runtime.peer_credentials import PLAIN, PeerCredentials, own_credentials
 from services.runtime.run_dir import ProcessState, RunDirectory, StackState
 from services.runtime.settings import (
     METRICS_PORT_OFFSET,
@@ -23,8 +24,8 @@ from services.runtime.supervisor import ChildSpec, Supervisor
 # are those of three services that were started one by one.
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
 
-_NO_PORT = {"host": None, "port": None}
-"""The options of the front door are not those of the services behind it."""
+_FRONT_ALONE = dict.fromkeys(("host", "port", "tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_auth"), None)
+"""Options of the front door, not of the services behind it: they are linked by sockets that are this user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class StackOptions:
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
+    def front_credentials(self) -> tuple[PeerCredentials, str | None]:
+        """What this process, which knows its files, dials it with, and the name in its certificate if it has one."""
+        cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
+        return (PLAIN, None) if cert_file is None or key_file is None else own_credentials(cert_file, key_file)
+
     @property
     def metrics_ports(self) -> dict[str, int]:
         """Of each service that has one."""
@@ -63,6 +69,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
         "engine": {"uds": directory.socket("engine")},
         "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
         "processor": {
+            **{name: value for name, value in options.values.items() if name in _FRONT_ALONE},
             "host": options.host,
             "port": options.port,
             "engines": (engine,),
@@ -79,7 +86,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     for name in ("engine", "detokenizer", "processor"):
         port = options.metrics_ports.get(name)
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
-        values = {**options.values, **_NO_PORT, **fixed, **own[name]}
+        values = {**options.values, **_FRONT_ALONE, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: a folder named "services" where the user happens to stand is not ours.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)

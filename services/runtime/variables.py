@@ -15,6 +15,10 @@ PARENT_VARIABLE = VARIABLE_PREFIX + "PARENT_PID"
 ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
 """Where the client commands find the processor."""
 
+SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
+TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
+"""What they show to it, and expect of its certificate."""
+
 ENGINE_OPTIONS = (
     "model",
     "served_model_name",
@@ -56,6 +60,8 @@ def known_variables() -> frozenset[str]:
     return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
         ADDRESS_VARIABLE,
         PARENT_VARIABLE,
+        SERVER_NAME_VARIABLE,
+        TOKEN_FILE_VARIABLE,
     }
 
 

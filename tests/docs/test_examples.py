@@ -15,7 +15,7 @@ from tests.ring import Ring
 NODE_CLIENT = ROOT / "tests" / "clients" / "node"
 BUF = Path(sys.executable).parent / "buf"
 PYTHON, TYPESCRIPT = blocks("python"), blocks("ts")
-SILENT = {"clients/python/README.md-3", "docs/client.md-2", "docs/client.md-3"}
+SILENT = {"clients/python/README.md-3", "docs/client.md-2", "docs/client.md-3", "docs/client.md-4"}
 """Examples that print nothing."""
 
 IMPORTS = """\

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 import grpc
 
 from ringline.aio_stream import AsyncStream
-from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
 from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -19,6 +18,7 @@ from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
 from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.security import CallMetadata, Pem, Security
 from ringline.servers import Servers, split_addresses
 from ringline.session import Session
 
@@ -45,6 +45,12 @@ class AsyncClient:
         self,
         address: str | Sequence[str],
         *,
+        tls: bool = False,
+        ca: Pem | None = None,
+        cert: Pem | None = None,
+        key: Pem | None = None,
+        server_name: str | None = None,
+        token: str | Callable[[], str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -55,10 +61,12 @@ class AsyncClient:
         """As ``Client``."""
         self._policy = RetryPolicy(patience, retries, retry_overloaded)
         self._addresses = split_addresses(address)
-        self._credentials = credentials
-        self._metadata = metadata_pairs(metadata)
+        self._security = Security(credentials, tls, ca, cert, key, server_name, token)
+        self._security.check_addresses(self._addresses)
+        self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
         self._connected: Servers[_Connection] | None = None
+        self._closing: set[asyncio.Future[None]] = set()
         self._session = self.session()
 
     def session(self) -> Session:
@@ -130,7 +138,7 @@ class AsyncClient:
         await self.close()
 
     def _open_session(self, connection: _Connection) -> SessionCall:
-        return connection.stub.Session(metadata=self._metadata)
+        return connection.stub.Session(metadata=self._metadata())
 
     async def _call(
         self,
@@ -145,7 +153,7 @@ class AsyncClient:
             server = servers.choose()
             call = method(server.connection.stub)
             try:
-                answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata)
+                answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:
@@ -157,13 +165,21 @@ class AsyncClient:
 
     def _servers(self) -> Servers[_Connection]:
         if self._connected is None:  # made here, because they belong to the running event loop
-            self._connected = Servers(self._addresses, self._connect)
+            self._connected = Servers(
+                self._addresses, self._connect, stamp=self._security.files_stamp, close=self._close_soon
+            )
         return self._connected
 
+    def _close_soon(self, connection: _Connection) -> None:
+        task = asyncio.ensure_future(connection.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     def _connect(self, target: str) -> _Connection:
+        credentials, options = self._security.channel_credentials(), self._security.channel_options
         channel = (
-            grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-            if self._credentials is None
-            else grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+            grpc.aio.insecure_channel(target, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, options=options)
         )
         return _Connection(channel, cast("InferenceServiceAsyncStub", InferenceServiceStub(channel)))

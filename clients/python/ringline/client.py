@@ -9,7 +9,6 @@ from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
-from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
 from ringline.course import Course
 from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
@@ -18,6 +17,7 @@ from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_request, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
 from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.security import CallMetadata, Pem, Security
 from ringline.servers import Servers, split_addresses
 from ringline.stream import Call, Stream
 
@@ -41,6 +41,12 @@ class Client:
         self,
         address: str | Sequence[str],
         *,
+        tls: bool = False,
+        ca: Pem | None = None,
+        cert: Pem | None = None,
+        key: Pem | None = None,
+        server_name: str | None = None,
+        token: str | Callable[[], str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -50,26 +56,38 @@ class Client:
     ) -> None:
         """``address`` is a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Several are a list, or have commas between them; they are asked in turns. Without ``credentials`` connections
-        are plain text. ``metadata`` goes with every call. ``timeout`` is the default of each request, seconds.
+        Several are a list, or have commas between them; they are asked in turns. ``metadata`` goes with every call.
+        ``timeout`` is the default of each request, seconds.
+
+        Connections are plain text without ``tls``, ``ca`` (the authorities that are believed; default: the public
+        ones), ``cert`` and ``key`` (to show who asks), or ``credentials`` in their place. The first three are paths of
+        PEM files, or their contents; files are read again for new requests when they have changed. ``server_name`` is
+        whom the server's certificate must be for, if not the address's host. ``token``, or what such a function
+        returns for each call, is sent as a bearer token.
 
         ``patience``: seconds for which a request looks for a server that takes it, at first and whenever it lost one;
         0 fails at once. ``retries``: a request that lost its server more often than that, with nothing delivered in
         between, fails. ``retry_overloaded``: what was refused as Overloaded is sent again too, when the server said.
         """
         self._policy = RetryPolicy(patience, retries, retry_overloaded)
-        self._metadata = metadata_pairs(metadata)
+        self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
+        security = Security(credentials, tls, ca, cert, key, server_name, token)
+        addresses = split_addresses(address)
+        security.check_addresses(addresses)
 
         def connect(target: str) -> _Connection:
+            shown = security.channel_credentials()
             channel = (
-                grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-                if credentials is None
-                else grpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+                grpc.insecure_channel(target, options=security.channel_options)
+                if shown is None
+                else grpc.secure_channel(target, shown, options=security.channel_options)
             )
             return _Connection(channel, InferenceServiceStub(channel))
 
-        self._servers = Servers(split_addresses(address), connect)
+        self._servers = Servers(
+            addresses, connect, stamp=security.files_stamp, close=lambda connection: connection.channel.close()
+        )
 
     def generate(
         self,
@@ -145,7 +163,7 @@ class Client:
         self.close()
 
     def _generate(self, connection: _Connection, request: pb.GenerateRequest, timeout: float | None) -> Call:
-        return connection.stub.Generate(request, timeout=timeout, metadata=self._metadata)
+        return connection.stub.Generate(request, timeout=timeout, metadata=self._metadata())
 
     def _call(
         self,
@@ -159,7 +177,7 @@ class Client:
             server = self._servers.choose()
             call = method(server.connection.stub)
             try:
-                answer = call(request, timeout=deadline.remaining(), metadata=self._metadata)
+                answer = call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:

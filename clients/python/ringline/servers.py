@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ringline.errors import RingError
+
 _Connection = TypeVar("_Connection")
 
 _FIRST_PENALTY = 0.5
@@ -34,6 +36,10 @@ class Server(Generic[_Connection]):
 
     address: str
     connection: _Connection
+    stamp: object = None
+    """Of the files that the connection was made with."""
+    retired: _Connection | None = None
+    """The one before, with the calls that it still has."""
     penalty: float = 0.0
     """Seconds it is asked last for after its next failure; 0 as long as it works."""
     avoided_until: float = 0.0
@@ -48,8 +54,24 @@ class Server(Generic[_Connection]):
 class Servers(Generic[_Connection]):
     """The servers of one client; safe to use from many threads. Clients begin at a random one, to spread over them."""
 
-    def __init__(self, addresses: Sequence[str], connect: Callable[[str], _Connection]) -> None:
-        self._servers = [Server(address, connect(address)) for address in addresses]
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Callable[[str], _Connection],
+        *,
+        stamp: Callable[[], object] = lambda: None,
+        close: Callable[[_Connection], None] = lambda _: None,
+    ) -> None:
+        """``stamp`` changes when the files do that ``connect`` reads.
+
+        New calls then get a new connection. That before keeps those that it has, until it is closed when the files
+        change once more.
+        """
+        self._connect = connect
+        self._stamp = stamp
+        self._close = close
+        now = stamp()
+        self._servers = [Server(address, connect(address), now) for address in addresses]
         self._next = random.randrange(len(addresses))
         self._lock = threading.Lock()
         self.closed = False
@@ -57,7 +79,8 @@ class Servers(Generic[_Connection]):
 
     def connections(self) -> list[_Connection]:
         """Every connection."""
-        return [server.connection for server in self._servers]
+        made = [each for server in self._servers for each in (server.connection, server.retired)]
+        return [connection for connection in made if connection is not None]
 
     def choose(self) -> Server[_Connection]:
         """The next one in turn that is not avoided; of avoided ones the one that is so for the shortest time."""
@@ -66,6 +89,7 @@ class Servers(Generic[_Connection]):
             turns = [(self._next + step) % len(self._servers) for step in range(len(self._servers))]
             index = min(turns, key=lambda turn: max(0.0, self._servers[turn].avoided_until - now))
             self._next = (index + 1) % len(self._servers)
+            self._renew(self._servers[index])
             return self._servers[index]
 
     def failed(self, server: Server[_Connection]) -> None:
@@ -83,3 +107,16 @@ class Servers(Generic[_Connection]):
     def another(self) -> bool:
         """Whether one is not avoided, so that nothing is to be waited for."""
         return not all(server.avoided for server in self._servers)
+
+    def _renew(self, server: Server[_Connection]) -> None:
+        """Connect anew if the files have changed; while they cannot be read, the connection stays."""
+        now = self._stamp()
+        if now == server.stamp or self.closed:
+            return
+        try:
+            connection = self._connect(server.address)
+        except RingError:
+            return
+        if server.retired is not None:
+            self._close(server.retired)
+        server.connection, server.retired, server.stamp = connection, server.connection, now

@@ -119,7 +119,7 @@ async def following(names: Names, owner: Owner, *addresses: str) -> AsyncIterato
     claims = Claims()
     found = Discovery(
         addresses,
-        lambda address: EngineLink(address, ME, owner, claims, stall_timeout=5.0, max_message_bytes=1 << 22),
+        lambda address, host: EngineLink(address, ME, owner, claims, stall_timeout=5.0, max_message_bytes=1 << 22),
         interval=INTERVAL,
         resolve=names,
     )
@@ -200,7 +200,8 @@ class Idle:
 
     running: int = 0
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, host: str | None) -> None:
+        assert host == (None if address.startswith("10.0.1") else "engine"), "whose certificate is expected there"
         self.address, self.up = address, False
 
     async def run(self) -> None:

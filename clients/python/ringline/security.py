@@ -1,0 +1,121 @@
+"""How a client proves who it is and knows its servers: TLS files, and a bearer token."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
+from ringline.errors import invalid
+
+Pem = str | os.PathLike[str] | bytes
+"""The path of a PEM file, or what would be in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """A client's choice; see there."""
+
+    credentials: grpc.ChannelCredentials | None = None
+    tls: bool = False
+    ca: Pem | None = None
+    cert: Pem | None = None
+    key: Pem | None = None
+    server_name: str | None = None
+    token: str | Callable[[], str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest for what does not go together."""
+        if (self.cert is None) != (self.key is None):
+            raise invalid("cert" if self.key is None else "key", "cert and key are given together")
+        files = self.tls or self.ca is not None or self.cert is not None
+        if self.credentials is not None and files:
+            raise invalid("credentials", "give either credentials, or tls, ca, cert and key")
+        if self.server_name is not None and not self.encrypted:
+            raise invalid("server_name", "there is no certificate without TLS: give tls or ca with it")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections are TLS."""
+        return self.credentials is not None or self.tls or self.ca is not None or self.cert is not None
+
+    def check_addresses(self, addresses: Sequence[str]) -> None:
+        """Raise InvalidRequest where a token would be sent to another machine in clear."""
+        exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not _is_local(each)]
+        if exposed:
+            raise invalid("token", f"it would be sent to {exposed[0]} in clear: give tls or ca with it")
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For a new channel, with the files as they are now; None for plain text."""
+        if self.credentials is not None or not self.encrypted:
+            return self.credentials
+        return grpc.ssl_channel_credentials(_read("ca", self.ca), _read("key", self.key), _read("cert", self.cert))
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, int | str], ...]:
+        """For a new channel."""
+        name = self.server_name
+        return CHANNEL_OPTIONS if name is None else (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+
+    def files_stamp(self) -> tuple[tuple[int, int], ...]:
+        """What changes when one of the files does; a file that is not there just now counts as unchanged for (0, 0)."""
+        return tuple(_stamp(pem) for pem in (self.ca, self.cert, self.key) if pem is not None and not _is_bytes(pem))
+
+
+class CallMetadata:
+    """What goes with every call."""
+
+    def __init__(self, metadata: Mapping[str, str] | None, token: str | Callable[[], str] | None) -> None:
+        """A ``token`` that is a function is asked for each call."""
+        self._pairs = metadata_pairs(metadata)
+        self._token = token
+
+    def __call__(self) -> tuple[tuple[str, str], ...]:
+        """For the next call."""
+        if self._token is None:
+            return self._pairs
+        token = self._token if isinstance(self._token, str) else self._token()
+        return (*self._pairs, ("authorization", f"Bearer {token}"))
+
+
+def _is_bytes(pem: Pem) -> bool:
+    return isinstance(pem, bytes)
+
+
+def _read(name: str, pem: Pem | None) -> bytes | None:
+    if pem is None or isinstance(pem, bytes):
+        return pem
+    try:
+        return Path(pem).read_bytes()
+    except OSError as error:
+        raise invalid(name, f"{os.fspath(pem)} cannot be read: {error.strerror}") from None
+
+
+def _stamp(pem: Pem) -> tuple[int, int]:
+    assert not isinstance(pem, bytes)
+    try:
+        info = Path(pem).stat()
+    except OSError:
+        return (0, 0)
+    return (info.st_mtime_ns, info.st_ino)
+
+
+def _is_local(address: str) -> bool:
+    """Whether nothing that is sent there leaves this machine."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    if host.count(":") == 1 or host.startswith("["):
+        host = host.rpartition(":")[0]
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,71 @@
+"""Whom a server lets in: asked once for each RPC, before its handler runs. Health is open to all, for probes.
+
+Where nobody is to be asked there is no gate, and nothing to pay for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health
+
+log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_OPEN = f"/{health.SERVICE_NAME}/"
+
+
+class Denied(Exception):
+    """The caller is not let in; the text says why, and nothing of what was shown."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Asks ``admit`` about every RPC; it raises ``Denied``."""
+
+    def __init__(self, admit: Callable[[Context], None]) -> None:
+        self._admit = admit
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        return handler if handler is None or method.startswith(_OPEN) else self._gated(handler, method)
+
+    def _gated(self, handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+        behavior = getattr(handler, "_".join(kind))
+
+        async def answer(request: Any, context: Context) -> Any:
+            await self._check(context, method)
+            return await behavior(request, context)
+
+        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+            await self._check(context, method)
+            async with aclosing(behavior(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        gated = answers if inspect.isasyncgenfunction(behavior) else answer
+        make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
+        return make(gated, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+
+    async def _check(self, context: Context, method: str) -> None:
+        try:
+            self._admit(context)
+        except Denied as denied:
+            log.info("denied", method=method, peer=context.peer(), code=denied.code.name, reason=str(denied))
+            await context.abort(denied.code, str(denied))

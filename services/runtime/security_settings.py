@@ -1,0 +1,133 @@
+"""The options of TLS and of who may call a service, and which of them would be set in vain.
+
+What is asked for and cannot be enforced is refused before anything listens: nobody should believe to be safe.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.runtime.options import SettingError, check_section, option
+
+SERVICE_IDENTITIES = tuple(f"spiffe://ringline/{role}" for role in ("processor", "detokenizer", "operator"))
+"""As ``ringline certs`` writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """TLS of a service's own address and of its links to peers."""
+
+    tls_cert_file: str | None = option(
+        None,
+        "PEM file of this service's certificate and those between it and its authority. With it the service takes TLS "
+        "alone; peers are shown it, too. This file and the next two are read again when they change.",
+    )
+    tls_key_file: str | None = option(None, "PEM file of the certificate's private key, without a passphrase.")
+    tls_ca_file: str | None = option(
+        None,
+        "PEM file of the authorities whose certificates are believed. With it peers are dialled by TLS (but for unix "
+        "sockets).",
+    )
+    tls_client_auth: str | None = option(
+        None,
+        "Whether callers must show a certificate of --tls-ca-file (mutual TLS). Default: require at an engine or "
+        "detokenizer with that file, else none.",
+        choices=("none", "require"),
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if self.tls_cert_file is not None and self.tls_key_file is None:
+            raise SettingError("tls_cert_file", self.tls_cert_file, "--tls-key-file with it")
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise SettingError("tls_key_file", self.tls_key_file, "--tls-cert-file with it")
+        if self.tls_client_auth == "require" and (self.tls_cert_file is None or self.tls_ca_file is None):
+            raise SettingError(
+                "tls_client_auth", "require", "--tls-cert-file, --tls-key-file and --tls-ca-file with it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """How services know each other."""
+
+    service_token_file: str | None = option(
+        None,
+        "File of the token that services show each other: the first line is shown to peers, each line is taken from "
+        "them by engines and detokenizers. Read again when it changes.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CalleeSettings:
+    """Whom an engine or a detokenizer lets in."""
+
+    service_identities: tuple[str, ...] = option(
+        SERVICE_IDENTITIES,
+        "Under mutual TLS: names in the certificates (URIs or DNS names) of those who may call this service. Others, "
+        "such as clients of the same authority, get PERMISSION_DENIED.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if not self.service_identities:
+            raise SettingError("service_identities", "", "at least one name")
+
+
+def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
+    """Whether callers must show a certificate; ``internal`` services are called by services alone."""
+    if tls.tls_client_auth is not None:
+        return tls.tls_client_auth == "require"
+    return internal and tls.tls_cert_file is not None and tls.tls_ca_file is not None
+
+
+def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
+    """Raise ``SettingError`` for what could not be enforced where a service listens.
+
+    ``secrets``: the options, by name, with which callers are asked for tokens.
+    """
+    if uds is not None and tls.tls_cert_file is not None:
+        raise SettingError("tls_cert_file", tls.tls_cert_file, "--host and --port: a unix socket has no TLS")
+    exposed = uds is None and tls.tls_cert_file is None and not is_loopback(host)
+    for name, value in secrets:
+        if value is not None and exposed:
+            raise SettingError(
+                name, value, f"--tls-cert-file with it: tokens would cross the network of {host} in clear"
+            )
+
+
+def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
+    """Raise ``SettingError`` for a service with TLS that everybody could call, without that having been said."""
+    open_to_all = tls.tls_ca_file is None and service_token_file is None and tls.tls_client_auth is None
+    if tls.tls_cert_file is not None and open_to_all:
+        raise SettingError(
+            "tls_cert_file",
+            tls.tls_cert_file,
+            "--tls-ca-file or --service-token-file with it, or --tls-client-auth none",
+        )
+
+
+def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iterable[str]) -> None:
+    """Raise ``SettingError`` where peers on other machines (``hosts``) would be shown a token in clear."""
+    exposed = [host for host in hosts if not is_loopback(host)]
+    if service_token_file is not None and tls.tls_ca_file is None and exposed:
+        raise SettingError(
+            "service_token_file",
+            service_token_file,
+            f"--tls-ca-file with it: it would be sent to {exposed[0]} in clear",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent there leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,137 @@
+"""Over real sockets: whoever is not to be believed is refused with the right code, and certificates are replaced while
+streams go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import grpc
+import pytest
+import ringline
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from tests.services.secured import Certificates, SecuredRing, start_secured, stop_services
+
+pytestmark = pytest.mark.long
+
+SECONDS = 30
+"""In which a call must end one way or the other."""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRing]:
+    ring = start_secured(tmp_path_factory.mktemp("secured"))
+    yield ring
+    stop_services([ring.processor, ring.detokenizer, ring.engine])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Of an authority that the ring does not believe."""
+    certificates = Certificates(tmp_path_factory.mktemp("others"))
+    certificates.issue("processor")
+    return certificates
+
+
+def refusal_of_engine(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode | None:
+    """With which code an engine refuses to tell its load; None if it tells."""
+    channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+    with channel:
+        try:
+            engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=SECONDS)
+        except grpc.RpcError as error:
+            return error.code()
+    return None
+
+
+def test_every_hop_is_encrypted_and_answers(secured: SecuredRing) -> None:
+    with ringline.Client(secured.processor.address, ca=secured.certificates.path("ca"), timeout=SECONDS) as client:
+        answer = client.generate("Once upon a time", max_tokens=8, temperature=0)
+        assert answer.usage.completion_tokens == 8
+        assert len(client.tokenize("Once").token_ids) >= 1
+
+
+def test_an_engine_lets_in_services_alone(secured: SecuredRing, others: Certificates) -> None:
+    ours, address = secured.certificates, secured.engine.address
+    ours.issue("processor", age=timedelta(hours=2), name="expired")
+    unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
+    assert refusal_of_engine(address, ours.credentials("operator")) is None
+    assert refusal_of_engine(address, None) is unavailable, "plain text"
+    assert refusal_of_engine(address, ours.credentials()) is unavailable, "no certificate"
+    assert refusal_of_engine(address, ours.credentials("expired")) is unavailable
+    assert refusal_of_engine(address, ours.credentials("client")) is denied, "a user's certificate"
+    stranger = grpc.ssl_channel_credentials(
+        ours.authority.certificate,
+        *((others.folder / name).read_bytes() for name in ("processor-key.pem", "processor.pem")),
+    )
+    assert refusal_of_engine(address, stranger) is unavailable, "another authority's certificate"
+    assert refusal_of_engine(address, others.credentials("processor")) is unavailable, "it is not believed itself"
+
+
+def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
+    hello = link_pb2.Hello(name="processor-9", incarnation=1, contract_version=1)
+    for name, code in (("client", grpc.StatusCode.PERMISSION_DENIED), (None, grpc.StatusCode.UNAVAILABLE)):
+        with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(name)) as channel:
+            stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=SECONDS))
+            assert caught.value.code() is code
+
+
+def test_health_asks_for_a_certificate_but_not_for_whose(secured: SecuredRing) -> None:
+    with grpc.secure_channel(secured.engine.address, secured.certificates.credentials("client")) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("how", ["plain text", "wrong authority", "wrong name"])
+def test_a_client_reaches_nobody_whom_it_must_not_believe(secured: SecuredRing, others: Certificates, how: str) -> None:
+    options = {
+        "plain text": {},
+        "wrong authority": {"ca": others.path("ca")},
+        "wrong name": {"ca": secured.certificates.path("ca"), "server_name": "elsewhere.test"},
+    }[how]
+    with (
+        ringline.Client(secured.processor.address, patience=0, timeout=SECONDS, **options) as client,
+        pytest.raises(ringline.Unavailable),
+    ):
+        client.models()
+
+
+async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRing) -> None:
+    ours = secured.certificates
+    before = [ours.serial(service.address, "operator") for service in (secured.engine, secured.processor)]
+    async with ringline.AsyncClient(secured.processor.address, ca=ours.path("ca")) as client:
+        expected = await client.generate("Once upon a time", max_tokens=160, temperature=0, ignore_eos=True)
+        streams = [client.stream("Once upon a time", max_tokens=160, temperature=0, ignore_eos=True) for _ in range(4)]
+        begun = [await anext(aiter(stream)) for stream in streams]
+        for role in ("engine", "detokenizer", "processor"):
+            ours.issue(role)
+        after = await asyncio.gather(
+            *(
+                asyncio.to_thread(ours.serial, service.address, "operator")
+                for service in (secured.engine, secured.processor)
+            )
+        )
+        answers = [await stream.result() for stream in streams]
+    assert len(begun) == 4
+    assert not set(before) & set(after), "new connections are shown the new certificates"
+    assert [(answer.text, answer.resumed) for answer in answers] == [(expected.text, 0)] * 4
+    assert refusal_of_engine(secured.engine.address, ours.credentials("operator")) is None
+
+
+async def test_files_that_do_not_fit_are_not_taken(secured: SecuredRing) -> None:
+    ours = secured.certificates
+    before = ours.serial(secured.engine.address, "operator")
+    (ours.folder / "engine.pem").write_text("no certificate")
+    assert ours.serial(secured.engine.address, "operator") == before
+    told = [line for line in secured.engine.records() if "not usable" in str(line["event"])]
+    assert [line["reason"] for line in told] == ["--tls-cert-file: it holds no certificate in PEM form"]
+    ours.issue("engine")
+    assert ours.serial(secured.engine.address, "operator") != before
