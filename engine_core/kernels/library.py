@@ -56,6 +56,8 @@ class CpuKernels:
     silu_and_multiply: Callable[[GateArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
+    likeliest: Callable[[LinearArguments], int]
+    """Likewise. Puts out [M] int64: where each row of the result is greatest, the first of equals."""
     replay: Callable[..., int]
     """Makes captured calls."""
 
@@ -90,6 +92,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.ROTATE, address, table.rotate),
         capturable(OperationKind.GATE, address, table.silu_and_multiply),
         table.read_rows,
+        table.likeliest,
         library.ringline_replay,
     )
 

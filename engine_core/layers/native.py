@@ -5,6 +5,8 @@ All of them give a row the same bits whatever the other rows and the threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine_core.kernels.arguments import (
@@ -62,14 +64,23 @@ class NativeLinear:
         """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
-        arguments = self._arguments
-        arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
-        arguments.residual = None if residual is None else residual.data_ptr()
-        arguments.wide = y.dtype == torch.float32
-        arguments.num_threads = torch.get_num_threads()
-        if self._kernels.linear(arguments) != 0:
-            raise MemoryError("no memory for the inputs of a linear layer")
+        self._arguments.residual = None if residual is None else residual.data_ptr()
+        self._arguments.wide = y.dtype == torch.float32
+        self._call(self._kernels.linear, x, y)
         return y
+
+    def _call(self, kernel: Callable[[LinearArguments], int], x: torch.Tensor, output: torch.Tensor) -> None:
+        arguments = self._arguments
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), output.data_ptr(), x.shape[0]
+        arguments.num_threads = torch.get_num_threads()
+        if kernel(arguments) != 0:
+            raise MemoryError("no memory for the inputs of a linear layer")
+
+    def likeliest(self, x: torch.Tensor) -> torch.Tensor:
+        """[M] int64: where each row of y for ``x`` [M, K] is greatest, in float32; the first of equals, or of NaNs."""
+        places = torch.empty(x.shape[0], dtype=torch.int64)
+        self._call(self._kernels.likeliest, x.contiguous(), places)
+        return places
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows [T, K] of the weight, for ``indices`` [T] int64, dense and less than N."""
@@ -202,6 +213,9 @@ class NativeLayers(Layers):
         arguments.num_threads = torch.get_num_threads()
         self._kernels.silu_and_multiply(arguments)
         return output
+
+    def likeliest(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
+        return head.likeliest(hidden) if isinstance(head, NativeLinear) else super().likeliest(head, hidden)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return KernelGraph(stack, self._kernels.replay)

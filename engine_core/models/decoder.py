@@ -83,6 +83,9 @@ class DecoderForCausalLM(CausalLM):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden, dtype=torch.float32)
 
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._layers.likeliest(self.lm_head, hidden)
+
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         return KVCacheSpec(
             num_layers=len(self._stack.layers),

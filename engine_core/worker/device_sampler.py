@@ -72,8 +72,6 @@ class DeviceSampler:
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Draws:
         """Draw one token for each row of ``logits`` [R, V] float32, which may be changed."""
         features = self._state.features[rows.slots]
-        if not int(np.bitwise_or.reduce(features)) & ~asks.PROMPT_LOGPROBS:
-            return Draws.of(logits.argmax(1))
         step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
         tokens: list[torch.Tensor] = []
         reports: list[tuple[int, Report]] = []

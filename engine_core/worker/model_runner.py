@@ -22,7 +22,7 @@ from engine_core.worker.sampling_state import PROMPT_LOGPROBS, READS_TOKENS
 from engine_core.worker.transfer import upload
 
 Sample = Callable[[torch.Tensor, SamplingRows], Draws]
-"""Draws one token for each row of logits [R, V], which may be changed."""
+"""Draws one token for each row of logits [R, V], which may be changed; called where not all rows are greedy."""
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
@@ -100,7 +100,10 @@ class ModelRunner:
         if len(inputs.sampled) < len(hidden):
             last_rows = inputs.query_starts[inputs.sampled + 1].astype(np.int64) - 1
             hidden = hidden.index_select(0, upload([last_rows], hidden.device)[0])
-        return self._sample_rows(self.model.compute_logits(hidden), inputs.sampling_rows)
+        rows = inputs.sampling_rows
+        if self.batch.sampling.greedy(rows.slots):
+            return Draws.of(self.model.likeliest(hidden))
+        return self._sample_rows(self.model.compute_logits(hidden), rows)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor

@@ -61,9 +61,6 @@ def _threshold(logits: F32, k: int) -> F32:
 
 
 def argmax(logits: F32) -> Ids:
-    """The likeliest token of each row [R] of ``logits`` [R, V]; the lowest id of equals.
-
-    On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
-    """
+    """The likeliest token of each row [R] of ``logits`` [R, V]; the lowest id of equals."""
     tokens: Ids = logits.argmax(axis=1)
     return tokens

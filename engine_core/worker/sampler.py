@@ -75,8 +75,6 @@ class Sampler:
 
     def sample(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         """Draw one token for each row of ``logits`` [R, V], which may be changed."""
-        if not self._asked(rows) & ~asks.PROMPT_LOGPROBS:
-            return SamplerOutput(argmax(logits), {})
         token_ids = np.empty(len(rows.slots), np.int64)
         logprobs: dict[int, TokenLogprobs] = {}
         step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
@@ -87,10 +85,6 @@ class Sampler:
                 token_ids[chunk] = drawn.token_ids
                 logprobs |= {start + row: entry for row, entry in drawn.logprobs.items()}
         return SamplerOutput(token_ids, logprobs)
-
-    def _asked(self, rows: SamplingRows) -> int:
-        """What any row asks for; that nobody does is known without looking at the rows."""
-        return self._state.asked and int(np.bitwise_or.reduce(self._state.features[rows.slots]))
 
     def _sample_chunk(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         features = self._state.features[rows.slots]

@@ -101,6 +101,11 @@ class SamplingState:
             prompt, output = token_ids[counted_from:num_prompt_tokens], token_ids[num_prompt_tokens:]
             self.counts[slot] = TokenCounts(prompt, output)
 
+    def greedy(self, slots: npt.NDArray[np.intp]) -> bool:
+        """Whether each of ``slots`` takes its likeliest token, and asks for nothing else that logits tell."""
+        # That no slot asks for anything is known without looking at them.
+        return not self.asked or not int(np.bitwise_or.reduce(self.features[slots])) & ~PROMPT_LOGPROBS
+
     def remove(self, slot: int) -> None:
         """Free what ``slot`` holds."""
         self.constraints[slot] = None

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine_core.errors import CheckpointError, ConfigError, InvalidRequestError
 from engine_core.llm import LLM, configure
+from engine_core.models.decoder import DecoderForCausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishCause, SamplingParams
 
@@ -46,6 +47,24 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     options = {"do_sample": False, "max_new_tokens": count, "attention_mask": torch.ones_like(ids)}
     return model.generate(ids, eos_token_id=None, **options)[0, len(prompt) :].tolist()
+
+
+def test_logits_of_a_greedy_batch_are_never_written(
+    llm: LLM, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, rows = DecoderForCausalLM.compute_logits, []
+
+    def noting(model: DecoderForCausalLM, hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return compute(model, hidden)
+
+    monkeypatch.setattr(DecoderForCausalLM, "compute_logits", noting)
+    for prompt, result in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
+        assert result.choices[0].token_ids == greedy(model, prompt, 8)
+    assert not rows
+    beside = llm.generate(PROMPTS[:2], [GREEDY, replace(GREEDY, temperature=1.0)])[0]
+    assert 2 in rows
+    assert beside.choices[0].token_ids == greedy(model, PROMPTS[0], 8)
 
 
 def test_results_are_in_the_order_of_the_prompts(llm: LLM, model: PreTrainedModel) -> None:

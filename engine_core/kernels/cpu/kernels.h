@@ -4,8 +4,9 @@
 #include "attention.h"
 #include "embedding.h"
 #include "gate.h"
+#include "likeliest.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotation.h"
 
-#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows}
+#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, likeliest}

@@ -41,14 +41,16 @@ struct ReadAhead {
     int count;
 };
 
-template <class F>
+// Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
+template <class F, class Outputs>
 class Linear {
     using Element = typename F::Element;
     using Factor = typename F::Factor;
 
 public:
-    explicit Linear(const RinglineLinear& args)
+    Linear(const RinglineLinear& args, Outputs& outputs)
         : args_(args),
+          outputs_(outputs),
           tiles_((args.out_features + kTileOutputs - 1) / kTileOutputs),
           panel_(args.in_features * kPanel),
           part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))),
@@ -65,11 +67,11 @@ public:
         factors_ = convert ? reinterpret_cast<const Factor*>(converted.at(0)) : static_cast<const Factor*>(args_.x);
         if (convert) convert_rows(reinterpret_cast<Factor*>(converted.at(0)));
         long next = 0;
-        in_parallel(threads_, [&](int) {
+        in_parallel(threads_, [&](int thread) {
             long unit = take(next);
             while (unit < units()) {
                 const long following = take(next);
-                compute(unit, following < units() ? following : unit);
+                compute(thread, unit, following < units() ? following : unit);
                 unit = following;
             }
         });
@@ -92,7 +94,7 @@ private:
         return static_cast<const Element*>(args_.weight) + number * kTilePanels * panel_;
     }
 
-    void compute(long unit, long following) const {
+    void compute(int thread, long unit, long following) {
         const long group = unit % groups_;
         const long first = args_.rows * group / groups_, end = args_.rows * (group + 1) / groups_;
         const RowBlocks blocks(end - first);
@@ -110,7 +112,7 @@ private:
                         sums + blocks.start(block) * kTileOutputs);
                 });
         }
-        for (long row = 0; row < blocks.rows; ++row) finish(first + row, unit / groups_, sums + row * kTileOutputs);
+        for (long row = 0; row < blocks.rows; ++row) finish(thread, first + row, unit / groups_, sums + row * kTileOutputs);
     }
 
     // What the first blocks of rows read ahead, each an equal share.
@@ -159,20 +161,39 @@ private:
         }
     }
 
-    void finish(long row, long tile, float* sums) const {
+    void finish(int thread, long row, long tile, float* sums) {
         const long first = tile * kTileOutputs;
         if (args_.bias)
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(args_.bias + first + i)));
-        put(sums, row * args_.out_features, first);
+        outputs_.take(thread, row, first, sums);
     }
 
-    // Write those of the outputs from `first` on that there are.
-    void put(float* sums, long row_start, long first) const {
-        const long left = args_.out_features - first;
+    const RinglineLinear& args_;
+    Outputs& outputs_;
+    const Factor* factors_ = nullptr;
+    long tiles_;
+    long panel_;  // elements of a panel
+    long part_;   // inputs that are taken at a time
+    long groups_;  // of rows
+    int threads_;
+};
+
+// Writes results as a matrix, after adding the residual.
+template <class F>
+class WrittenOutputs {
+    using Element = typename F::Element;
+
+public:
+    explicit WrittenOutputs(const RinglineLinear& args) : args_(args) {}
+
+    // Write those of a tile's outputs that there are.
+    void take(int, long row, long first, float* sums) const {
+        const long row_start = row * args_.out_features, left = args_.out_features - first;
         if (left < kTileOutputs) return put_last(sums, row_start + first, left);
         for (int i = 0; i < kTileOutputs; i += kLanes) put_vector(sums + i, row_start + first + i);
     }
 
+private:
     void put_vector(const float* sums, long at) const {
         Vec v = load(sums);
         if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + at));
@@ -196,19 +217,19 @@ private:
     }
 
     const RinglineLinear& args_;
-    const Factor* factors_ = nullptr;
-    long tiles_;
-    long panel_;  // elements of a panel
-    long part_;   // inputs that are taken at a time
-    long groups_;  // of rows
-    int threads_;
 };
+
+template <class F>
+int written_linear(const RinglineLinear& args) {
+    WrittenOutputs<F> outputs(args);
+    return Linear<F, WrittenOutputs<F>>(args, outputs).run();
+}
 
 inline int linear(const RinglineLinear& args) {
     switch (args.number_type) {
-        case kRinglineFloat32: return Linear<Float32>(args).run();
-        case kRinglineFloat16: return Linear<Float16>(args).run();
-        default: return Linear<BFloat16>(args).run();
+        case kRinglineFloat32: return written_linear<Float32>(args);
+        case kRinglineFloat16: return written_linear<Float16>(args);
+        default: return written_linear<BFloat16>(args);
     }
 }
 

@@ -35,6 +35,9 @@ inline Vec scale_by_power(Vec v, Vec n) {
 // v, but 0 where x < limit.
 inline Vec zero_where_less(Vec v, Vec x, Vec limit) { return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), v); }
 
+// Whether any lane of v is greater than that of limit, or is no number.
+inline bool any_not_up_to(Vec v, Vec limit) { return _mm256_movemask_ps(_mm256_cmp_ps(v, limit, _CMP_NLE_UQ)) != 0; }
+
 // The first `count` lanes of v, then others.
 inline Vec first_lanes(Vec v, int count, Vec others) {
     const Words lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -34,6 +34,9 @@ inline Vec zero_where_less(Vec v, Vec x, Vec limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
 }
 
+// Whether any lane of v is greater than that of limit, or is no number.
+inline bool any_not_up_to(Vec v, Vec limit) { return _mm512_cmp_ps_mask(v, limit, _CMP_NLE_UQ) != 0; }
+
 // The first `count` lanes of v, then others.
 inline Vec first_lanes(Vec v, int count, Vec others) {
     const int lanes = count < 0 ? 0 : count > kLanes ? kLanes : count;

@@ -51,6 +51,11 @@ inline Vec scale_by_power(Vec v, Vec n) {
 // v, but 0 where x < limit.
 inline Vec zero_where_less(Vec v, Vec x, Vec limit) { return x < limit ? splat(0.0f) : v; }
 
+// Whether any lane of v is greater than that of limit, or is no number.
+inline bool any_not_up_to(Vec v, Vec limit) {
+    return !(v[0] <= limit[0] && v[1] <= limit[1] && v[2] <= limit[2] && v[3] <= limit[3]);
+}
+
 // The first `count` lanes of v, then others.
 inline Vec first_lanes(Vec v, int count, Vec others) { return Integers{0, 1, 2, 3} < count ? v : others; }
 

@@ -11,6 +11,7 @@ struct Kernels {
     int (*rotate)(const RinglineRotation&);
     int (*silu_and_multiply)(const RinglineGate&);
     int (*read_rows)(const RinglineRows&);
+    int (*likeliest)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;

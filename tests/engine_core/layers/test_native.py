@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_core.kernels import memory
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_int8_kernels, load_kernels
 from engine_core.layers.choice import choose_layers
 from engine_core.layers.native import NativeLayers, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
@@ -96,6 +96,43 @@ def test_no_row_poisons_another(layers: NativeLayers, dtype: torch.dtype) -> Non
     assert not y[7].isfinite().any()
     others = [0, 1, 2, 4, 5, 6, 8]
     assert torch.equal(y[others], clean[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (4000, 32)])
+def test_the_likeliest_are_where_products_are_greatest(
+    layers: NativeLayers, n: int, k: int, bias: bool, dtype: torch.dtype
+) -> None:
+    head = layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 7, 200):
+            x = random(rows, k, dtype=dtype, seed=rows)
+            expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
+            assert layers.likeliest(head, x).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [1, 65, 600])
+def test_of_equally_likely_ones_the_first_is_taken_and_padding_never(
+    layers: NativeLayers, outputs: int, dtype: torch.dtype
+) -> None:
+    torch.set_num_threads(2)
+    weight = torch.full((outputs, 16), -1.0, dtype=dtype)
+    weight[outputs // 2 :: 7] = -0.5
+    x = torch.ones(5, 16, dtype=dtype)
+    x[1] = torch.nan
+    x[2] = torch.inf  # all outputs are −∞
+    assert layers.likeliest(layers.linear(weight), x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
+    weight[outputs // 3, 3] = torch.nan
+    assert layers.likeliest(layers.linear(weight), x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
+
+
+def test_the_likeliest_by_a_head_of_8_bits(layers: NativeLayers) -> None:
+    layers = NativeLayers(layers._kernels, load_int8_kernels("portable"))
+    head, x = layers.linear(random(100, 32, dtype=torch.float32)), random(6, 32, dtype=torch.float32)
+    assert layers.likeliest(head, x).tolist() == head(x).argmax(1).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

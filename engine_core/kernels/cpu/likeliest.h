@@ -1,0 +1,84 @@
+// Where each row of a product is greatest: the next tokens of greedy sequences, without their logits in memory.
+#pragma once
+
+#include "linear.h"
+
+namespace {
+
+// A result and which it is. A NaN counts as greater than any number, and of equals the first counts.
+struct Place {
+    float value;
+    int64_t output;
+
+    bool precedes(const Place& other) const {
+        const bool nan = value != value, other_nan = other.value != other.value;
+        if (nan != other_nan) return nan;
+        return value > other.value || ((nan || value == other.value) && output < other.output);
+    }
+};
+
+// Keeps each row's greatest result, for each thread apart.
+class GreatestOutputs {
+public:
+    GreatestOutputs(const RinglineLinear& args, int threads)
+        : args_(args), threads_(threads), stride_(padded_bytes<Place>(args.rows)), places_(threads * stride_) {
+        for (int thread = 0; !failed() && thread < threads; ++thread)
+            for (long row = 0; row < args.rows; ++row) of(thread)[row] = {-__builtin_inff(), 0};
+    }
+
+    bool failed() const { return places_.failed(); }
+
+    // Tiles come in ascending order to each thread.
+    void take(int thread, long row, long first, const float* sums) {
+        Place& greatest = of(thread)[row];
+        const long left = args_.out_features - first;
+        if (left >= kTileOutputs && !any_greater(sums, greatest.value)) return;
+        for (long i = 0; i < kTileOutputs && i < left; ++i) {
+            const Place place{sums[i], first + i};
+            if (place.precedes(greatest)) greatest = place;
+        }
+    }
+
+    // Write which output is the greatest of each row.
+    void put() {
+        for (long row = 0; row < args_.rows; ++row) {
+            Place greatest = of(0)[row];
+            for (int thread = 1; thread < threads_; ++thread)
+                if (of(thread)[row].precedes(greatest)) greatest = of(thread)[row];
+            static_cast<int64_t*>(args_.output)[row] = greatest.output;
+        }
+    }
+
+private:
+    Place* of(int thread) const { return reinterpret_cast<Place*>(places_.at(thread * stride_)); }
+
+    // Whether any of a tile's results is, or is a NaN.
+    static bool any_greater(const float* sums, float value) {
+        bool any = false;
+        for (int i = 0; i < kTileOutputs; i += kLanes) any |= any_not_up_to(load(sums + i), splat(value));
+        return any;
+    }
+
+    const RinglineLinear& args_;
+    int threads_;
+    long stride_;  // bytes
+    Buffer places_;
+};
+
+template <class F>
+int greatest_of_linear(const RinglineLinear& args) {
+    GreatestOutputs outputs(args, args.num_threads);
+    if (outputs.failed() || Linear<F, GreatestOutputs>(args, outputs).run() != 0) return 1;
+    outputs.put();
+    return 0;
+}
+
+inline int likeliest(const RinglineLinear& args) {
+    switch (args.number_type) {
+        case kRinglineFloat32: return greatest_of_linear<Float32>(args);
+        case kRinglineFloat16: return greatest_of_linear<Float16>(args);
+        default: return greatest_of_linear<BFloat16>(args);
+    }
+}
+
+}  // namespace
