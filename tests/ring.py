@@ -84,7 +84,7 @@ def stop_ring(ring: Ring) -> int:
     """End a stack as an operator would; returns the exit code."""
     ring.process.send_signal(signal.SIGTERM)
     try:
-        return ring.process.wait(30)
+        return ring.process.wait(90)
     finally:
         ring.process.kill()
 

@@ -7,7 +7,7 @@ import pytest
 import ringline
 
 from tests.clients.processors import Processors
-from tests.clients.scripted import ScriptedInference, Served, serving
+from tests.clients.scripted import Clock, ScriptedInference, Served, serving
 from tests.ring import Ring
 
 
@@ -25,6 +25,14 @@ async def processors(ring: Ring, tmp_path: Path) -> AsyncIterator[Processors]:
 async def server() -> AsyncIterator[Served]:
     async with serving(ScriptedInference()) as served:
         yield served
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which the client sees how long it has tried."""
+    clock = Clock()
+    monkeypatch.setattr("ringline.retry.time", clock)
+    return clock
 
 
 @dataclass

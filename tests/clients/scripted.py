@@ -6,6 +6,7 @@ A script is an async generator: it is given the request and yields its responses
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -101,6 +102,25 @@ def play(*responses: pb.GenerateResponse | Exception) -> Script:
             yield copy
 
     return script
+
+
+class Clock:
+    """Monotonic, and put forward by scripts."""
+
+    def __init__(self) -> None:
+        self._fast = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._fast
+
+    def passes(self, seconds: float, script: Script) -> Script:
+        """A script before which so much time passes."""
+
+        def later(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+            self._fast += seconds
+            return script(request)
+
+        return later
 
 
 class ScriptedInference(InferenceServiceServicer):

@@ -233,19 +233,22 @@ async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
     assert len(server.service.requests) == 1
 
 
-async def test_patience_bounds_the_search_for_another(server, ask):
-    server.plays(play(taken(), delta(0, [10], "a"), LOST), play(refusal(UNAVAILABLE, "starting")))
-    outcome = await ask(client_options={"patience": 0.2})
+async def test_patience_bounds_the_search_for_another(server, ask, clock):
+    starting = play(refusal(UNAVAILABLE, "starting"))
+    server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
+    outcome = await ask(client_options={"patience": 500.0})
     assert type(outcome.error) is ringline.Truncated
     assert "the processor died" in str(outcome.error)
     assert "starting" in str(outcome.error)
     assert outcome.error.partial.choices[0].text == "a"
-    assert len(server.service.requests) > 2
+    assert len(server.service.requests) == 3
 
 
-async def test_the_timeout_bounds_it_too(server, ask):
-    server.plays(play(taken(), delta(0, [10], "a"), LOST), play(refusal(UNAVAILABLE, "starting")))
-    outcome = await ask(timeout=0.3)
+async def test_the_timeout_bounds_it_too(server, ask, clock):
+    starting = play(refusal(UNAVAILABLE, "starting"))
+    server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
+    outcome = await ask(timeout=500.0, client_options={"patience": 1e6})
+    assert len(server.service.requests) == 3
     assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
     assert outcome.error.partial.choices[0].text == "a"
 

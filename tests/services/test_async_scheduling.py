@@ -16,6 +16,7 @@ from ringline.types.v1 import output_pb2
 
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.streams import Shown, ask, generate, read_session
+from tests.services.test_engine_door import begun
 from tests.services.test_resume import CASES
 
 OPTIONS = [("grpc.default_authority", "localhost")]
@@ -46,17 +47,18 @@ def told(shown: Shown) -> tuple[object, ...]:
 async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None:
     expected = {name: await generate(front, request) for name, request in CASES.items()}
     call = other.Session(timeout=100)
-    noise = {"cancelled": ask("cancelled", max_tokens=350), "late": ask("late", max_tokens=350)}
+    # First of all, so that once nothing waits yet: where it would wait for too long, it would be refused, not late.
+    noise = {"late": ask("late", max_tokens=350), "cancelled": ask("cancelled", max_tokens=350)}
     noise["late"].timeout_ms = 50
     for round_ in range(3):
-        for name, request in (CASES | noise).items():
+        for name, request in (noise | CASES).items():
             named = inference_pb2.GenerateRequest()
             named.CopyFrom(request)
             named.request_id = f"{name} {round_}"
             named.stopping.ignore_eos |= name in noise
             await call.write(inference_pb2.SessionRequest(generate=named))
         cancel = inference_pb2.CancelRequest(request_id=f"cancelled {round_}")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05 * round_)  # the first cannot have ended yet
         await call.write(inference_pb2.SessionRequest(cancel=cancel))
     seen = await read_session(call, [f"{name} {round_}" for name in CASES | noise for round_ in range(3)])
     call.cancel()
@@ -80,7 +82,7 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
     async for _ in call:
         break
     call.cancel()
-    for _ in range(200):
+    for _ in range(600):
         if not (load := overlapped.load()).running and not load.blocks_used:
             break
         await asyncio.sleep(0.1)
@@ -90,8 +92,7 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
 async def test_a_profile_sees_the_thread_that_computes(other, overlapped: Ring) -> None:
     async with grpc.aio.insecure_channel(overlapped.engine_address, options=OPTIONS) as channel:
         engine = engine_pb2_grpc.EngineServiceStub(channel)
-        profiling = asyncio.ensure_future(engine.Profile(engine_pb2.ProfileRequest(steps=5)))
-        await asyncio.sleep(0.2)
+        profiling = await begun(engine, engine_pb2.ProfileRequest(steps=5))
         await generate(other, ask(max_tokens=20))
         profile = await profiling
     assert profile.steps == len(profile.step_seconds) == 5

@@ -140,7 +140,7 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
     async with grpc.aio.insecure_channel(ring.address) as channel:
         method = "/ringline.inference.v1.InferenceService/Session"
         raw = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-        call = raw(timeout=20)
+        call = raw(timeout=60)
         beside = front.Session(timeout=60)
         await beside.write(inference_pb2.SessionRequest(generate=ask("beside", max_tokens=30)))
         good = ask("x").SerializeToString()
@@ -171,7 +171,7 @@ async def test_garbage_on_the_port(front, ring: Ring) -> None:
     host, port = ring.address.rsplit(":", 1)
 
     def throw() -> None:
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 64)
 
     await asyncio.to_thread(throw)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -101,12 +101,24 @@ def long_request(name: str, max_tokens: int) -> inference_pb2.GenerateRequest:
     return request
 
 
+async def read_until(
+    call: grpc.aio.StreamStreamCall,
+    shown: dict[str, Shown],
+    condition: Callable[[inference_pb2.SessionResponse], bool],
+) -> None:
+    """Read a session until a frame that is one of those, or brings it about."""
+    async with asyncio.timeout(90):
+        while True:
+            frame = await call.read()
+            for response in frame.responses:
+                take(shown, response)
+            if condition(frame):
+                return
+
+
 async def read_until_tokens(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown], count: int) -> None:
     """Read a session until every request has so many tokens."""
-    while not all(len(one.ids.get(0, ())) >= count for one in shown.values()):
-        frame = await call.read()
-        for response in frame.responses:
-            take(shown, response)
+    await read_until(call, shown, lambda _: all(len(one.ids.get(0, ())) >= count for one in shown.values()))
 
 
 def take(shown: dict[str, Shown], response: inference_pb2.GenerateResponse) -> None:
@@ -161,15 +173,16 @@ async def test_requests_end_unavailable_when_no_engine_comes_back(services: Serv
         services.start(name, *flags)
     await wait_until_serving(services.address)
     async with grpc.aio.insecure_channel(services.address) as channel:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=60)
-        shown = {"r": Shown()}
-        await call.write(inference_pb2.SessionRequest(generate=long_request("r", 1500)))
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        shown = {f"r{i}": Shown() for i in range(8)}  # together they take seconds, wherever that is
+        for name in shown:
+            await call.write(inference_pb2.SessionRequest(generate=long_request(name, 1500)))
         await read_until_tokens(call, shown, 3)
         services.kill("engine")
         await finish(call, shown)
-        end = shown["r"].ends[0]
-        assert end.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-        assert end.usage.completion_tokens == len(shown["r"].ids[0]) >= 3
+        for one in shown.values():
+            assert one.ends[0].error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert one.ends[0].usage.completion_tokens == len(one.ids[0]) >= 3
 
 
 @pytest.mark.timeout(240)
@@ -196,7 +209,7 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(services: Ser
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
     services.start("engine")
     services.start("detokenizer")
-    services.start("processor", "--stall-timeout", "1")
+    services.start("processor", "--stall-timeout", "5")
     await wait_until_serving(services.address)
     options = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
     async with (
@@ -218,16 +231,13 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         # SIGTERM: what is under way goes on to its end, then the process exits 0.
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
         shown = {"last": Shown()}
+        services.processes["engine"].send_signal(signal.SIGSTOP)  # it cannot end before the processor is told
         await call.write(inference_pb2.SessionRequest(generate=long_request("last", 300)))
-        await read_until_tokens(call, shown, 3)
+        await read_until(call, shown, lambda _: shown["last"].admitted is not None)
         services.processes["processor"].send_signal(signal.SIGTERM)
-        draining = False
-        while not shown["last"].complete:
-            frame = await call.read()
-            draining |= frame.HasField("draining")
-            for response in frame.responses:
-                take(shown, response)
-        assert draining
+        await read_until(call, shown, lambda frame: frame.HasField("draining"))
+        services.processes["engine"].send_signal(signal.SIGCONT)
+        await finish(call, shown)
         assert shown["last"].usage.completion_tokens == 300
         assert services.processes.pop("processor").wait(30) == 0
     for name in ("detokenizer", "engine"):

@@ -34,7 +34,7 @@ ROOM = 10_000
 class FrontDoor:
     """A processor without engines: what it takes, waits."""
 
-    def __init__(self, stall_timeout: float = 30.0, backlog: Backlog | None = None) -> None:
+    def __init__(self, backlog: Backlog | None = None) -> None:
         source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
@@ -43,7 +43,7 @@ class FrontDoor:
         peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
         self.desk = Desk(source, ring, me, max_waiting_bytes=2 * ROOM)
         bounds = SessionBounds(
-            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=stall_timeout, drain_grace=1.0
+            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0
         )
         self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE)
         self.service = InferenceService(source, self.intake, self.desk, self.metrics, bounds, "x-tenant")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -21,7 +22,7 @@ from tests.services.processor.doors import (
 
 
 async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path: Path) -> None:
-    door = FrontDoor(stall_timeout=0.2)
+    door = FrontDoor()
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
@@ -33,6 +34,8 @@ async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path:
         await write(call, ask("waits"))
         (client,) = await until(lambda: door.intake._clients)
         await until(lambda: client.num_live == 1)
+        assert (await call.read()).HasField("limits")
+        door.service._bounds = replace(door.service._bounds, stall_timeout=0.2)  # now that there is what it may lose
         for _ in range(2000):  # more than the window of a client that does not read
             client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
         await until(lambda: not door.intake._clients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,20 +15,6 @@ from tests.services.processor.asking import (
     settle,
 )
 from tests.services.ring.world import World
-
-
-def test_patience_ends_with_what_was_delivered(world: World) -> None:
-    world.ring._placement._patience = 5.0
-    world.ask(ask())
-    world.flow(tokens=2)
-    world.flow(tokens=2)
-    world.kill_engine("engine-0")
-    world.ring.tick(time.monotonic() + 4.0)
-    assert not events(world, "terminal")
-    world.ring.tick(time.monotonic() + 6.0)
-    assert end(world).error.code == Code.UNAVAILABLE
-    assert end(world).error.details, "when to come back"
-    assert end(world).usage.completion_tokens == len(ids(world)) > 0
 
 
 @pytest.fixture
@@ -46,6 +31,20 @@ def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
     clock.now += seconds
     world.flow(tokens=0)
     world.flow(tokens=0)
+
+
+def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.ask(ask())
+    world.flow(tokens=2)
+    world.flow(tokens=2)
+    world.kill_engine("engine-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "terminal")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert end(world).error.details, "when to come back"
+    assert end(world).usage.completion_tokens == len(ids(world)) > 0
 
 
 def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:

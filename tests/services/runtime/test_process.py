@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def python(code, **kwargs):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30, check=False, **kwargs
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False, **kwargs
     )
 
 
@@ -146,7 +146,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -30,7 +30,7 @@ async def told(monkeypatch, attempts, *, silence=1000.0):
 
     with capture_logs() as logs:
         task = asyncio.create_task(keep_linked("unix:/nowhere", carry, max_message_bytes=1 << 20))
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 60)
         task.cancel()
         await asyncio.wait({task})
     return [(entry["event"], entry.get("reason")) for entry in logs]
