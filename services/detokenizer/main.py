@@ -19,11 +19,12 @@ from services.runtime.drain import wait_until_idle
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
+from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
 from services.runtime.security import dialling_credentials, listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import DetokenizerSettings
-from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
+from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,7 @@ class _Detokenizer:
                 if attached != serving:
                     if serving := attached:
                         spare_what_is_loaded()
+                    self._metrics.serving = serving
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)
                 await self._beat()
@@ -109,10 +111,12 @@ class _Detokenizer:
         await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
         self._engines.subscribers.push_load()
         self._metrics.model_name = self._engines.model_name
-        self._metrics.update(self._engines.num_requests, self._engines.decoded_tokens)
+        engines, heard = self._engines, len(self._engines.heard(time.monotonic()))
+        self._metrics.update(engines.num_requests, engines.decoded_tokens, heard, len(engines.subscribers))
 
     async def _drain(self, grace: float) -> None:
         """Finish the requests that are there; processors are told."""
+        self._metrics.serving = False
         self._service.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._engines.num_requests, grace))
 

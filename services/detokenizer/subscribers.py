@@ -32,6 +32,9 @@ class Subscribers:
         self._gone = gone
         self._by_name: dict[str, Subscriber] = {}
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
     def add(self, peer: PeerId) -> Subscriber:
         """A processor subscribed; raises ``Refused`` if a newer life of it is there, or too many others are."""
         old = self._by_name.get(peer.name)

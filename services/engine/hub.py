@@ -171,11 +171,14 @@ class Hub:
             running=stats.running_seqs,
             waiting=stats.waiting_seqs,
             kv_usage=stats.kv_usage,
+            kv_blocks=stats.kv_blocks,
+            peers=len(self._wakers),
             ledgers=self.switchboard.num_ledgers,
             prefix_queries=stats.prefix_query_tokens,
             prefix_hits=stats.prefix_hit_tokens,
             preemptions=stats.preemptions,
             steps=loop.steps,
+            computed_tokens=stats.computed_tokens,
             generated_tokens=stats.generated_tokens,
         )
 

@@ -25,11 +25,12 @@ from services.runtime.drain import wait_until_idle
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
+from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, run_service
 from services.runtime.security import listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
-from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
+from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -113,6 +114,7 @@ class _Engine:
         spare_what_is_loaded()
         self._hub.step_loop.start()
         self._service.serve(model, files)
+        self._hub.metrics.serving = True
         await self._server.set_serving(True)
         log.info("serving", address=self._server.address, seconds=round(time.monotonic() - start, 3))
         while True:
@@ -138,6 +140,7 @@ class _Engine:
         """Finish what is there; peers are told, and nothing new is taken."""
         if self._hub.failed:
             return  # nothing will be finished; and an engine that drains is not one that died
+        self._hub.metrics.serving = False
         self._hub.drain(grace)
         log.info("drained", left=await wait_until_idle(lambda: self._hub.switchboard.num_ledgers, grace))
 

@@ -53,6 +53,11 @@ class Backlog:
         self._request_tokens = self._request_seconds = self._requests = 0.0
         """Of those that ended: sums in which each counts less than the next."""
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has begun."""
+        return len(self._waiting)
+
     def check(self, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
         """Raise ``Refused`` where one more request of ``tenant`` would wait in vain.
 

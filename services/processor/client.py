@@ -139,6 +139,8 @@ class LiveRequest:
     """When the first of it was heard from an engine."""
     prompt_scores: int = 0
     """How many of the prompt's log probabilities the client was given."""
+    first_delta_at: float | None = None
+    """When the first tokens of it came."""
     last_delta_at: dict[int, float] = field(default_factory=dict)
     """By choice."""
 

@@ -17,7 +17,7 @@ from services.processor.ring import Ring
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId, ring_id
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 
 
 class Intake:
@@ -71,7 +71,7 @@ class Intake:
         try:
             self._begin(client, request, ordinal, call_timeout)
         except Refused as refused:
-            self._metrics.request_refused(refused.status.code.name)
+            self._metrics.request_refused(refused.status.code.name, client.tenant)
             raise
 
     def session_frame(self, client: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int) -> None:
@@ -134,7 +134,7 @@ class Intake:
 
     def _refuse(self, client: ClientStream, client_id: str, ordinal: int, status: Status) -> None:
         """A frame of a session does not become a request."""
-        self._metrics.request_refused(status.code.name)
+        self._metrics.request_refused(status.code.name, client.tenant)
         client.refuse(client_id, ordinal, status)
 
     def _end(self, call: ClientRequest, cause: Cause) -> None:

@@ -24,12 +24,13 @@ from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
+from services.runtime.processor_metrics import ProcessorMetrics, ProcessorReading
 from services.runtime.security import dialling_credentials, listening_credentials
 from services.runtime.server import Server
 from services.runtime.settings import ProcessorSettings
-from services.runtime.telemetry import configure_logs, start_metrics, warn_of_unknown_variables
+from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -140,16 +141,31 @@ class _Processor:
                 now = time.monotonic()
                 self._peers.watch(now)
                 self._ring.tick(now)
-                self._metrics.update(self._ring.num_live, *self._peers.counts(), self._peers.routing)
+                self._metrics.update(self._reading())
                 if vocabulary := self._vocabulary.current:
                     self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:
                     if serving := self._peers.ready:
                         spare_what_is_loaded()
+                    self._metrics.serving = serving
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)
 
+    def _reading(self) -> ProcessorReading:
+        engines, detokenizers = self._peers.counts()
+        return ProcessorReading(
+            live_requests=self._ring.num_live,
+            waiting_requests=self._ring.backlog.num_waiting,
+            engines=engines,
+            detokenizers=detokenizers,
+            suspected=len(self._peers.suspects),
+            failovers=self._ring.failovers,
+            losses=dict(self._peers.losses),
+            routing=self._peers.routing,
+        )
+
     async def _drain(self, grace: float) -> None:
         """Finish the requests that are there; sessions are told."""
+        self._metrics.serving = False
         self._intake.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._intake.num_open, grace))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from services.ring.liveness import BEAT_INTERVAL, Liveness
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Route, Routes
 from services.runtime.attach_client import EngineLink
-from services.runtime.metrics import Routing
+from services.runtime.processor_metrics import Routing
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,8 @@ class Peers:
         self._watched_at: float | None = None
         self.parted: Mapping[Route, float] = {}
         """Pairs between which nothing gets through, by the detokenizer's word, and since when."""
+        self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
+        """Peers that were lost without having drained, by service."""
         self.suspects: frozenset[PeerId] = frozenset()
         """Who gives no sign of life: what they have may go elsewhere, and nothing new goes to them."""
 
@@ -161,6 +164,7 @@ class Peers:
         """The stream ended."""
         node = self._engines.pop(engine)
         self._routes.engine_down(engine)
+        self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
         self.events.engine_lost(engine, crashed=not (node.draining or node.suspected))
 
@@ -192,7 +196,7 @@ class Peers:
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The stream ended."""
-        del self._detokenizers[detokenizer]
+        self.losses["detokenizer"] += not self._detokenizers.pop(detokenizer).draining
         self._routes.detokenizer_down(detokenizer)
         log.info("detokenizer lost", detokenizer=detokenizer.name)
         self.events.detokenizer_lost(detokenizer)

@@ -5,7 +5,9 @@ Whoever owns the requests ends those that cannot go on, through ``end``.
 
 from __future__ import annotations
 
+import enum
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
 import structlog
@@ -27,6 +29,17 @@ MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
 
 
+class Change(enum.Enum):
+    """What was changed for a request that had been on its way."""
+
+    ENGINE = "engine"
+    """It is computed elsewhere, or anew."""
+    DETOKENIZER = "detokenizer"
+    """It is computed where it was, and decoded elsewhere."""
+    REPLAY = "replay"
+    """Nothing: its output was asked for again, because some was lost."""
+
+
 class Placement:
     """Of the requests of one processor."""
 
@@ -46,6 +59,8 @@ class Placement:
         self._patience = patience
         self._max_crash_resubmits = max_crash_resubmits
         self._stranded: dict[str, LiveRequest] = {}
+        self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
+        """How often each was done."""
 
     # News of peers
 
@@ -166,6 +181,8 @@ class Placement:
         fingerprint = self._peers.fingerprint(route.engine)
         if live.fingerprint is not None and live.ring.completion_tokens:
             self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
+        if submit.epoch > 1:
+            self.failovers[Change.ENGINE] += 1
         live.fingerprint = fingerprint
         live.computing = False
         self._settle(live, route)
@@ -173,6 +190,7 @@ class Placement:
 
     def _redirect(self, live: LiveRequest, route: Route) -> None:
         redirect = redirect_of(live, route.detokenizer.name)
+        self.failovers[Change.REPLAY if route == live.route else Change.DETOKENIZER] += 1
         self._settle(live, route)
         self._peers.send(route.engine, (redirect,))
 

@@ -9,7 +9,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.client import ClientRequest, LiveRequest
 from services.ring.events import Cause
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -18,7 +18,8 @@ def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, token
     """Tokens of a choice were delivered; returns how many were computed, the prompt's with the first of them."""
     computed = tokens
     if not live.last_delta_at:
-        metrics.prefilled(live.ring.prompt_tokens)
+        live.first_delta_at = now
+        metrics.prefilled(live.ring.prompt_tokens, now - (live.begun or now))
         computed += live.ring.prompt_tokens
     last = live.last_delta_at.get(choice)
     if last is None:
@@ -27,6 +28,14 @@ def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, token
         metrics.tokens(tokens, now - last)
     live.last_delta_at[choice] = now
     return computed
+
+
+def count_request(metrics: ProcessorMetrics, live: LiveRequest, now: float) -> None:
+    """A request has its last terminal."""
+    ring, first = live.ring, live.first_delta_at
+    decoded = None if first is None else max(live.last_delta_at.values()) - first
+    seconds = now - live.call.arrived
+    metrics.request_ended(live.call.client.tenant, ring.prompt_tokens, ring.completion_tokens, seconds, decoded)
 
 
 def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:

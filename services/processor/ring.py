@@ -18,14 +18,14 @@ from services.processor.backlog import Backlog
 from services.processor.client import CLIENT_EPOCH, ClientRequest, LiveRequest
 from services.processor.peers import Peers
 from services.processor.placement import Placement
-from services.processor.records import count_delta, log_finished
+from services.processor.records import count_delta, count_request, log_finished
 from services.processor.responses import end_without_choice
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.quota import Quota
 from services.ring.request import Verdict
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import packed_from_proto, status_from_proto
 
 MAX_LIVE_BYTES = 512 << 20
@@ -72,6 +72,11 @@ class Ring:
         """Requests on the ring."""
         return len(self._live)
 
+    @property
+    def failovers(self) -> dict[str, int]:
+        """How often a request went on elsewhere, by what was changed."""
+        return {change.value: count for change, count in self._placement.failovers.items()}
+
     # From the client
 
     def start(self, live: LiveRequest) -> None:
@@ -85,7 +90,9 @@ class Ring:
         news.opening = live.admission.admitted
         news.opening_bytes = live.admission.admitted.ByteSize()
         live.call.client.wake.set()
-        live.outage.lost(time.monotonic())
+        now = time.monotonic()
+        self._metrics.admitted(now - live.call.arrived)
+        live.outage.lost(now)
         self._placement.route(live, "no engine and detokenizer are joined")
 
     def end(self, call: ClientRequest, cause: Cause, error: Status | None = None) -> None:
@@ -94,7 +101,7 @@ class Ring:
             return
         if call.live is None:
             if error is not None:
-                self._metrics.request_refused(error.code.name)
+                self._metrics.request_refused(error.code.name, call.client.tenant)
             else:
                 self._metrics.choice_ended(cause.name.lower())
             self._close(call, end_without_choice(cause, error))
@@ -239,7 +246,7 @@ class Ring:
         self._placement.forget(live)
         if live.begun is not None:
             self.backlog.ended(ring.prompt_tokens + ring.completion_tokens, time.monotonic() - live.begun)
-        self._metrics.request_ended(ring.prompt_tokens, ring.completion_tokens, time.monotonic() - live.call.arrived)
+        count_request(self._metrics, live, time.monotonic())
         self._close(live.call, usage)
 
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:

@@ -19,7 +19,7 @@ from services.processor.responses import refusal
 from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Code, Refused, Status
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import status_from_proto, status_to_proto
 
 log = structlog.get_logger(__name__)
@@ -161,7 +161,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         try:
             return tenant_of(context.invocation_metadata() or (), self._tenant_header)
         except Refused as refused:
-            self._metrics.request_refused(refused.status.code.name)
+            self._metrics.request_refused(refused.status.code.name, tenant="")
             await _abort(context, refused.status)
 
     async def _send(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:

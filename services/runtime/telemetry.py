@@ -1,4 +1,4 @@
-"""What a process tells about itself: structured logs on stderr, and a Prometheus endpoint.
+"""What a process tells about itself: structured logs on stderr.
 
 One line per event, as JSON (``{"time", "level", "service", "event", …}``) or for people. Modules log with
 ``structlog.get_logger()``; what is bound with ``structlog.contextvars.bound_contextvars(request_id=…)`` is on every
@@ -7,26 +7,20 @@ line written meanwhile, in whatever module.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
 from contextlib import suppress
 from datetime import datetime
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
 from structlog.typing import EventDict, Processor
 
-from services.runtime.errors import FatalError
 from services.runtime.variables import unknown_variables
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
-    from services.runtime.settings import ServiceSettings, TelemetrySettings
+    from services.runtime.settings import TelemetrySettings
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -139,34 +133,3 @@ def report_fatal(message: str) -> None:
         structlog.get_logger().critical("fatal", error=message)
     else:
         print(f"error: {message}", file=sys.stderr, flush=True)
-
-
-def start_metrics(settings: ServiceSettings, registry: CollectorRegistry) -> MetricsEndpoint | None:
-    """The metrics endpoint that ``settings`` ask for, if any; raise ``FatalError`` if its port cannot be had."""
-    if settings.metrics_address is None:
-        return None
-    host, port = settings.metrics_address
-    try:
-        return MetricsEndpoint(registry, host, port)
-    except OSError as error:
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
-        raise FatalError(f"metrics port {port} {reason}: choose another with --metrics-port, or --no-metrics") from None
-
-
-class MetricsEndpoint:
-    """Answers Prometheus from a thread of its own, so that a scrape never waits for the event loop."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        """Listen on ``host:port`` (0 takes a free port); raise ``OSError`` if that cannot be."""
-        self._server: WSGIServer
-        self._thread: Thread
-        self._server, self._thread = start_http_server(port, host, registry)
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

@@ -21,7 +21,7 @@ from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import vocabulary
 
@@ -54,13 +54,13 @@ class FrontDoor:
         return [asyncio.create_task(self.desk.run(self.go.wait, "", 0)) for _ in range(THREADS)]
 
     def counted(self) -> dict[tuple[str, str], float]:
-        """Terminals by reason, refusals by code."""
+        """Terminals by reason, refusals by code, as far as there are any."""
         names = ("vllm:request_success_total", "ringline_requests_refused_total")
         return {
             (sample.name, sample.labels.get("finished_reason") or sample.labels["code"]): sample.value
             for family in self.metrics.collect()
             for sample in family.samples
-            if sample.name in names
+            if sample.name in names and sample.value
         }
 
 

@@ -22,7 +22,7 @@ from services.processor.ring import Ring
 from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused
 from services.ring.identity import PeerId, ring_id
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import vocabulary
 

@@ -26,7 +26,7 @@ from services.ring.identity import PeerId
 from services.ring.request import RingRequest
 from services.ring.routes import Route
 from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import MAX_MODEL_LEN, spec, vocabulary
 

@@ -39,7 +39,7 @@ from services.ring.ledgers import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.request import RingRequest
 from services.ring.switchboard import Switchboard
-from services.runtime.metrics import ProcessorMetrics
+from services.runtime.processor_metrics import ProcessorMetrics
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.backlogs import roomy

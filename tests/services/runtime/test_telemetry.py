@@ -1,18 +1,14 @@
-"""Logs as lines that a machine or a person can read, and the endpoint that Prometheus asks."""
+"""Logs as lines that a machine or a person can read."""
 
 import io
 import json
 import logging
-import socket
-import urllib.request
 
 import pytest
 import structlog
 
-from services.runtime.errors import FatalError
-from services.runtime.metrics import DetokenizerMetrics
-from services.runtime.settings import DetokenizerSettings, ServerSettings, TelemetrySettings
-from services.runtime.telemetry import configure_logs, human_bytes, report_fatal, start_metrics
+from services.runtime.settings import TelemetrySettings
+from services.runtime.telemetry import configure_logs, human_bytes, report_fatal
 
 log = structlog.get_logger()
 
@@ -98,29 +94,6 @@ def test_the_end_of_a_process_is_told_in_the_form_of_its_log(capsys):
     configured("console")
     report_fatal("no room")
     assert capsys.readouterr().err == "error: no room\n"
-
-
-def test_metrics_are_answered_where_the_settings_say_until_closed():
-    metrics = DetokenizerMetrics()
-    metrics.update(1, 4711)
-    endpoint = start_metrics(DetokenizerSettings(server=ServerSettings(port=0)), metrics.registry)
-    url = f"http://127.0.0.1:{endpoint.port}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        assert "ringline_decoded_tokens_total" in (text := answer.read().decode())
-        assert "4711.0" in text
-    endpoint.close()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=5)
-
-
-def test_no_endpoint_where_none_is_wanted_and_a_taken_port_is_said_in_words():
-    registry = DetokenizerMetrics().registry
-    assert start_metrics(DetokenizerSettings(telemetry=TelemetrySettings(metrics=False)), registry) is None
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = DetokenizerSettings(telemetry=TelemetrySettings(metrics_port=port))
-        with pytest.raises(FatalError, match=f"metrics port {port} is in use: choose another with --metrics-port"):
-            start_metrics(settings, registry)
 
 
 STAGE = {"name": "load weights", "seconds": 0.412, "bytes": 7_654_321, "detail": "", "peer": None}
