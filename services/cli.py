@@ -25,6 +25,7 @@ COMMANDS = {
     "status": "What is running, and how loaded.",
     "health": "Whether a service is serving (exit code 0 or 1).",
     "certs": "Make certificates for development.",
+    "token": "Make a bearer token for a tenant.",
     "demo": "Start everything with the bundled model and stream an answer.",
     "config-docs": "Print docs/configuration.md.",
 }

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["tests.ring"]
+pytest_plugins = ["tests.ring", "tests.services.secured"]
+
+_SHARED = ("ring", "secured")
+"""Fixtures of the whole session; no test has both."""
 
 
 def _group(item: pytest.Item) -> str:
     """Fixtures wider than one test would otherwise be built once per process."""
-    return "ring" if "ring" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
+    shared = [name for name in _SHARED if name in getattr(item, "fixturenames", ())]
+    return shared[0] if shared else item.nodeid.split("::")[0]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -29,5 +33,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_gpu and not _has_gpu():
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if item not in on_gpu]
-    long = {_group(item) for item in items if item.get_closest_marker("long")} | {"ring"}
+    long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED)
     items.sort(key=lambda item: _group(item) not in long)

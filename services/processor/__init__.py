@@ -8,7 +8,12 @@ admission      a request → prompt ids and everything resolved
 lookups        what is answered from the vocabulary alone
 desk           requests waiting to be admitted, off the event loop
 turns          the order in which they are: tenants in turns
-tenants        whose a call is
+tenants        whose a call is, as its metadata says
+callers        who asks, and whether it was proved
+authentication   by bearer token, known by its hash
+json_web_tokens  or signed by an issuer
+tenant_policy  what each tenant may do
+meter          how much of it each does
 backlog        requests that no engine has begun: how many may wait, and for how long
 vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed

@@ -6,6 +6,7 @@ News is coalesced per request in an outbox; the stream's writer takes everything
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ringline.inference.v1 import inference_pb2
@@ -32,8 +33,12 @@ REFUSALS_WAIT = 0.005
 class ClientStream:
     """What a Session (or one Generate) has under way."""
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, still_known: Callable[[], bool] | None = None) -> None:
+        """``still_known``: whether what its client showed would let it in now; None where nothing was asked for."""
         self.tenant = tenant
+        self.still_known = still_known
+        self.draining = False
+        """Whether nothing new is taken on it."""
         self.outbox = Outbox()
         self.wake = asyncio.Event()
         self._by_client_id: dict[str, ClientRequest] = {}

@@ -79,9 +79,11 @@ class Desk:
         timeout = None if call.deadline is None else call.deadline - call.arrived
         stopping = request.stopping
         self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
+        self._ring.meter.check(tenant, call.arrived)
         size = request.ByteSize()
         self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
+        self._ring.meter.enter(call.ring_id, tenant, call.arrived)
         self._waiting.append(tenant, call.ring_id, _Work(call, request, size))
         self._next_batch()
 
@@ -141,6 +143,7 @@ class Desk:
         vocabulary = self._vocabulary.current
         if vocabulary is None:
             raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+        self._ring.meter.policies.check_model(call.client.tenant, vocabulary.limits.name)
         return admit(request, vocabulary, call.client.tenant, self._me)
 
     def _admitted(self, batch: list[_Work], done: asyncio.Future[list[Admission | Status]]) -> None:

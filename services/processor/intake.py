@@ -11,6 +11,7 @@ import time
 
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.callers import Caller
 from services.processor.client import ClientRequest, ClientStream
 from services.processor.desk import Desk
 from services.processor.ring import Ring
@@ -47,9 +48,9 @@ class Intake:
         """Requests whose terminals have not all been taken by their clients."""
         return sum(client.num_live for client in self._clients)
 
-    def open(self, tenant: str) -> ClientStream:
+    def open(self, caller: Caller) -> ClientStream:
         """A client's stream began."""
-        client = ClientStream(tenant)
+        client = ClientStream(caller.tenant, caller.still_known)
         self._clients.add(client)
         return client
 
@@ -111,6 +112,12 @@ class Intake:
     ) -> None:
         if self.draining:
             raise Refused(Code.UNAVAILABLE, "this processor is draining: try another", retry_after_ms=0)
+        if client.still_known is not None and not client.still_known():
+            # Retryable, and said of the stream: on another one the client shows a token that holds, if it has one.
+            client.draining = True
+            client.wake.set()
+            message = "the token of this stream holds no longer: begin another stream"
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0)
         check_request_id(request.request_id)
         if request.HasField("timeout_ms") and request.timeout_ms == 0:
             raise refuse("timeout_ms", "0 is out of range: expected at least 1")

@@ -9,13 +9,16 @@ import time
 import structlog
 from ringline.inference.v1 import inference_pb2_grpc
 
+from services.processor.authentication import client_gate
 from services.processor.backlog import Backlog, BacklogLimits
 from services.processor.desk import Desk
 from services.processor.detokenizers import Subscription
 from services.processor.intake import Intake
+from services.processor.meter import Meter
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
+from services.processor.tenant_policy import TenantPolicies
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.runtime.attach_client import EngineLink
@@ -63,12 +66,14 @@ class _Processor:
         self._metrics = ProcessorMetrics()
         self._peers = Peers(vocabulary, random.Random())
         backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
+        policies = TenantPolicies(settings.auth.tenants_file)
         self._ring = Ring(
             self._peers,
             self._metrics,
             backlog,
             patience=settings.patience,
             max_crash_resubmits=settings.max_crash_resubmits,
+            meter=Meter(policies),
         )
         self._peers.events = self._ring
         claims = Claims()
@@ -105,7 +110,12 @@ class _Processor:
             ),
         ]
         self._desk = Desk(vocabulary, self._ring, me)
-        self._server = Server(server, [SERVICE], credentials=listening_credentials(settings, internal=False))
+        self._server = Server(
+            server,
+            [SERVICE],
+            credentials=listening_credentials(settings, internal=False),
+            interceptors=client_gate(settings.auth),
+        )
         self._intake = Intake(me, self._ring, self._desk, self._metrics, max_live_requests=settings.max_live_requests)
         service = InferenceService(
             vocabulary,
@@ -119,6 +129,7 @@ class _Processor:
                 drain_grace=server.drain_grace,
             ),
             settings.tenant_header,
+            policies,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server.grpc)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import structlog
@@ -10,6 +11,9 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.client import ClientRequest, LiveRequest
 from services.ring.events import Cause
 from services.runtime.processor_metrics import ProcessorMetrics
+from services.runtime.wire import status_from_proto
+
+_FIELD = re.compile(r"([a-z][a-z_.]*(?:\[\d+\][a-z_.]*)*): ")
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +51,8 @@ def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_p
         seconds=round(time.monotonic() - call.arrived, 4),
     )
     if isinstance(closing, inference_pb2.Terminal):
-        told.debug("request refused", cause=Cause(closing.cause).name, error=closing.error.message)
+        code = status_from_proto(closing.error).code.name if closing.HasField("error") else None
+        told.debug("request refused", cause=Cause(closing.cause).name, code=code, field=_field(closing.error.message))
         return
     ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
     told.debug(
@@ -57,3 +62,9 @@ def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_p
         cached_tokens=closing.cached_tokens,
         completion_tokens=closing.completion_tokens,
     )
+
+
+def _field(message: str) -> str | None:
+    """The field that an error begins with. What follows may quote the client, and is for the client alone."""
+    match = _FIELD.match(message)
+    return None if match is None else match[1]

@@ -16,10 +16,12 @@ from ringline.types.v1 import link_pb2
 
 from services.processor.backlog import Backlog
 from services.processor.client import CLIENT_EPOCH, ClientRequest, LiveRequest
+from services.processor.meter import Meter
 from services.processor.peers import Peers
 from services.processor.placement import Placement
 from services.processor.records import count_delta, count_request, log_finished
 from services.processor.responses import end_without_choice
+from services.processor.tenant_policy import TenantPolicies
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
@@ -46,12 +48,14 @@ class Ring:
         patience: float,
         max_crash_resubmits: int = MAX_CRASH_RESUBMITS,
         max_live_bytes: int = MAX_LIVE_BYTES,
+        meter: Meter | None = None,
     ) -> None:
         """``patience`` in seconds: how long a request waits for a route, in one outage.
 
         ``max_crash_resubmits``: so many engines may die while they compute a request; then it is given to no other.
         """
         self.backlog = backlog
+        self.meter = meter or Meter(TenantPolicies(None))
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
         self._placement = Placement(
@@ -83,6 +87,7 @@ class Ring:
         """An admitted request sets out. Raises ``Refused`` while too much is under way."""
         tenant = live.call.client.tenant
         self._quota.check(tenant, live.size)
+        self.meter.queue(live.ring.request_id, tenant, live.ring.prompt_tokens)
         self._quota.take(tenant, live.size)
         live.call.live = live
         self._live[live.ring.request_id] = live
@@ -149,6 +154,7 @@ class Ring:
     def tick(self, now: float) -> None:
         """See to what waits. Call a few times a second."""
         self.backlog.tick(now)
+        self.meter.tick(now)
         self._placement.tick(now)
 
     # Frames
@@ -159,6 +165,7 @@ class Ring:
         if live.begun is None:
             live.begun = time.monotonic()
             self.backlog.leave(live.ring.request_id)
+            self.meter.begun(live.ring.request_id)
 
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
@@ -211,7 +218,9 @@ class Ring:
             )
             woken.add(client.wake)
             self._heard(live)
-            self.backlog.computed(count_delta(self._metrics, live, entry.choice, len(entry.ids), now))
+            computed = count_delta(self._metrics, live, entry.choice, len(entry.ids), now)
+            self.backlog.computed(computed)
+            self.meter.computed(live.call.client.tenant, computed, now)
         elif verdict is Verdict.REDIRECT:
             self._placement.replay(live)
 
@@ -252,6 +261,7 @@ class Ring:
     def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
         call.ended = True
         self.backlog.leave(call.ring_id)
+        self.meter.leave(call.ring_id)
         if call.timer is not None:
             call.timer.cancel()
         news = call.client.news(call.ring_id)

@@ -11,11 +11,13 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.processor.callers import Caller, authenticated
 from services.processor.client import MAX_REFUSALS, ClientStream
 from services.processor.desk import Desk
 from services.processor.intake import Intake, usable_id
 from services.processor.lookups import detokenize, list_models, tokenize
 from services.processor.responses import refusal
+from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Code, Refused, Status
@@ -50,6 +52,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         metrics: ProcessorMetrics,
         bounds: SessionBounds,
         tenant_header: str,
+        policies: TenantPolicies,
     ) -> None:
         self._vocabulary = vocabulary
         self._intake = intake
@@ -57,13 +60,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._metrics = metrics
         self._bounds = bounds
         self._tenant_header = tenant_header
+        self._policies = policies
 
     # Generate and Session
 
     async def Generate(  # type: ignore[override]  # it writes through the context
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        client = self._intake.open(await self._tenant(context))
+        client = self._intake.open(await self._caller(context))
         try:
             error = await self._answer(client, request, context)
         except TimeoutError:
@@ -92,7 +96,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request_iterator: AsyncIterator[inference_pb2.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        client = self._intake.open(await self._tenant(context))
+        client = self._intake.open(await self._caller(context))
         reader = asyncio.create_task(self._read_session(client, request_iterator))
         writer = asyncio.create_task(self._write_session(client, context, reader))
         error: Status | None = None
@@ -148,7 +152,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         while not (reader.done() and client.num_live == 0 and client.num_refusals == 0):
             await client.wake.wait()
             client.wake.clear()
-            if self._intake.draining and not draining_told:
+            if (self._intake.draining or client.draining) and not draining_told:
                 draining_told = True
                 draining = inference_pb2.SessionResponse()
                 draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
@@ -156,10 +160,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while responses := client.take():
                 await self._send(context, inference_pb2.SessionResponse(responses=responses))
 
-    async def _tenant(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
         """Who asks; ends the call where that is not clear."""
+        if (caller := authenticated.get()) is not None:
+            return caller
         try:
-            return tenant_of(context.invocation_metadata() or (), self._tenant_header)
+            return Caller(tenant_of(context.invocation_metadata() or (), self._tenant_header))
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, tenant="")
             await _abort(context, refused.status)
@@ -188,7 +194,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        return list_models(self._vocabulary.current)
+        vocabulary, caller = self._vocabulary.current, await self._caller(context)
+        permitted = vocabulary is not None and self._policies.permits(caller.tenant, vocabulary.limits.name)
+        return list_models(vocabulary if permitted else None)
 
     async def _look_up(
         self,
@@ -197,14 +205,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> _Response:
         """Off the event loop; a refusal becomes the RPC's status."""
+        tenant = (await self._caller(context)).tenant
 
         def known() -> _Response:
             vocabulary = self._vocabulary.current
             if vocabulary is None:
                 raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+            self._policies.check_model(tenant, vocabulary.limits.name)
             return look_up(request, vocabulary)
 
-        tenant = await self._tenant(context)
         try:
             return await self._desk.run(known, tenant, request.ByteSize())
         except Refused as refused:

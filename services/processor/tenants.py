@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.processor.callers import MAX_TENANT_LENGTH
 from services.ring.events import Code, Refused
-
-MAX_TENANT_LENGTH = 128
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:

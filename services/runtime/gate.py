@@ -6,6 +6,7 @@ Where nobody is to be asked there is no gate, and nothing to pay for.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -20,6 +21,8 @@ log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _OPEN = f"/{health.SERVICE_NAME}/"
+_QUIET = 1.0
+"""Seconds after a line of the log before the next: who is denied again and again must not fill it."""
 
 
 class Denied(Exception):
@@ -35,6 +38,8 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def __init__(self, admit: Callable[[Context], None]) -> None:
         self._admit = admit
+        self._told_at = -_QUIET
+        self._untold = 0
 
     async def intercept_service(
         self,
@@ -67,5 +72,20 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             self._admit(context)
         except Denied as denied:
-            log.info("denied", method=method, peer=context.peer(), code=denied.code.name, reason=str(denied))
+            self._tell(context, method, denied)
             await context.abort(denied.code, str(denied))
+
+    def _tell(self, context: Context, method: str, denied: Denied) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _QUIET:
+            self._untold += 1
+            return
+        log.info(
+            "denied",
+            method=method,
+            peer=context.peer(),
+            code=denied.code.name,
+            reason=str(denied),
+            not_logged_before=self._untold,
+        )
+        self._told_at, self._untold = now, 0

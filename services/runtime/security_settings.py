@@ -79,6 +79,51 @@ class CalleeSettings:
             raise SettingError("service_identities", "", "at least one name")
 
 
+JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Of signatures that the verifier cannot make itself: it has public keys alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Which clients a processor lets in, and what each tenant may do."""
+
+    auth_token_file: str | None = option(
+        None,
+        "File of bearer tokens, one a line: the tenant, a space, and sha256: with the token's hash (`ringline token` "
+        "makes both). Clients must show one of them, and are its tenant. Read again when it changes.",
+    )
+    auth_jwks_file: str | None = option(
+        None,
+        "File of the public keys (JWKS) with which JSON web tokens must be signed. Clients must show one, or one of "
+        "--auth-token-file. Read again when it changes.",
+    )
+    auth_jwt_issuer: str | None = option(None, "Issuer (iss) that JSON web tokens must name.")
+    auth_jwt_audience: str | None = option(None, "Audience (aud) that JSON web tokens must name.")
+    auth_jwt_algorithms: tuple[str, ...] = option(
+        ("RS256", "ES256", "EdDSA"), f"Signatures that are taken, of {', '.join(JWT_ALGORITHMS)}."
+    )
+    auth_jwt_tenant_claim: str = option("sub", "Claim of a JSON web token that names the tenant.")
+    tenants_file: str | None = option(
+        None,
+        "TOML file of what tenants may do: models, max_concurrent_requests, max_queued_tokens, max_requests_per_minute "
+        "and max_tokens_per_minute, in [tenants.NAME] or [default]. Read again when it changes.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        for name, value in (("auth_jwt_issuer", self.auth_jwt_issuer), ("auth_jwt_audience", self.auth_jwt_audience)):
+            if value is not None and self.auth_jwks_file is None:
+                raise SettingError(name, value, "--auth-jwks-file with it")
+            if not value and self.auth_jwks_file is not None:
+                flags = "--auth-jwt-issuer and --auth-jwt-audience"
+                raise SettingError("auth_jwks_file", self.auth_jwks_file, f"{flags} with it")
+        if not self.auth_jwt_algorithms or not set(self.auth_jwt_algorithms) <= set(JWT_ALGORITHMS):
+            given = ",".join(self.auth_jwt_algorithms)
+            raise SettingError("auth_jwt_algorithms", given, f"some of {', '.join(JWT_ALGORITHMS)}")
+        if not self.auth_jwt_tenant_claim:
+            raise SettingError("auth_jwt_tenant_claim", "", "the name of a claim")
+
+
 def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
     """Whether callers must show a certificate; ``internal`` services are called by services alone."""
     if tls.tls_client_auth is not None:

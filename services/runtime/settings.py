@@ -18,6 +18,7 @@ from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.runtime.incarnation import default_name, valid_name
 from services.runtime.options import SettingError, check_section, option
 from services.runtime.security_settings import (
+    AuthSettings,
     CalleeSettings,
     PeerSettings,
     TlsSettings,
@@ -175,6 +176,7 @@ class ProcessorSettings(ServiceSettings):
     )
     detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    auth: AuthSettings = field(default_factory=AuthSettings)
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
@@ -194,7 +196,8 @@ class ProcessorSettings(ServiceSettings):
     )
     tenant_header: str = option(
         "x-ringline-tenant",
-        "Metadata of a call that names its tenant, as a gateway sets it; those without it are one tenant.",
+        "Metadata of a call that names its tenant, as a gateway sets it; those without it are one tenant. Nobody is "
+        "asked for it where clients show tokens.",
     )
     patience: float = option(
         60.0,
@@ -215,7 +218,8 @@ class ProcessorSettings(ServiceSettings):
             raise SettingError("tenant_header", self.tenant_header, "a metadata key: a-z, 0-9, '_', '-' and '.'")
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
-        check_listening(self.tls, self.server.host, self.server.uds, ())
+        secrets = [(name, getattr(self.auth, name)) for name in ("auth_token_file", "auth_jwks_file")]
+        check_listening(self.tls, self.server.host, self.server.uds, secrets)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
 

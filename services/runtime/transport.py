@@ -43,6 +43,8 @@ def server_options(max_message_bytes: int) -> Options:
         # measures, to 16 MiB and more of each stream, all of it held here when clients send faster than we read.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 256 * 1024),
+        # Who connects and then says nothing, or not all of a TLS handshake, is let go after this; the default is 120 s.
+        ("grpc.server_handshake_timeout_ms", 10_000),
         # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
         # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),

@@ -1,21 +1,32 @@
-"""A ring whose every link is mutual TLS: three real processes on TCP, with certificates made for the test."""
+"""A ring whose every link is mutual TLS, with a token besides: real processes on TCP, with certificates made here.
+
+It has two processors: one that takes everybody, and one that asks its clients for tokens.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import grpc
+import jwt
+import pytest
+import ringline
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 from services.commands.certs import replace_file
 from services.runtime.authority import Authority
@@ -84,10 +95,10 @@ class Service:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
 
-def start_service(folder: Path, name: str, *flags: str) -> Service:
+def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:
     """Start a service on a free port and wait until it serves."""
     log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "services.cli", name, "--port=0", "--no-metrics", "--log-format=json"]
+    command = [sys.executable, "-m", "services.cli", role, "--port=0", "--no-metrics", "--log-format=json"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, f"--name={name}-0", *flags],
@@ -118,14 +129,64 @@ def stop_services(services: Iterable[Service]) -> None:
             service.process.kill()
 
 
+ISSUER, AUDIENCE = "https://issuer.test", "ringline"
+TENANTS = """\
+[tenants.narrow]
+max_concurrent_requests = 1
+
+[tenants.slow]
+max_tokens_per_minute = 12
+
+[tenants.short]
+max_queued_tokens = 3
+
+[tenants.elsewhere]
+models = ["another-model"]
+"""
+
+
 @dataclass
 class SecuredRing:
     """What the tests of it share."""
 
     certificates: Certificates
+    service_token: str
+    signing_key: ec.EllipticCurvePrivateKey
+    """Of JSON web tokens."""
     engine: Service
     detokenizer: Service
     processor: Service
+    guarded: Service
+    """The processor that asks for tokens."""
+
+    @property
+    def folder(self) -> Path:
+        return self.certificates.folder
+
+    def write_tokens(self, tenants: Mapping[str, str]) -> None:
+        """Replace the file of tokens; ``tenants`` by token."""
+        write_tokens(self.folder, tenants)
+
+    def client(self, token: str | Callable[[], str], **options: Any) -> ringline.AsyncClient:
+        """Of the guarded processor."""
+        return ringline.AsyncClient(self.guarded.address, ca=self.certificates.path("ca"), token=token, **options)
+
+    def web_token(self, tenant: str = "web", *, age: timedelta = timedelta(0), **claims: Any) -> str:
+        """A JSON web token for a minute, that was made ``age`` ago."""
+        made = datetime.now(UTC) - age
+        usual = {"sub": tenant, "iss": ISSUER, "aud": AUDIENCE, "exp": made + timedelta(minutes=1)}
+        shown = {name: value for name, value in (usual | claims).items() if value is not None}
+        return jwt.encode(shown, self.signing_key, algorithm="ES256", headers={"kid": "one"})
+
+
+def write_tokens(folder: Path, tenants: Mapping[str, str]) -> None:
+    lines = [f"{tenant} sha256:{sha256(token.encode()).hexdigest()}" for token, tenant in tenants.items()]
+    replace_file(folder / "tokens", "\n".join(lines).encode(), 0o600)
+
+
+def user_token(tenant: str) -> str:
+    """The token of each tenant at the beginning of every test."""
+    return f"rl-{tenant}-{'x' * 32}"
 
 
 def start_secured(folder: Path) -> SecuredRing:
@@ -133,10 +194,41 @@ def start_secured(folder: Path) -> SecuredRing:
     certificates = Certificates(folder)
     for role in ("engine", "detokenizer", "processor", "operator", "client"):
         certificates.issue(role)
-    engine = start_service(folder, "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB", *certificates.flags("engine"))
+    service_token, key = secrets.token_hex(32), ec.generate_private_key(ec.SECP256R1())
+    public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "one", "use": "sig"}
+    (folder / "jwks.json").write_text(json.dumps({"keys": [public]}))
+    (folder / "service-token").write_text(service_token + "\n")
+    (folder / "tenants.toml").write_text(TENANTS)
+    write_tokens(folder, {user_token(tenant): tenant for tenant in USERS})
+    shared = [f"--service-token-file={folder / 'service-token'}", "--log-level=debug"]
+
+    def start(name: str, role: str, *flags: str) -> Service:
+        return start_service(folder, name, role, *certificates.flags(role), *shared, *flags)
+
+    engine = start("engine", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB")
     engines = f"--engines={engine.address}"
-    detokenizer = start_service(folder, "detokenizer", engines, *certificates.flags("detokenizer"))
-    processor = start_service(
-        folder, "processor", engines, f"--detokenizers={detokenizer.address}", *certificates.flags("processor")
+    detokenizer = start("detokenizer", "detokenizer", engines)
+    peers = (engines, f"--detokenizers={detokenizer.address}")
+    processor = start("processor", "processor", *peers)
+    guarded = start(
+        "guarded",
+        "processor",
+        *peers,
+        f"--auth-token-file={folder / 'tokens'}",
+        f"--auth-jwks-file={folder / 'jwks.json'}",
+        f"--auth-jwt-issuer={ISSUER}",
+        f"--auth-jwt-audience={AUDIENCE}",
+        f"--tenants-file={folder / 'tenants.toml'}",
     )
-    return SecuredRing(certificates, engine, detokenizer, processor)
+    return SecuredRing(certificates, service_token, key, engine, detokenizer, processor, guarded)
+
+
+USERS = ("blue", "narrow", "slow", "short", "elsewhere")
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRing]:
+    """One for all tests that leave it as they found it."""
+    ring = start_secured(tmp_path_factory.mktemp("secured"))
+    yield ring
+    stop_services([ring.guarded, ring.processor, ring.detokenizer, ring.engine])

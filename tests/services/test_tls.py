@@ -5,7 +5,6 @@ streams go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import grpc
@@ -16,19 +15,10 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from tests.services.secured import Certificates, SecuredRing, start_secured, stop_services
-
-pytestmark = pytest.mark.long
+from tests.services.secured import Certificates, SecuredRing, user_token
 
 SECONDS = 30
 """In which a call must end one way or the other."""
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRing]:
-    ring = start_secured(tmp_path_factory.mktemp("secured"))
-    yield ring
-    stop_services([ring.processor, ring.detokenizer, ring.engine])
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +29,17 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return certificates
 
 
-def refusal_of_engine(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode | None:
-    """With which code an engine refuses to tell its load; None if it tells."""
+def refusal_of_engine(
+    secured: SecuredRing, credentials: grpc.ChannelCredentials | None, token: str | None = None
+) -> grpc.StatusCode | None:
+    """With which code the engine refuses to tell its load; None if it tells. ``token``: default the services'."""
+    address = secured.engine.address
+    shown = (("authorization", f"Bearer {secured.service_token if token is None else token}"),) if token != "" else ()
     channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
     with channel:
         try:
-            engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=SECONDS)
+            stub = engine_pb2_grpc.EngineServiceStub(channel)
+            stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=SECONDS, metadata=shown)
         except grpc.RpcError as error:
             return error.code()
     return None
@@ -58,20 +53,20 @@ def test_every_hop_is_encrypted_and_answers(secured: SecuredRing) -> None:
 
 
 def test_an_engine_lets_in_services_alone(secured: SecuredRing, others: Certificates) -> None:
-    ours, address = secured.certificates, secured.engine.address
+    ours = secured.certificates
     ours.issue("processor", age=timedelta(hours=2), name="expired")
     unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
-    assert refusal_of_engine(address, ours.credentials("operator")) is None
-    assert refusal_of_engine(address, None) is unavailable, "plain text"
-    assert refusal_of_engine(address, ours.credentials()) is unavailable, "no certificate"
-    assert refusal_of_engine(address, ours.credentials("expired")) is unavailable
-    assert refusal_of_engine(address, ours.credentials("client")) is denied, "a user's certificate"
+    assert refusal_of_engine(secured, ours.credentials("operator")) is None
+    assert refusal_of_engine(secured, None) is unavailable, "plain text"
+    assert refusal_of_engine(secured, ours.credentials()) is unavailable, "no certificate"
+    assert refusal_of_engine(secured, ours.credentials("expired")) is unavailable
+    assert refusal_of_engine(secured, ours.credentials("client")) is denied, "a user's certificate"
     stranger = grpc.ssl_channel_credentials(
         ours.authority.certificate,
         *((others.folder / name).read_bytes() for name in ("processor-key.pem", "processor.pem")),
     )
-    assert refusal_of_engine(address, stranger) is unavailable, "another authority's certificate"
-    assert refusal_of_engine(address, others.credentials("processor")) is unavailable, "it is not believed itself"
+    assert refusal_of_engine(secured, stranger) is unavailable, "another authority's certificate"
+    assert refusal_of_engine(secured, others.credentials("processor")) is unavailable, "it is not believed itself"
 
 
 def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
@@ -79,8 +74,9 @@ def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
     for name, code in (("client", grpc.StatusCode.PERMISSION_DENIED), (None, grpc.StatusCode.UNAVAILABLE)):
         with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(name)) as channel:
             stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+            shown = (("authorization", f"Bearer {secured.service_token}"),)
             with pytest.raises(grpc.RpcError) as caught:
-                next(stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=SECONDS))
+                next(stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=SECONDS, metadata=shown))
             assert caught.value.code() is code
 
 
@@ -104,6 +100,14 @@ def test_a_client_reaches_nobody_whom_it_must_not_believe(secured: SecuredRing, 
         client.models()
 
 
+@pytest.mark.parametrize("token", ["", user_token("blue"), "x" * 64])
+def test_an_engine_takes_no_token_but_the_services(secured: SecuredRing, token: str) -> None:
+    operator = secured.certificates.credentials("operator")
+    assert refusal_of_engine(secured, operator, token) is grpc.StatusCode.UNAUTHENTICATED
+    web_token = secured.web_token() if token else ""
+    assert refusal_of_engine(secured, operator, web_token) is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRing) -> None:
     ours = secured.certificates
     before = [ours.serial(service.address, "operator") for service in (secured.engine, secured.processor)]
@@ -123,7 +127,7 @@ async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRin
     assert len(begun) == 4
     assert not set(before) & set(after), "new connections are shown the new certificates"
     assert [(answer.text, answer.resumed) for answer in answers] == [(expected.text, 0)] * 4
-    assert refusal_of_engine(secured.engine.address, ours.credentials("operator")) is None
+    assert refusal_of_engine(secured, ours.credentials("operator")) is None
 
 
 async def test_files_that_do_not_fit_are_not_taken(secured: SecuredRing) -> None:

@@ -46,7 +46,9 @@ class FrontDoor:
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0
         )
         self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE)
-        self.service = InferenceService(source, self.intake, self.desk, self.metrics, bounds, "x-tenant")
+        self.service = InferenceService(
+            source, self.intake, self.desk, self.metrics, bounds, "x-tenant", ring.meter.policies
+        )
         self.go = threading.Event()
 
     def hold_up(self) -> list[asyncio.Task[object]]:

@@ -55,5 +55,5 @@ def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
         call.live, call.ended = None, False
         world.ring.end(call, Cause.ERROR, Status(Code.INVALID_ARGUMENT, "temperature: -1 is out of range"))
     (line,) = lines(logs, "request refused")
-    assert (line["cause"], line["error"]) == ("ERROR", "temperature: -1 is out of range")
+    assert (line["cause"], line["code"], line["field"]) == ("ERROR", "INVALID_ARGUMENT", "temperature")
     assert (line["request_id"], line["client_request_id"]) == (call.ring_id, "r")

@@ -1,0 +1,24 @@
+"""``ringline token``: a bearer token, and the line by which a processor knows it."""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import sha256
+
+import click
+
+_BYTES = 32
+
+
+@click.command()
+@click.argument("tenant")
+def token(tenant: str) -> None:
+    """Make a token for TENANT: on standard output the line for --auth-token-file, on standard error the token.
+
+    Only the line is to be kept at the processor; the token cannot be found from it, and is shown this once.
+    """
+    if not tenant.isprintable() or not tenant or " " in tenant:
+        raise click.BadParameter(f"{tenant!r} is not the name of a tenant: expected no spaces", param_hint="TENANT")
+    made = "rl-" + secrets.token_urlsafe(_BYTES)
+    click.echo(made, err=True)
+    click.echo(f"{tenant} sha256:{sha256(made.encode()).hexdigest()}")

@@ -1,0 +1,95 @@
+"""JSON web tokens: what is demanded of one before its claims are believed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jwt
+
+from services.processor.callers import MAX_TENANT_LENGTH, Caller
+from services.runtime.security_settings import AuthSettings
+from services.runtime.watched import Unusable, Watched
+
+JWKS_FLAG = "--auth-jwks-file"
+LEEWAY = 30.0
+"""Seconds by which the clocks of the issuer and of this machine may differ."""
+
+
+class JsonWebTokens:
+    """Reads tokens that one issuer made for one audience."""
+
+    def __init__(self, settings: AuthSettings, now: Callable[[], float] = time.time) -> None:
+        """Raises ``FatalError`` unless there is a file with keys."""
+        assert settings.auth_jwks_file is not None
+        self._keys = Watched({JWKS_FLAG: settings.auth_jwks_file}, _parse_keys)
+        self._issuer = settings.auth_jwt_issuer
+        self._audience = settings.auth_jwt_audience
+        self._algorithms = list(settings.auth_jwt_algorithms)
+        self._claim = settings.auth_jwt_tenant_claim
+        self._now = now
+
+    def caller(self, token: str) -> Caller:
+        """Whose token it is; raises ``ValueError`` with what is wrong with it."""
+        try:
+            header = jwt.get_unverified_header(token)
+            name = self._key_name(header)
+            claims = jwt.decode(
+                token,
+                self._keys.value[name],
+                algorithms=self._algorithms,
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=LEEWAY,
+                options={"require": ["exp", "iss", "aud", self._claim]},
+            )
+        except jwt.PyJWTError as error:
+            raise ValueError(_problem(error)) from None
+        tenant, end = claims[self._claim], float(claims["exp"]) + LEEWAY
+        if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH or not tenant.isprintable():
+            raise ValueError(f"the token's {self._claim} is not the name of a tenant")
+        return Caller(tenant, lambda: self._now() < end and name in self._keys.value)
+
+    def _key_name(self, header: Mapping[str, Any]) -> str:
+        """Of the key that the token says it is signed with; one without a name may be left out where it is the only."""
+        if header.get("alg") not in self._algorithms:
+            raise ValueError("the token is not signed as it must be")
+        keys = self._keys.value
+        name = header.get("kid")
+        if name is None and len(keys) == 1:
+            return next(iter(keys))
+        if not isinstance(name, str) or name not in keys:
+            raise ValueError("the token is signed with a key that is not known")
+        return name
+
+
+_PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
+    (jwt.ExpiredSignatureError, "the token has expired"),
+    (jwt.ImmatureSignatureError, "the token is not valid yet"),
+    (jwt.InvalidAudienceError, "the token is for another audience"),
+    (jwt.InvalidIssuerError, "the token is of another issuer"),
+    (jwt.InvalidSignatureError, "the token's signature is not valid"),
+    (jwt.MissingRequiredClaimError, "the token lacks a claim that it must have"),
+    (jwt.InvalidAlgorithmError, "the token is not signed as it must be"),
+)
+
+
+def _problem(error: jwt.PyJWTError) -> str:
+    return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the token cannot be read")
+
+
+def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, jwt.PyJWK]:
+    """Public keys by name ("" for one without)."""
+    try:
+        declared = json.loads(contents[JWKS_FLAG])["keys"]
+        keys = [jwt.PyJWK(key) for key in declared if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, jwt.PyJWTError):
+        raise Unusable(JWKS_FLAG, "it is no set of JSON web keys") from None
+    named = {key.key_id or "": key for key in keys}
+    if not named:
+        raise Unusable(JWKS_FLAG, "it holds no public key for signatures")
+    if len(named) < len(keys):
+        raise Unusable(JWKS_FLAG, "two of its keys have one name (kid), or none")
+    return named

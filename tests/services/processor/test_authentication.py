@@ -1,0 +1,92 @@
+"""Files of tokens and of keys that cannot be used end a processor that starts; options in vain, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
+
+from services.processor.authentication import client_gate
+from services.runtime.errors import FatalError
+from services.runtime.options import SettingError, build
+from services.runtime.security_settings import AuthSettings
+from services.runtime.settings import ProcessorSettings
+
+DIGEST = "0123456789abcdef" * 4
+PUBLIC = {**ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key(), as_dict=True), "kid": "one"}
+SECRET = {"kty": "oct", "kid": "two", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"}
+JWT = {"auth_jwks_file": "j", "auth_jwt_issuer": "i", "auth_jwt_audience": "a"}
+CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" \n", "is empty"),
+        ("# nothing\n", "it names no token"),
+        ("blue", "line 1 is not usable"),
+        (f"# first\nblue {DIGEST}", "line 2 is not usable"),
+        (f"blue sha256:{DIGEST[1:]}", "line 1 is not usable"),
+        (f"{'b' * 129} sha256:{DIGEST}", "line 1 is not usable"),
+        (f"blue sha256:{DIGEST}\nred sha256:{DIGEST.upper()}", "line 2 gives a token to a second tenant"),
+    ],
+)
+def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
+        client_gate(AuthSettings(auth_token_file=str(tmp_path / "t")))
+    assert "0123456789" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("hello", "it is no set of JSON web keys"),
+        ({"keys": {}}, "it holds no public key for signatures"),
+        ({"keys": [SECRET]}, "it holds no public key for signatures"),
+        ({"keys": [{**PUBLIC, "use": "enc"}]}, "it holds no public key for signatures"),
+        ({"keys": [PUBLIC, PUBLIC]}, "two of its keys have one name"),
+        ({"keys": [{**PUBLIC, "crv": "P-1"}]}, "it is no set of JSON web keys"),
+        ([PUBLIC], "it is no set of JSON web keys"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used(keys: object, words: str, tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(json.dumps(keys))
+    with pytest.raises(FatalError, match=f"^--auth-jwks-file: .*{words}"):
+        client_gate(AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"auth_jwks_file": "j"}, "auth_jwks_file"),
+        ({**JWT, "auth_jwt_audience": None}, "auth_jwks_file"),
+        ({"auth_jwt_issuer": "i"}, "auth_jwt_issuer"),
+        ({"auth_jwt_audience": "a"}, "auth_jwt_audience"),
+        ({"auth_jwt_algorithms": ("none",)}, "auth_jwt_algorithms"),
+        ({"auth_jwt_algorithms": ("ES256", "HS256")}, "auth_jwt_algorithms"),
+        ({"auth_jwt_algorithms": ()}, "auth_jwt_algorithms"),
+        ({"auth_jwt_tenant_claim": ""}, "auth_jwt_tenant_claim"),
+        ({**JWT, "host": "0.0.0.0"}, "auth_jwks_file"),
+        ({"auth_token_file": "t", "host": "10.0.0.1"}, "auth_token_file"),
+    ],
+)
+def test_options_that_would_be_in_vain_are_refused(options: dict, named: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        build(ProcessorSettings(), options)
+    assert caught.value.option == named
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"auth_token_file": "t"}, {"auth_token_file": "t", "uds": "/s"}, {**JWT, **CERT, "host": "0.0.0.0"}, JWT],
+)
+def test_others_are_not(options: dict) -> None:
+    build(ProcessorSettings(), options)
+
+
+def test_without_them_there_is_no_gate() -> None:
+    assert client_gate(AuthSettings()) == []
