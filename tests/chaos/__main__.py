@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the faults and the load (default: drawn)")
     parser.add_argument("--report", type=Path, default=None, help="write the report there, as JSON")
     parser.add_argument("--keep", type=Path, default=None, help="a short path for the services' logs, which stay")
-    parser.add_argument("--no-rolling", action="store_true", help="leave out the rolling restart")
+    parser.add_argument(
+        "--rolling", type=int, default=1, help="times that every process is replaced, one after the other (default: 1)"
+    )
     parser.add_argument("--concurrency", type=int, default=12, help="requests at a time (default: 12)")
     parser.add_argument(
         "--pauses", type=int, default=5, help="times that each fault happens alone, to see its pause (default: 5)"
@@ -26,8 +28,7 @@ def main() -> int:
     given = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
-    rolling = not given.no_rolling
-    options = Options(seed, given.seconds, rolling, given.concurrency, pauses=given.pauses, keep=given.keep)
+    options = Options(seed, given.seconds, given.rolling, given.concurrency, pauses=given.pauses, keep=given.keep)
     report = asyncio.run(run(options))
     print("\n".join(report.lines()))
     if given.report is not None:

@@ -48,6 +48,8 @@ class Report:
 
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
+    replaced: int = 0
+    """Processes that were told to end, and started again."""
     phases: list[Phase] = field(default_factory=list)
     calm_first_token: float = 0.0
     """Median, seconds, while nothing went wrong."""
@@ -87,6 +89,7 @@ class Report:
             "seed": self.seed,
             "requests": self.requests,
             "faults_injected": self.faults,
+            "replaced": self.replaced,
             "phases": {phase.name: _phase_json(phase) for phase in self.phases},
             "calm_first_token_ms": round(1000 * self.calm_first_token, 1),
             "calm_gap_ms": round(1000 * self.calm_gap, 1),
@@ -104,7 +107,9 @@ class Report:
     def lines(self) -> list[str]:
         """For people."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
-        lines = [f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}"]
+        lines = [
+            f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}; replaced: {self.replaced}"
+        ]
         for phase in self.phases:
             lines += _phase_lines(phase)
         lines.append(

@@ -34,8 +34,8 @@ class Options:
     seed: int
     seconds: float
     """Of chaos; the rest takes about a minute more."""
-    rolling: bool = True
-    """Replace every process, one after the other."""
+    rolling: int = 1
+    """How often every process is replaced, one after the other."""
     concurrency: int = 12
     pause: float = 0.2
     pauses: int = 0
@@ -60,9 +60,10 @@ async def run(options: Options) -> Report:
         load = Load(clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause)
         if options.pauses:
             await _single_faults(options, fleet, load, report)
-        await _chaos(options, fleet, load, report)
-        if options.rolling:
-            await _rolling_restart(fleet, load, report)
+        if options.seconds:
+            await _chaos(options, fleet, load, report)
+        for number in range(1, options.rolling + 1):
+            await _rolling_restart(fleet, load, report, number)
         await load.stop()
         report.phases.append(Phase("after", 0.0, load.next_phase()))
         report.left = await _left(fleet)
@@ -92,7 +93,7 @@ async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> 
     report.phases.append(Phase("chaos", time.monotonic() - start, load.next_phase()))
 
 
-async def _rolling_restart(fleet: Fleet, load: Load, report: Report) -> None:
+async def _rolling_restart(fleet: Fleet, load: Load, report: Report, number: int) -> None:
     """As an operator would: drain, start again, wait until it serves, and on to the next."""
     start = time.monotonic()
     for name, process in fleet.processes.items():
@@ -100,7 +101,8 @@ async def _rolling_restart(fleet: Fleet, load: Load, report: Report) -> None:
             report.exit_codes[name] = code
         process.start()
         await fleet.wait_serving(name)
-    report.phases.append(Phase("rolling restart", time.monotonic() - start, load.next_phase()))
+        report.replaced += 1
+    report.phases.append(Phase(f"rolling restart {number}", time.monotonic() - start, load.next_phase()))
 
 
 async def _left(fleet: Fleet) -> dict[str, Held]:
