@@ -15,6 +15,8 @@ from services.processor.desk import Desk
 from services.processor.detokenizers import Subscription
 from services.processor.intake import Intake
 from services.processor.meter import Meter
+from services.processor.overview import Overview
+from services.processor.page import pages
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
@@ -109,6 +111,7 @@ class _Processor:
                 interval=interval,
             ),
         ]
+        self._overview = Overview(me.name, self._peers, self._metrics)
         self._desk = Desk(vocabulary, self._ring, me)
         self._server = Server(
             server,
@@ -134,7 +137,7 @@ class _Processor:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server.grpc)
 
     async def run(self) -> int:
-        metrics = start_metrics(self._settings, self._metrics.registry)
+        metrics = start_metrics(self._settings, self._metrics.registry, pages(self._overview))
         try:
             return await self._server.run(self._work, self._drain)
         finally:
@@ -152,7 +155,9 @@ class _Processor:
                 now = time.monotonic()
                 self._peers.watch(now)
                 self._ring.tick(now)
-                self._metrics.update(self._reading())
+                reading = self._reading()
+                self._metrics.update(reading)
+                self._overview.tick(now, reading, self._metrics.serving)
                 if vocabulary := self._vocabulary.current:
                     self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:

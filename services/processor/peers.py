@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
@@ -14,6 +14,8 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
+from services.processor.chronicle import Chronicle
+from services.processor.views import PeerView, detokenizer_view, engine_view
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness
@@ -26,6 +28,10 @@ log = structlog.get_logger(__name__)
 
 _ASLEEP = 2 * BEAT_INTERVAL
 """Seconds between two looks at the peers after which it was this process that stood still, not they."""
+
+
+MAX_OTHERS = 16
+"""Names that are told of those who are attached beside the peers."""
 
 
 class PeerEvents(Protocol):
@@ -59,6 +65,8 @@ class _Engine:
     fingerprint: str
     draining: bool = False
     suspected: bool = False
+    load: engine_pb2.Load = field(default_factory=engine_pb2.Load)
+    """As it last reported."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +75,7 @@ class _Detokenizer:
     liveness: Liveness
     draining: bool = False
     suspected: bool = False
+    load: detokenizer_pb2.Load = field(default_factory=detokenizer_pb2.Load)
 
 
 class Peers:
@@ -80,6 +89,7 @@ class Peers:
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
+        self.chronicle = Chronicle()
         self.parted: Mapping[Route, float] = {}
         """Pairs between which nothing gets through, by the detokenizer's word, and since when."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
@@ -130,6 +140,24 @@ class Peers:
         """Engines and detokenizers that are linked."""
         return len(self._engines), len(self._detokenizers)
 
+    # For people
+
+    def views(self) -> list[PeerView]:
+        """Every peer that is linked, in the order of their names."""
+        requests, joined = self._routes.requests(), self._routes.joined()
+        views = [
+            engine_view(peer.name, _state(node), node.load, requests[peer], joined.get(peer.name, ()))
+            for peer, node in self._engines.items()
+        ]
+        for peer, node in self._detokenizers.items():
+            views.append(detokenizer_view(peer.name, _state(node), node.load, requests[peer]))
+        return sorted(views, key=lambda view: view.name)
+
+    def others(self, me: str) -> list[str]:
+        """Who else is attached to the engines: other processors, mostly."""
+        known = {me, *(peer.name for peer in self._detokenizers)}
+        return sorted({peer.name for peer in self._routes.attached()} - known)[:MAX_OTHERS]
+
     # EngineOwner
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
@@ -141,13 +169,14 @@ class Peers:
         self._vocabulary.check(model)  # another engine may have been faster, with another model
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics_fingerprint)
         self._routes.engine_up(engine, model.max_num_seqs or None)
+        self.chronicle.note("engine", engine.name, "joined")
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """Load, peers, refusals; text comes from the detokenizer."""
         node = self._engines[engine]
         if frame.HasField("load"):
-            load = frame.load
+            load = node.load = frame.load
             busy = load.running > 0 or load.waiting > 0
             node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
             self._routes.engine_load(engine, load.running, load.waiting, load.kv_usage)
@@ -163,6 +192,8 @@ class Peers:
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         """The stream ended."""
         node = self._engines.pop(engine)
+        what = "left" if node.draining else "lost"
+        self.chronicle.note("engine", engine.name, what, self._routes.requests()[engine])
         self._routes.engine_down(engine)
         self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
@@ -174,6 +205,7 @@ class Peers:
         """Subscribed."""
         self._detokenizers[detokenizer] = _Detokenizer(detokenizer, Liveness(time.monotonic()))
         self._routes.detokenizer_up(detokenizer)
+        self.chronicle.note("detokenizer", detokenizer.name, "joined")
         log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
         self.events.routes_changed()
 
@@ -181,6 +213,7 @@ class Peers:
         """Load and text."""
         node = self._detokenizers[detokenizer]
         if frame.HasField("load"):
+            node.load = frame.load
             node.liveness.beat(time.monotonic())
             self._routes.detokenizer_load(detokenizer, frame.load.live_requests)
             self._routes.detokenizer_hears(detokenizer, map(_peer, frame.load.engines))
@@ -196,7 +229,10 @@ class Peers:
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The stream ended."""
-        self.losses["detokenizer"] += not self._detokenizers.pop(detokenizer).draining
+        draining = self._detokenizers.pop(detokenizer).draining
+        self.losses["detokenizer"] += not draining
+        requests = self._routes.requests()[detokenizer]
+        self.chronicle.note("detokenizer", detokenizer.name, "left" if draining else "lost", requests)
         self._routes.detokenizer_down(detokenizer)
         log.info("detokenizer lost", detokenizer=detokenizer.name)
         self.events.detokenizer_lost(detokenizer)
@@ -217,10 +253,17 @@ class Peers:
                 node.suspected = reason is not None
                 changed |= not node.suspected
                 self._routes.take_work(node.peer, not node.suspected and not node.draining)
+                service = "engine" if isinstance(node, _Engine) else "detokenizer"
+                requests = self._routes.requests()[node.peer]
+                self.chronicle.note(service, node.peer.name, "silent" if reason else "heard", requests)
                 log.warning("peer suspected" if reason else "peer trusted again", peer=node.peer.name, reason=reason)
         self.suspects = frozenset(node.peer for node in nodes if node.suspected)
         if changed:
             self.events.routes_changed()
+
+
+def _state(node: _Engine | _Detokenizer) -> str:
+    return "silent" if node.suspected else "draining" if node.draining else "serving"
 
 
 def _peer(message: link_pb2.Peer) -> PeerId:

@@ -152,6 +152,18 @@ class Routes:
         """What each engine has to do, by its name."""
         return {name: node.load for name, node in self._engines.items()}
 
+    def requests(self) -> Counter[PeerId]:
+        """How many requests of this processor each peer has."""
+        return Counter(peer for route, _ in self._held.values() for peer in (route.engine, route.detokenizer))
+
+    def joined(self) -> dict[str, tuple[str, ...]]:
+        """By engine, the detokenizers that take work from it."""
+        return {name: tuple(one.peer.name for one in self._joined(node)) for name, node in self._engines.items()}
+
+    def attached(self) -> frozenset[PeerId]:
+        """Everybody who is attached to an engine."""
+        return frozenset().union(*(node.attached for node in self._engines.values()))
+
     def choose(
         self, request_id: str, prefixes: Prefixes, *, choices: int = 1, engine: PeerId | None = None
     ) -> Route | None:

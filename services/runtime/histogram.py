@@ -20,6 +20,16 @@ class Histogram:
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds of all buckets but the last."""
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values are in each bucket."""
+        return tuple(self._counts)
+
     def observe(self, value: float, times: int = 1) -> None:
         """Count ``value`` as often as said."""
         self._counts[bisect_left(self._bounds, value)] += times

@@ -138,6 +138,11 @@ class ProcessorMetrics(ServiceMetrics):
         return self._generation_tokens
 
     @property
+    def ended_choices(self) -> int:
+        """Terminals since the start."""
+        return self._ends.total()
+
+    @property
     def first_token_times(self) -> Histogram:
         """From arrival to first token."""
         return self._first_token
