@@ -27,11 +27,11 @@ import torch
 
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
-from benchmarks.roofline import Cost
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.choice import choose_attention
 from engine_core.layers.choice import choose_layers
 from engine_core.layers.rotary import RopeParameters, Rotary
+from engine_core.models.cost import Cost
 from engine_core.request import SamplingParams
 from engine_core.worker.sampler import Sampler, SamplingRows
 from engine_core.worker.sampling_state import SamplingState

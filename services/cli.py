@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "Continue a prompt.",
     "chat": "Talk with a model.",
     "bench": "Drive load and measure it.",
+    "plan": "How many processes a load needs, and how fast they will be.",
     "status": "What is running, and how loaded.",
     "health": "Whether a service is serving (exit code 0 or 1).",
     "certs": "Make certificates for development.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -36,16 +38,23 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     # neighbours: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    try:
+    with engine_extra():
         from services.engine.main import run  # torch is loaded here, once everything else is known to be right
+
+    return run(settings, config)
+
+
+@contextmanager
+def engine_extra() -> Iterator[None]:
+    """Around imports of what only an engine's installation has: ``FatalError`` says what to install."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
         raise FatalError(
             f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
         ) from None
-
-    return run(settings, config)
 
 
 def engine_config(values: dict[str, Any]) -> EngineConfig:

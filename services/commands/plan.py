@@ -1,0 +1,173 @@
+"""``ringline plan``: how many processes a load needs, how much memory, and how fast it will be; by arithmetic alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig
+from engine_core.errors import CheckpointError, ConfigError
+from services.commands.capacity import Demand, Impossible, Memory, Plan, plan_ring
+from services.commands.engine import engine_extra
+from services.runtime.errors import FatalError
+
+if TYPE_CHECKING:
+    from engine_core.loading.checkpoint import Checkpoint
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_GB = 1e9
+_RUNTIME = 0.8 * _GB
+"""Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
+_HEADROOM = 0.8
+"""Of its capacity that an engine shall have to do: arrivals are not even, and an engine may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What one engine runs on."""
+
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Of the memory, bytes per second."""
+    flops: float
+    """Operations per second of products in bfloat16, without sparsity."""
+
+
+GPUS = {
+    "a100-80gb": Hardware(80 * _GB, 2.04e12, 312e12),
+    "h100": Hardware(80 * _GB, 3.35e12, 989e12),
+    "h200": Hardware(141 * _GB, 4.8e12, 989e12),
+    "l4": Hardware(24 * _GB, 0.3e12, 121e12),
+    "l40s": Hardware(48 * _GB, 0.864e12, 362e12),
+}
+"""By the makers' data sheets."""
+
+
+def _positive(flag: str, text: str, default: float | None = None) -> Callable[[Function], Function]:
+    """An option that is a number above 0."""
+    kind = click.FloatRange(0, min_open=True)
+    return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
+
+
+@click.command("plan")
+@click.argument("model")
+@_positive("--rate", "Requests per second.", 1.0)
+@click.option("--input-len", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens not cached.")
+@click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens.")
+@_positive("--max-gap-ms", "Longest time between two tokens of a stream, on average.  [default: any]")
+@click.option("--gpu", type=click.Choice(sorted(GPUS)), help="What each engine runs on; else say so by the next three.")
+@_positive("--memory-gb", "Memory of each engine, in 10⁹ bytes.")
+@_positive("--bandwidth-gbs", "Memory bandwidth in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.")
+@_positive("--tflops", "Products in bfloat16, in 10¹² operations per second; measured likewise.")
+@_positive("--efficiency", "Share of these limits that is reached.", 0.85)
+@_positive("--memory-share", "What an engine gets as --gpu-memory-utilization.", CacheConfig().gpu_memory_utilization)
+@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="As an engine gets it.")
+@click.option("--quantization", type=click.Choice(["int8"]), help="As an engine gets it.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def plan(
+    model: str,
+    rate: float,
+    input_len: int,
+    output_len: int,
+    max_gap_ms: float | None,
+    gpu: str | None,
+    memory_gb: float | None,
+    bandwidth_gbs: float | None,
+    tflops: float | None,
+    efficiency: float,
+    memory_share: float,
+    max_num_seqs: int,
+    quantization: str | None,
+    as_json: bool,
+) -> None:
+    """Say what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read, nothing is measured."""
+    hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
+    checkpoint = _checkpoint(model, quantization)
+    demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
+    memory, seconds = _memory(checkpoint, hardware.memory * memory_share, max_num_seqs), _seconds(checkpoint, hardware)
+    try:
+        planned = plan_ring(
+            lambda *work: seconds(*work) / efficiency, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM
+        )
+    except Impossible as error:
+        raise FatalError(f"this cannot be served so: {error}") from None
+    click.echo(_as_json(memory, planned) if as_json else _as_text(memory, demand, planned))
+
+
+def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
+    """A GPU's, with what is said otherwise in its place."""
+    known = None if gpu is None else GPUS[gpu]
+    given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
+    if known is None and (missing := [flag for flag, value in given.items() if value is None]):
+        raise click.UsageError(f"Say what an engine runs on: --gpu, or {', '.join(missing)}.")
+    scales = (_GB, _GB, 1e12)
+    defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
+    values = zip(given.values(), scales, defaults, strict=True)
+    return Hardware(*(default if value is None else value * scale for value, scale, default in values))
+
+
+def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
+    with engine_extra():
+        from engine_core.loading.checkpoint import open_checkpoint  # loads torch
+    try:
+        return open_checkpoint(ModelConfig(model=model, quantization=quantization), LoadConfig(load_format="dummy"))
+    except (CheckpointError, ConfigError) as error:
+        raise FatalError(str(error)) from None
+
+
+def _memory(checkpoint: Checkpoint, usable: float, max_num_seqs: int) -> Memory:
+    """What is where. The engine measures what is estimated here: its largest step, and what it takes besides."""
+    from engine_core.models.shape import tensor_shapes
+
+    shape, size = checkpoint.shape, checkpoint.dtype.itemsize
+    weights = 0
+    for name, dimensions in tensor_shapes(shape).items():
+        rounded = len(dimensions) == 2 and ("embed_tokens" not in name or shape.tie_word_embeddings)
+        weights += math.prod(dimensions) * (1 if rounded and checkpoint.quantization else size)
+    row = 8 * shape.hidden_size + 3 * shape.intermediate_size
+    return Memory(
+        usable=usable,
+        weights=weights,
+        activations=4 * SchedulerConfig().max_num_batched_tokens * row + 8 * max_num_seqs * shape.vocab_size,
+        runtime=_RUNTIME,
+        per_token=2 * size * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+    )
+
+
+def _seconds(checkpoint: Checkpoint, hardware: Hardware) -> Callable[[float, float, float, float], float]:
+    from engine_core.models.cost import StepCost
+
+    size = checkpoint.dtype.itemsize
+    cost = StepCost.of_shape(checkpoint.shape, 1 if checkpoint.quantization else size, size)
+    return lambda rows, sampled, seen, cached: cost.step(rows, sampled, seen, cached).seconds(hardware)
+
+
+def _as_json(memory: Memory, planned: Plan) -> str:
+    figures = {"memory": {**asdict(memory), "cache": memory.cache, "tokens": memory.tokens}, **asdict(planned)}
+    return json.dumps(figures, indent=2)
+
+
+def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
+    capacity, expected = planned.capacity, planned.expected
+    return "\n".join(
+        [
+            f"load       {demand.rate:g} requests/s of {demand.input_len} + {demand.output_len} tokens: "
+            f"{demand.rate * demand.output_len:,.0f} output tokens/s",
+            f"needs      engines: {planned.engines}, processors: {planned.processors}, "
+            f"detokenizers: {planned.detokenizers}",
+            f"engine     {memory.usable / _GB:.3g} GB: weights {memory.weights / _GB:.3g}, "
+            f"largest step {memory.activations / _GB:.3g}, runtime {memory.runtime / _GB:.3g}, "
+            f"KV cache {memory.cache / _GB:.3g} ({memory.tokens:,} tokens of {memory.per_token:,.0f} bytes)",
+            f"at most    {capacity.sequences} sequences (bound by {planned.bound}): "
+            f"{capacity.tokens:,.0f} tokens/s, {capacity.tokens / demand.output_len:.3g} requests/s, "
+            f"{capacity.gap * 1e3:.3g} ms between tokens",
+            f"expected   {expected.sequences} sequences at each engine: {expected.gap * 1e3:.3g} ms between tokens",
+        ]
+    )
