@@ -21,7 +21,7 @@ from services.runtime.run_dir import StackState, running_stacks
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints" / "tiny"
-START_TIMEOUT = 90.0
+START_TIMEOUT = 200.0
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Ring:
 
     def metric(self, service: str, name: str) -> float:
         """A series of one service's metrics, now."""
-        with urllib.request.urlopen(self.state.services[service].metrics, timeout=10) as answer:
+        with urllib.request.urlopen(self.state.services[service].metrics, timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return next(sample.value for family in families for sample in family.samples if sample.name == name)
 
@@ -54,7 +54,7 @@ class Ring:
         """Of the engine, now."""
         options = [("grpc.default_authority", "localhost")]
         with grpc.insecure_channel(self.engine_address, options=options) as channel:
-            return engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=10).load
+            return engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=60).load
 
 
 def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:

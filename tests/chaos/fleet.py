@@ -25,7 +25,7 @@ from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 
 START_TIMEOUT = 120.0
-STOP_MARGIN = 20.0
+STOP_MARGIN = 60.0
 DRAIN_GRACE = 0.2
 """Seconds: so little that what a process has when it drains goes on elsewhere, rather than ends before."""
 
@@ -186,7 +186,7 @@ class Fleet:
         async with open_channel(process.address) as channel:
             if process.kind == "engine":
                 stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-                load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=10)).load
+                load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load
                 return Held(load.ledgers, load.blocks_used, load.running, load.waiting)
             return Held(live_requests=await _live_requests(channel))
 
@@ -195,7 +195,7 @@ async def _live_requests(channel: grpc.aio.Channel) -> int:
     """Of a detokenizer: it tells whoever subscribes."""
     hello = link_pb2.Hello(name="chaos", incarnation=new_incarnation(), contract_version=CONTRACT_VERSION)
     stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-    call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=10)
+    call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=60)
     try:
         while not (frame := await call.read()).HasField("load"):
             pass

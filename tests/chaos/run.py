@@ -23,7 +23,7 @@ CLIENTS = 3
 """Each has one session, at one processor at a time."""
 NOTICED = 3.0
 """Times the longest gap of a request while nothing goes wrong, at the median: what is longer was noticed."""
-SETTLE_TIMEOUT = 20.0
+SETTLE_TIMEOUT = 60.0
 """Seconds in which services forget what has ended; longer than an orphan's grace."""
 
 

@@ -21,10 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.runtime.channels import check_health
 from tests.ring import ROOT, Ring
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 200.0
 ATTEMPTS = 5
+QUIET_LOOKS = 20
+"""At the processors, all of which show the same: what was on its way to them has come."""
+SETTLE_TIMEOUT = 100.0
 
-Asked = TypeVar("Asked", bound=Awaitable[Any])
+Asked = TypeVar("Asked", bound=asyncio.Future[Any])
 
 
 class Processor:
@@ -69,14 +72,14 @@ class Processor:
                 assert time.monotonic() < end, self._log.read_text()[-4000:]
                 await asyncio.sleep(0.05)
 
-    def live_requests(self) -> int:
-        """How many it has; 0 when it does not say."""
+    def look(self) -> tuple[float, float]:
+        """How many requests it has, and tokens that it delivered in all; 0 of each when it does not say."""
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=20) as answer:
                 families = text_string_to_metric_families(answer.read().decode())
-            names = "ringline_live_requests"
-            return int(next(one.value for family in families for one in family.samples if one.name == names))
-        return 0
+            values = {one.name: one.value for family in families for one in family.samples}
+            return values["ringline_live_requests"], values["vllm:generation_tokens_total"]
+        return 0, 0
 
 
 class Processors:
@@ -106,20 +109,29 @@ class Processors:
         for _ in range(ATTEMPTS):
             asked = await begin()
             with self.engine_paused():
-                if (holder := await self.holder()) is not None:
+                if (holder := await self.holder(asked)) is not None:
                     yield asked, holder
                     return
             await asked
         raise AssertionError(f"{ATTEMPTS} times, the answers ended before the engine could be stopped")
 
-    async def holder(self) -> Processor | None:
-        """The one that has requests, once what is on the way has come."""
-        await asyncio.sleep(0.2)
-        end = time.monotonic() + 5
-        while time.monotonic() < end:
-            for processor in self.all:
-                if await asyncio.to_thread(processor.live_requests):
-                    return processor
+    async def holder(self, asked: asyncio.Future[Any]) -> Processor | None:
+        """The one that has requests while nothing is computed, once what is on the way has come; None if they ended.
+
+        Nothing more is on the way when the processors say the same again and again. They are looked at, rather than
+        waited for, since they stand still where this process does.
+        """
+        seen: list[tuple[float, float]] = []
+        same = 0
+        async with asyncio.timeout(SETTLE_TIMEOUT):
+            while not asked.done():
+                now = [await asyncio.to_thread(processor.look) for processor in self.all]
+                same = same + 1 if now == seen else 0
+                seen = now
+                holders = [one for one, (requests, _) in zip(self.all, now, strict=True) if requests]
+                if holders and same >= QUIET_LOOKS:
+                    return holders[0]
+                await asyncio.sleep(0.01)
         return None
 
     @contextlib.contextmanager

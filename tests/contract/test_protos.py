@@ -33,7 +33,7 @@ UNITS = {"_ms": "milliseconds", "_seconds": "seconds", "_bytes": "bytes"}
 
 
 def buf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BUF, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([BUF, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 def build(protos: Path, image: Path, *options: str) -> Path:

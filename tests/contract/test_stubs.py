@@ -22,7 +22,7 @@ def test_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
         [OLDEST_BIN / "python", CLIENT / "generate.py", "--out", tmp_path],
         env={**os.environ, "PATH": f"{OLDEST_BIN}:{os.environ['PATH']}"},
         check=True,
-        timeout=100,
+        timeout=250,
     )
     expected, committed = stubs_below(tmp_path), stubs_below(CLIENT)
     assert len(expected) >= 18

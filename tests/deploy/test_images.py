@@ -206,7 +206,7 @@ def test_compose_test_says_that_it_needs_an_engine(tmp_path: Path) -> None:
         env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 2

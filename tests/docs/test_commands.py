@@ -99,7 +99,7 @@ def test_what_asks_a_server_is_answered(line: str, ring: Ring) -> None:
         input=CONVERSATION,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.stdout.strip()
@@ -124,7 +124,7 @@ def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
     assert OLDEST.exists(), "run `make setup`, which installs the generator"
     (tmp_path / "protos").symlink_to(ROOT / "protos")
     line = line.replace("python", str(OLDEST), 1)
-    subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=250)
     use = "from ringline.inference.v1 import inference_pb2_grpc as made; print(made.__file__)"
     (packages,) = OLDEST.parents[1].glob("lib/python*/site-packages")
     done = subprocess.run(
@@ -133,7 +133,7 @@ def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.stdout.startswith(str(tmp_path))
 
@@ -176,7 +176,7 @@ def test_an_engine_where_only_a_cpu_tier_is_installed_says_what_is_missing() -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 3

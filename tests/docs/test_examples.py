@@ -49,7 +49,7 @@ def test_typescript(block: Block, ring: Ring, tmp_path: Path) -> None:
     (tmp_path / "smoke.ts").write_text(IMPORTS + with_addresses(block.code, ring))
 
     def run(*command: str | Path, cwd: Path) -> str:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -68,7 +68,7 @@ print(json.dumps({"idle": idle, "peak": status("VmHWM"), "blocks": blocks}))
 def run_full_load(usable: int, model: Path, options: dict[str, object], *arguments: int) -> dict[str, int]:
     """Memory of a process before and under load; ``arguments``: most sequences, most rows, tokens in the cache."""
     command = [sys.executable, "-c", PROGRAM, json.dumps([usable, str(model), options, *arguments])]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert finished.returncode == 0, finished.stderr
     seen: dict[str, int] = json.loads(finished.stdout)
     return seen

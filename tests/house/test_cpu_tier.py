@@ -26,7 +26,7 @@ def _installed() -> None:
 
 
 def run(*command: str | Path) -> str:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

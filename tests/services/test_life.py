@@ -57,7 +57,7 @@ class Services:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             )
 
-    def wait_for_log(self, name: str, text: str, seconds: float = 60) -> None:
+    def wait_for_log(self, name: str, text: str, seconds: float = 200) -> None:
         end = time.monotonic() + seconds
         while text not in (self.directory / f"{name}.log").read_text():
             assert time.monotonic() < end, f"{name} did not log {text!r}"
@@ -80,7 +80,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     running.stop()
 
 
-async def wait_until_serving(address: str, seconds: float = 60) -> None:
+async def wait_until_serving(address: str, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -135,7 +135,6 @@ async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> No
                 take(shown, response)
 
 
-@pytest.mark.timeout(240)
 async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
     """They start in the wrong order; then each back tier is killed under load, and the tokens are the same."""
     services.start("processor", "--patience", "120", python=CPU_TIER)
@@ -167,13 +166,12 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
             call.cancel()
 
 
-@pytest.mark.timeout(240)
 async def test_requests_end_unavailable_when_no_engine_comes_back(services: Services) -> None:
     for name, flags in (("engine", ()), ("detokenizer", ()), ("processor", ("--patience", "1"))):
         services.start(name, *flags)
     await wait_until_serving(services.address)
     async with grpc.aio.insecure_channel(services.address) as channel:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         shown = {f"r{i}": Shown() for i in range(8)}  # together they take seconds, wherever that is
         for name in shown:
             await call.write(inference_pb2.SessionRequest(generate=long_request(name, 1500)))
@@ -185,7 +183,6 @@ async def test_requests_end_unavailable_when_no_engine_comes_back(services: Serv
             assert one.ends[0].usage.completion_tokens == len(one.ids[0]) >= 3
 
 
-@pytest.mark.timeout(240)
 async def test_what_makes_a_step_raise_is_given_to_no_other_engine(services: Services) -> None:
     """In its very first step: the engine says what it begins, and does not say that it drains."""
     services.start("engine", module="tests.services.poisoned_engine")
@@ -205,7 +202,6 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(services: Ser
     assert services.processes.pop("engine").wait(30) == 1
 
 
-@pytest.mark.timeout(240)
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
     services.start("engine")
     services.start("detokenizer")
@@ -217,19 +213,19 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         grpc.aio.insecure_channel(services.address) as channel,
     ):
         # A client that never reads: its window fills, and after the stall timeout its session goes.
-        deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=60)
+        deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=250)
         for index in range(40):
             request = long_request(f"r{index}", 1500)
             request.output.logprobs = 20
             await deaf.write(inference_pb2.SessionRequest(generate=request))
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         await call.write(inference_pb2.SessionRequest(generate=long_request("beside", 200)))
         beside = await read_session(call, ["beside"])
         assert beside["beside"].usage.completion_tokens == 200
         await asyncio.to_thread(services.wait_for_log, "processor", "client stalled")
 
         # SIGTERM: what is under way goes on to its end, then the process exits 0.
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=100)
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         shown = {"last": Shown()}
         services.processes["engine"].send_signal(signal.SIGSTOP)  # it cannot end before the processor is told
         await call.write(inference_pb2.SessionRequest(generate=long_request("last", 300)))
@@ -251,7 +247,7 @@ def test_serve_refuses_a_context_that_cannot_fit_and_says_what_to_change() -> No
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=250,
         check=False,
     )
     assert done.returncode != 0
@@ -262,7 +258,7 @@ def test_serve_refuses_a_context_that_cannot_fit_and_says_what_to_change() -> No
 
 def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.cli", "serve", str(tmp_path), "--port", "0", "--no-metrics"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     output = done.stdout + done.stderr
     assert done.returncode != 0
     assert "Traceback" not in output

@@ -304,7 +304,6 @@ class ProtocolMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 class TestProtocol(ProtocolMachine.TestCase):
     """Run by Hypothesis."""
 

@@ -24,7 +24,7 @@ def ringline(*arguments, **variables):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=250,
         check=False,
         env={**os.environ, **variables},
     )
@@ -108,7 +108,7 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
     # `true` reads nothing, so that whatever is printed meets a closed pipe.
     script = f"{{ {{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} | true; }} 3>&1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
@@ -147,7 +147,7 @@ heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modu
 assert not heavy, heavy
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -160,7 +160,7 @@ def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert "Commands:" in done.stdout, done.stderr

@@ -105,7 +105,9 @@ def environment():
 
 def ringline(*arguments, env, **kwargs):
     command = [sys.executable, "-m", "services.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=90, check=False, **kwargs)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=250, check=False, **kwargs
+    )
 
 
 class Stack:
@@ -119,7 +121,7 @@ class Stack:
             )
 
     def until(self, condition):
-        end = time.monotonic() + 90
+        end = time.monotonic() + 200
         while not condition():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end, self.log.read_text()
@@ -131,6 +133,12 @@ class Stack:
     def events(self, name):
         records = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
         return [record for record in records if record["event"] == name]
+
+    def serving(self):
+        """What ``ringline status`` shows when it finds everything well; it gives services two seconds to answer."""
+        shown = []
+        self.until(lambda: shown.append(self.status()) or shown[-1][0] == 0)
+        return shown[-1][1]
 
     def status(self):
         done = ringline("status", "--json", env=self.env)
@@ -151,13 +159,14 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
         assert "serving" not in events[events.index("ready") :]
         assert [stage["name"] for stage in stack.events("stage")][:3] == ["configuration", "device", "load weights"]
-        code, services = stack.status()
-        assert (code, {service["health"] for service in services.values()}) == (0, {"SERVING"})
+        services = stack.serving()
+        assert {service["health"] for service in services.values()} == {"SERVING"}
         assert services["processor"]["models"][0]["max_model_len"] == 256
         assert services["engine"]["load"]["blocks_used"] == 0
-        assert ringline("health", services["processor"]["address"], env=environment).stdout == "SERVING\n"
+        address = services["processor"]["address"]
+        stack.until(lambda: ringline("health", address, env=environment).stdout == "SERVING\n")
         for service in services.values():
-            with urllib.request.urlopen(service["metrics"], timeout=5) as answer:
+            with urllib.request.urlopen(service["metrics"], timeout=60) as answer:
                 assert b"process_resident_memory_bytes" in answer.read()
 
         check_log_of_a_request(stack, services["processor"]["address"])
@@ -167,12 +176,11 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         stack.until(lambda: len(stack.events("serving")) > 3)
         (death,) = stack.events("died")
         assert (death["child"], death["code"]) == ("detokenizer", -signal.SIGKILL)
-        stack.until(lambda: stack.status()[0] == 0)
-        _, services = stack.status()
+        services = stack.serving()
         assert services["detokenizer"]["pid"] != killed
 
         stack.process.send_signal(signal.SIGTERM)
-        assert stack.process.wait(30) == 0
+        assert stack.process.wait(90) == 0
         assert [r["service"] for r in stack.events("draining")] == ["processor", "detokenizer", "engine"]
         assert not any(alive(service["pid"]) for service in services.values())
         assert ringline("status", env=environment).returncode == 1
@@ -205,7 +213,7 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environmen
     finally:
         stack.process.kill()
     stack.process.wait()
-    wait_until(lambda: not any(alive(pid) for pid in pids), 20)
+    wait_until(lambda: not any(alive(pid) for pid in pids))
     assert running_stacks() == []
 
 

@@ -35,12 +35,12 @@ def test_metrics_are_answered_where_the_settings_say_until_closed():
     metrics.update(1, 4711, 1, 1)
     endpoint = start_metrics(DetokenizerSettings(server=ServerSettings(port=0)), metrics.registry)
     url = f"http://127.0.0.1:{endpoint.port}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert "ringline_decoded_tokens_total" in (text := answer.read().decode())
         assert "4711.0" in text
     endpoint.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=5)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def test_no_endpoint_where_none_is_wanted_and_a_taken_port_is_said_in_words():

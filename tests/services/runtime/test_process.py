@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def python(code, **kwargs):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False, **kwargs
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False, **kwargs
     )
 
 

@@ -253,7 +253,7 @@ class Process:
 
     def end(self):
         """Wait for its end: the exit code, and the rest of its log."""
-        _, rest = self.popen.communicate(timeout=60)
+        _, rest = self.popen.communicate(timeout=250)
         return self.popen.returncode, rest
 
 
@@ -302,7 +302,7 @@ def test_a_port_in_use_ends_a_process_with_one_line_and_no_traceback():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, SMALL_SERVICE, str(port)], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, SMALL_SERVICE, str(port)], capture_output=True, text=True, timeout=250, check=False
         )
     (line,) = done.stderr.splitlines()
     assert (done.returncode, json.loads(line)["error"]) == (3, f"port {port} is in use: choose another with --port")
