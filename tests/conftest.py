@@ -1,15 +1,20 @@
 """How the suite is spread over processes: files stay whole, all that share the running ring stay together, and what
-takes long begins first, so that no process works alone at the end.
+takes long begins first, so that no process works alone at the end. And how it bears a machine that stands still.
 """
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.ring", "tests.services.secured"]
 
 _SHARED = ("ring", "secured")
 """Fixtures of the whole session; no test has both."""
+
+# How long an example takes says nothing where machines are shared: by default, one of 0.2 s would be a failure.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def _group(item: pytest.Item) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.channels import check_health
+from tests.ports import HeldPort
 from tests.ring import ROOT, Ring
 
 START_TIMEOUT = 200.0
@@ -35,18 +35,27 @@ class Processor:
 
     def __init__(self, name: str, ring: Ring, log: Path) -> None:
         self.name, self._log = name, log
-        self._port, self._metrics_port = free_port(), free_port()
+        self._port, self._metrics_port = HeldPort(), HeldPort()
         self._peers = ["--engines", ring.engine_address, "--detokenizers", ring.state.services["detokenizer"].address]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self._port.number}"
 
     def start(self) -> None:
         """Begin a life."""
-        command = [sys.executable, "-m", "services.cli", "processor", "--name", self.name, "--port", str(self._port)]
-        command += ["--metrics-port", str(self._metrics_port), "--log-format", "json", *self._peers]
+        command = [
+            sys.executable,
+            "-m",
+            "services.cli",
+            "processor",
+            "--name",
+            self.name,
+            "--port",
+            str(self._port.number),
+        ]
+        command += ["--metrics-port", str(self._metrics_port.number), "--log-format", "json", *self._peers]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ)
 
@@ -59,6 +68,11 @@ class Processor:
         if self._process is not None:
             self._process.kill()
             self._process.wait(30)
+
+    def release(self) -> None:
+        """Let others have its ports."""
+        self._port.release()
+        self._metrics_port.release()
 
     def forget(self) -> None:
         """End it, whether or not the machine does so soon."""
@@ -75,7 +89,8 @@ class Processor:
     def look(self) -> tuple[float, float]:
         """How many requests it has, and tokens that it delivered in all; 0 of each when it does not say."""
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=20) as answer:
+            url = f"http://127.0.0.1:{self._metrics_port.number}/metrics"
+            with urllib.request.urlopen(url, timeout=20) as answer:
                 families = text_string_to_metric_families(answer.read().decode())
             values = {one.name: one.value for family in families for one in family.samples}
             return values["ringline_live_requests"], values["vllm:generation_tokens_total"]
@@ -155,8 +170,4 @@ class Processors:
             processor.forget()
         for processor in self.all:
             processor.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+            processor.release()

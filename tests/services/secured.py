@@ -72,7 +72,7 @@ class Certificates:
         context.load_cert_chain(self.path(name), self.path(f"{name}-key"))
         context.set_alpn_protocols(["h2"])
         host, _, port = address.rpartition(":")
-        plain = socket.create_connection((host, int(port)), timeout=20)
+        plain = socket.create_connection((host, int(port)), timeout=60)
         with context.wrap_socket(plain, server_hostname=host) as connection:
             shown = connection.getpeercert()
         assert shown is not None
@@ -124,7 +124,7 @@ def stop_services(services: Iterable[Service]) -> None:
         service.process.send_signal(signal.SIGTERM)
     for service in services:
         try:
-            assert service.process.wait(30) == 0
+            assert service.process.wait(90) == 0
         finally:
             service.process.kill()
 

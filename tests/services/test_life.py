@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
 from tests.services.poisoned_engine import POISON
 from tests.services.streams import Shown, ask, generate, read_session
@@ -32,20 +32,19 @@ class Services:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = HeldPort()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.port.number}"
 
     def start(self, name: str, *flags: str, python: Path | str = sys.executable, module: str = "services.cli") -> None:
         engine, detokenizer = (f"unix:{self.directory}/{peer}.sock" for peer in ("engine", "detokenizer"))
         own = {
             "engine": ("--uds", engine.removeprefix("unix:"), *ENGINE_FLAGS),
             "detokenizer": ("--uds", detokenizer.removeprefix("unix:"), "--engines", engine),
-            "processor": ("--port", str(self.port), "--engines", engine, "--detokenizers", detokenizer),
+            "processor": ("--port", str(self.port.number), "--engines", engine, "--detokenizers", detokenizer),
         }[name]
         command = [python, "-m", module, name, "--name", f"{name}-0", "--no-metrics", "--log-format", "json"]
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -71,6 +70,7 @@ class Services:
     def stop(self) -> None:
         for name in list(self.processes):
             self.kill(name)
+        self.port.release()
 
 
 @pytest.fixture
