@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 
 import structlog
@@ -17,15 +16,11 @@ from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.ledgers import Ledgers
+from services.ring.retry import retry_after_ms
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
 
 log = structlog.get_logger(__name__)
-
-_RETRY_MS = (100, 30_000)
-"""What those are told whom a full queue refuses, at least and at most."""
-_RETRY_UNKNOWN_MS = 500
-_SPREAD = 1.25
 
 
 class LinkWaker:
@@ -46,7 +41,7 @@ class Hub:
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
         """Likewise."""
-        ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers)
+        ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard = Switchboard(self, ledgers, on_removed=_log_finished)
         self.drain_grace: float | None = None
         """Seconds, once draining."""
@@ -153,13 +148,8 @@ class Hub:
             log.info("refused", request_id=entry.request_id, reason=str(error))
 
     def _retry_after_ms(self) -> int:
-        """By then half of those that wait have begun, if they wait as long as the last one did.
-
-        Spread, so that not all who are refused come back together.
-        """
-        least, most = _RETRY_MS
-        delay = _RETRY_UNKNOWN_MS if self._queued_for is None else min(max(500 * self._queued_for, least), most)
-        return round(delay * random.uniform(1.0, _SPREAD))
+        """If those that wait do so as long as the last one did that was begun."""
+        return retry_after_ms(self._queued_for)
 
     def _read(self) -> EngineReading | None:
         """For the metrics; called from another thread, so it only reads."""

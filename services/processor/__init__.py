@@ -14,6 +14,7 @@ authentication   by bearer token, known by its hash
 json_web_tokens  or signed by an issuer
 tenant_policy  what each tenant may do
 meter          how much of it each does
+speed          how fast things that wait get done
 backlog        requests that no engine has begun: how many may wait, and for how long
 vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed

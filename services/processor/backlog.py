@@ -7,27 +7,17 @@ in bursts. It takes in whatever holds the engines up: full batches, a full KV ca
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import dataclass
 
+from services.processor.speed import Speed
 from services.ring.events import Code, Refused
+from services.ring.retry import retry_after_ms
 from services.ring.shares import Shares
 
-_MEMORY = 5.0
-"""Seconds after which a measurement of the speed counts e times less."""
-_LEAST_MEASURED = 1.0
-"""Seconds of waiting without a pause before the speed is believed."""
-_LONGEST_PAUSE = 1.0
-"""Seconds without tokens that count at most: an engine that was gone has not become slow."""
 _FORGOTTEN = 0.02
 """How much less the tokens of requests count with each one that has ended since."""
 _MARGIN = 1.25
 """How much longer than estimated a request may take and still end within its time."""
-_RETRY_MS = (100, 30_000)
-"""What the refused are told, at least and at most."""
-_RETRY_UNKNOWN_MS = 1000
-_SPREAD = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class Backlog:
         self._places = Shares(limits.max_requests)
         self._waiting: dict[str, str] = {}
         """Tenants by ring id."""
-        self._speed = _Speed()
+        self._speed = Speed()
         self._fresh_tokens = 0
         """Computed since the last look."""
         self._request_tokens = self._request_seconds = self._requests = 0.0
@@ -68,7 +58,7 @@ class Backlog:
                 Code.RESOURCE_EXHAUSTED,
                 f"{self._places.held(tenant)} requests of this tenant wait for an engine, and "
                 f"{self._limits.max_requests - self._places.total} more may: expected at most as many as may",
-                self._retry_after_ms(tenant),
+                retry_after_ms(self._wait(tenant, 0)),
             )
         seconds = self._wait(tenant, 1)
         if seconds is None:
@@ -83,7 +73,7 @@ class Backlog:
         else:
             return
         message = f"it would wait {seconds:.1f} s for an engine{problem}"
-        raise Refused(Code.RESOURCE_EXHAUSTED, message, self._retry_after_ms(tenant))
+        raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(self._wait(tenant, 0)))
 
     def enter(self, ring_id: str, tenant: str, now: float) -> None:
         """A request was taken."""
@@ -113,6 +103,12 @@ class Backlog:
             self._speed.add(self._fresh_tokens, now)
             self._fresh_tokens = 0
 
+    def stay(self, tenant: str) -> float | None:
+        """Seconds until what a tenant has under way has ended; None while that is not known."""
+        if not self._requests:
+            return None
+        return (self._wait(tenant, 0) or 0.0) + self._request_seconds / self._requests
+
     def _wait(self, tenant: str, more: int) -> float | None:
         """Seconds until those of ``tenant`` that wait, and ``more``, have begun; None while that is not known."""
         speed = self._speed.per_second()
@@ -121,33 +117,3 @@ class Backlog:
         requests = self._places.held(tenant) + more
         tenants = len(self._places) + (not self._places.held(tenant))
         return requests * tenants * self._request_tokens / self._requests / speed
-
-    def _retry_after_ms(self, tenant: str) -> int:
-        """By then half of those that wait have begun. Spread, so that not all who are refused come back together."""
-        seconds = self._wait(tenant, 0)
-        least, most = _RETRY_MS
-        delay = _RETRY_UNKNOWN_MS if seconds is None else min(max(500 * seconds, least), most)
-        return round(delay * random.uniform(1.0, _SPREAD))
-
-
-class _Speed:
-    """Tokens per second, lately."""
-
-    def __init__(self) -> None:
-        self.begin(0.0)
-
-    def begin(self, now: float) -> None:
-        """Measure from here on."""
-        self._tokens = self._seconds = 0.0
-        self._last = now
-
-    def add(self, tokens: int, now: float) -> None:
-        """So many came since the last time."""
-        decay = math.exp(-min(now - self._last, _LONGEST_PAUSE) / _MEMORY)
-        self._tokens = self._tokens * decay + tokens
-        self._seconds = self._seconds * decay + _MEMORY * (1 - decay)
-        self._last = now
-
-    def per_second(self) -> float | None:
-        """None until it has been measured for long enough."""
-        return self._tokens / self._seconds if self._seconds >= _LEAST_MEASURED else None

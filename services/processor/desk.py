@@ -20,11 +20,13 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.admission import Admission, admit
 from services.processor.client import ClientRequest, LiveRequest
 from services.processor.ring import Ring
+from services.processor.speed import Speed
 from services.processor.turns import Turns
 from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
+from services.ring.retry import retry_after_ms
 from services.ring.shares import Shares
 
 log = structlog.get_logger(__name__)
@@ -36,7 +38,6 @@ BATCH_BYTES = 64 << 10
 """Prompts are batched up to this size together."""
 MAX_WAITING_BYTES = 64 << 20
 """Requests that wait for a thread are held up to this size together."""
-RETRY_AFTER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Desk:
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._bytes = Shares(max_waiting_bytes)
         """Of what waits here, and of what ``run`` was given."""
+        self._speed = Speed()
+        """Bytes that leave, per second, while any wait."""
 
     def close(self) -> None:
         """Admit nothing more."""
@@ -101,7 +104,7 @@ class Desk:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         finally:
-            self._bytes.give_back(tenant, size)
+            self._leave(tenant, size)
 
     def _make_room(self, tenant: str, size: int) -> None:
         if not self._bytes.has_room(tenant, size):
@@ -109,15 +112,26 @@ class Desk:
                 Code.RESOURCE_EXHAUSTED,
                 f"{self._bytes.held(tenant)} bytes of this tenant wait to be tokenized, this request has {size}, and "
                 f"there is room for {self._bytes.most - self._bytes.total}: expected at most as many as there is room",
-                retry_after_ms=RETRY_AFTER_MS,
+                retry_after_ms=retry_after_ms(self._wait(tenant)),
             )
+        if not self._bytes.total:
+            self._speed.begin(time.monotonic())
         self._bytes.take(tenant, size)
+
+    def _leave(self, tenant: str, size: int) -> None:
+        self._bytes.give_back(tenant, size)
+        self._speed.add(size, time.monotonic())
+
+    def _wait(self, tenant: str) -> float | None:
+        """Seconds until what waits of a tenant has left, in turns with others'; None while that is not known."""
+        speed = self._speed.per_second()
+        return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
     def _next_batch(self) -> None:
         while self._free and self._waiting:
             batch = self._waiting.take()
             for work in batch:
-                self._bytes.give_back(work.call.client.tenant, work.size)
+                self._leave(work.call.client.tenant, work.size)
             self._free -= 1
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._pool, self._admit_all, batch)

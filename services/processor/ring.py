@@ -27,6 +27,7 @@ from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.quota import Quota
 from services.ring.request import Verdict
+from services.ring.retry import retry_after_ms
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import packed_from_proto, status_from_proto
 
@@ -64,7 +65,13 @@ class Ring:
         self.routes_changed = self._placement.routes_changed
         self.engine_lost = self._placement.engine_lost
         self.detokenizer_lost = self._placement.detokenizer_lost
-        self._quota = Quota("prompt", "this processor", "them", max_live_bytes)
+        self._quota = Quota(
+            "prompt",
+            "this processor",
+            "them",
+            max_live_bytes,
+            lambda tenant: retry_after_ms(backlog.stay(tenant)),
+        )
 
     @property
     def idle(self) -> bool:

@@ -8,6 +8,7 @@ ledgers      all of them: by request and by submission, their memory, and those 
 cursor       an outbound link of the engine: where it is in each ledger entry, and the next frame
 submission   a Submit, as far as the ring looks into it
 quota        what requests hold together, within a size
+retry        when those who are refused should come again
 switchboard  the engine's door: attached peers, ledger, links; what each command does
 outbox       coalesced text towards a reader that may be slow
 request      the processor's view of one request: epoch, positions, terminals, usage

@@ -5,12 +5,13 @@ Memory is counted from Submit to removal, whether what it is for has been comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.quota import MAX_ID_BYTES, MAX_PROMPT_LOGPROB_BYTES, Quota
+from services.ring.retry import UNKNOWN_MS
 from services.ring.submission import Submission
 
 
@@ -22,14 +23,23 @@ class Ledgers:
         *,
         orphan_grace: float,
         max_entries: int,
+        retry_after_ms: Callable[[], int] = lambda: UNKNOWN_MS,
         max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
         max_id_bytes: int = MAX_ID_BYTES,
     ) -> None:
-        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream."""
+        """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
+
+        ``retry_after_ms`` says when those who find no room should come again.
+        """
+        self._retry_after_ms = retry_after_ms
         self._orphan_grace = orphan_grace
         self._max_entries = max_entries
-        self._prompt_logprobs = Quota("prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes)
-        self._ids = Quota("prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes)
+        self._prompt_logprobs = Quota(
+            "prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes, lambda _: retry_after_ms()
+        )
+        self._ids = Quota(
+            "prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes, lambda _: retry_after_ms()
+        )
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._orphans: dict[str, float] = {}
@@ -61,7 +71,7 @@ class Ledgers:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"this engine holds {self._max_entries} requests whose submitters have not said Done",
-                retry_after_ms=1000,
+                retry_after_ms=self._retry_after_ms(),
             )
         tenant = submission.tenant
         logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.prompt_logprob_bytes, old.id_bytes)

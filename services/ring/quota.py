@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.ring.events import Code, Refused
 from services.ring.shares import Shares
 
@@ -9,7 +11,6 @@ MAX_PROMPT_LOGPROB_BYTES = 256 << 20
 """Of log probabilities of prompts, in an engine."""
 MAX_ID_BYTES = 512 << 20
 """Of token ids of prompts, and whatever other ids requests bring, in an engine."""
-RETRY_AFTER_MS = 1000
 
 
 class Quota:
@@ -18,9 +19,13 @@ class Quota:
     One tenant may hold as much as it leaves free.
     """
 
-    def __init__(self, field: str, who: str, what: str, most: int) -> None:
-        """``field`` that asks for it; ``who`` holds ``what``, in words; ``most`` bytes together."""
+    def __init__(self, field: str, who: str, what: str, most: int, retry_after_ms: Callable[[str], int]) -> None:
+        """``field`` that asks for it; ``who`` holds ``what``, in words; ``most`` bytes together.
+
+        ``retry_after_ms`` says when a tenant that is refused should come again.
+        """
         self._field, self._who, self._what = field, who, what
+        self._retry_after_ms = retry_after_ms
         self._shares = Shares(most)
 
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
@@ -32,7 +37,7 @@ class Quota:
                 f"{self._field}: {self._who} holds {shares.total - freed} bytes of {self._what} for other requests, "
                 f"{shares.held(tenant) - freed} of them for this tenant, and these take {wanted}: expected at most "
                 f"{shares.most} together, and a tenant's no more than it leaves free",
-                retry_after_ms=RETRY_AFTER_MS,
+                retry_after_ms=self._retry_after_ms(tenant),
             )
 
     def take(self, tenant: str, size: int) -> None:

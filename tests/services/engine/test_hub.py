@@ -1,4 +1,4 @@
-"""What a full queue tells those whom it refuses: when to come again."""
+"""What a full engine tells those whom it refuses: when to come again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from engine_core.errors import QueueFullError
 from engine_core.step import SequenceOutput
 from services.engine.hub import Hub
 from services.engine.step_loop import StepReport
-from services.ring.events import Status
+from services.ring.events import Refused, Status
+from services.ring.identity import PeerId
+from tests.services.ring.door import submission
 
 
 class Board:
@@ -21,7 +23,7 @@ class Board:
         self.statuses.append(status)
 
 
-@pytest.mark.parametrize(("waited", "expected"), [(None, 500), (8.0, 4000), (0.001, 100), (1e6, 30_000)])
+@pytest.mark.parametrize(("waited", "expected"), [(None, 1000), (8.0, 4000), (0.001, 100), (1e6, 30_000)])
 def test_it_is_told_by_how_long_the_request_waited_that_was_begun_last(waited: float | None, expected: int) -> None:
     hub = Hub(orphan_grace=1.0, max_ledgers=1)
     hub.switchboard = board = Board()
@@ -31,3 +33,13 @@ def test_it_is_told_by_how_long_the_request_waited_that_was_begun_last(waited: f
     told = [status.retry_after_ms for status in board.statuses]
     assert all(expected <= one <= 1.25 * expected for one in told)
     assert len(set(told)) > 1
+
+
+def test_those_for_whom_there_is_no_memory_are_told_the_same() -> None:
+    hub, peer = Hub(orphan_grace=1.0, max_ledgers=0), PeerId("p", 1)
+    hub.report(StepReport([SequenceOutput("a", 0, 0, [], [], queue_seconds=8.0)]))
+    hub.attach(peer)
+    with pytest.raises(Refused) as refusal:
+        hub.switchboard.submit(peer, submission())
+    assert refusal.value.status.retry_after_ms is not None
+    assert 4000 <= refusal.value.status.retry_after_ms <= 5000

@@ -143,3 +143,12 @@ def test_places_are_free_again_once_and_nothing_is_kept(clock: Clock) -> None:
             clock.backlog.leave(name)
     assert not clock.backlog._waiting
     assert len(clock.backlog._places) == 0
+
+
+def test_a_stay_is_the_wait_and_the_time_that_requests_take(clock: Clock) -> None:
+    assert clock.backlog.stay("") is None, "nothing has ended yet"
+    clock.computing = 4.0
+    clock.take(50)
+    clock.compute(seconds=3, speed=1000)
+    assert clock.backlog.stay("") == pytest.approx(4.0 + 2.5, rel=0.1)
+    assert clock.backlog.stay("another") == pytest.approx(4.0, rel=0.1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from services.ring.events import Code
+import pytest
+
+from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledgers import Ledgers
 from services.ring.switchboard import Switchboard
@@ -59,3 +61,26 @@ def test_one_tenant_leaves_room_for_others() -> None:
     for name, epoch in (("1-1", 2), ("1-2", 1)):
         board.done(peer, name, epoch)
     board.submit(peer, submission("1-3", num_ids=1000, tenant="flood"))
+
+
+def test_who_finds_no_room_is_told_when_to_come_again() -> None:
+    core, peer = Core(), PeerId("p", 1)
+    ledgers = Ledgers(
+        orphan_grace=GRACE,
+        max_entries=2,
+        retry_after_ms=lambda: 4321,
+        max_prompt_logprob_bytes=1000,
+        max_id_bytes=200 * 40,
+    )
+    board = Switchboard(core, ledgers)
+    board.attach(peer, 0.0)
+    scored = {"prompt_tokens": 10, "prompt_logprobs": 10}
+    board.submit(peer, submission("1-1", num_ids=50, **scored))
+    for refused in (submission("1-2", num_ids=1000), submission("1-2", **scored)):
+        with pytest.raises(Refused) as refusal:
+            board.submit(peer, refused)
+        assert refusal.value.status.retry_after_ms == 4321
+    board.submit(peer, submission("1-2"))
+    with pytest.raises(Refused) as refusal:
+        board.submit(peer, submission("1-3"))
+    assert refusal.value.status.retry_after_ms == 4321
