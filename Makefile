@@ -18,7 +18,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu compile-gpu chaos compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-gpu compile-gpu chaos fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS
 
 compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--no-build" to choose
 	.venv/bin/python -m tests.compose $(COMPOSE_TEST)
+
+fuzz: $(FULL)  ## send 100,000 damaged messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
+	.venv/bin/python -m tests.fuzz $(FUZZ)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"

@@ -1,0 +1,123 @@
+"""Messages that nobody should send: hostile values in every field, and the bytes of good messages, damaged."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+_DEPTH = 4
+"""Of messages in messages."""
+_TEXTS = (
+    "",
+    "a",
+    "\x00",
+    "\u202e\u200b",
+    "🦊" * 40,
+    "{{ 7 * 7 }}",
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "<|im_end|>",
+    "../../etc/passwd",
+    "%s%n",
+    "user",
+    "x" * 5000,
+    '{"a":' * 200,
+    "null",
+    "[]",
+    "{}",
+)
+_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3.4e38, float("nan"), float("inf"), float("-inf"))
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: (0, 1, -1, 7, 2**31 - 1, -(2**31)),
+    FieldDescriptor.CPPTYPE_INT64: (0, 1, -1, 7, 2**63 - 1, -(2**63)),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 1, 7, 300, 2**31, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 1, 7, 300, 2**63, 2**64 - 1),
+}
+
+
+def damaged(rng: random.Random, message: Message) -> bytes:
+    """``message`` with some of its fields replaced, its bytes changed, or both."""
+    kind = rng.randrange(4)
+    if kind:
+        changed = type(message)()
+        changed.CopyFrom(message)
+        for _ in range(rng.randint(1, 3)):
+            _change(rng, changed, _DEPTH)
+        message = changed
+    data = message.SerializeToString()
+    return data if kind > 1 else _damage(rng, data)
+
+
+def _change(rng: random.Random, message: Message, depth: int) -> None:
+    """Set, clear, or change something in one of the fields."""
+    if not message.DESCRIPTOR.fields:
+        return
+    field = rng.choice(message.DESCRIPTOR.fields)
+    if rng.random() < 0.1:
+        message.ClearField(field.name)
+    elif field.is_repeated:
+        _extend(rng, message, field, depth)
+    elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        inner = getattr(message, field.name)
+        inner.SetInParent()
+        if depth:
+            _change(rng, inner, depth - 1)
+    else:
+        setattr(message, field.name, _value(rng, field))
+
+
+def _extend(rng: random.Random, message: Message, field: FieldDescriptor, depth: int) -> None:
+    container = getattr(message, field.name)
+    count = rng.choice((1, 1, 2, 5, 300))
+    if _is_map(field.message_type):
+        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        for _ in range(count):
+            if value.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
+                container[_value(rng, key)] = _value(rng, value)
+    elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        for _ in range(min(count, 5)):
+            inner = container.add()
+            if depth:
+                _change(rng, inner, depth - 1)
+    else:
+        container.extend(_value(rng, field) for _ in range(count))
+
+
+def _is_map(descriptor: Descriptor | None) -> bool:
+    return descriptor is not None and descriptor.GetOptions().map_entry
+
+
+def _value(rng: random.Random, field: FieldDescriptor) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
+            return rng.randbytes(rng.choice((0, 1, 16, 1000)))
+        case FieldDescriptor.CPPTYPE_STRING:
+            return rng.choice(_TEXTS)
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return rng.random() < 0.5
+        case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
+            return rng.choice(_FLOATS)
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return rng.choice((0, 1, 2, 99))
+        case kind:
+            return rng.choice(_INTEGERS[kind])
+
+
+def _damage(rng: random.Random, data: bytes) -> bytes:
+    """A few bytes changed, left out, put in or said twice."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        begin = rng.randint(0, len(changed))
+        end = min(len(changed), begin + rng.randint(1, 8))
+        match rng.randrange(4):
+            case 0:
+                changed[begin:end] = rng.randbytes(end - begin)
+            case 1:
+                del changed[begin:end]
+            case 2:
+                changed[begin:begin] = rng.choice((b"\xff" * 10, rng.randbytes(4), b"\x80" * 9 + b"\x01"))
+            case _:
+                changed[begin:begin] = changed[begin:end]
+    return bytes(changed)

@@ -1,0 +1,207 @@
+"""How damaged messages reach each service: by every RPC that a stranger can call, on streams that began well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+from google.protobuf.message import Message
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import link_pb2, sampling_pb2
+
+from services.ring.identity import CONTRACT_VERSION
+from tests.fuzz.mutations import damaged
+
+PER_STREAM = 25
+"""Damaged messages on one stream; a message that cannot be parsed ends it."""
+PATIENCE = 60.0
+"""Seconds after which a call that has not ended hangs."""
+LOOK, LOOK_AT_STREAM = 0.05, 2.0
+"""Seconds for which an answer is looked at before it is cancelled."""
+
+INFERENCE, ENGINE, DETOKENIZER = (
+    "/ringline.inference.v1.InferenceService/",
+    "/ringline.engine.v1.EngineService/",
+    "/ringline.detokenizer.v1.DetokenizerService/",
+)
+
+_STOPPING = inference_pb2.StoppingParams(max_tokens=3)
+_GENERATE = (
+    inference_pb2.GenerateRequest(request_id="f", text="Once upon a time", stopping=_STOPPING),
+    inference_pb2.GenerateRequest(
+        request_id="f",
+        token_ids=sampling_pb2.TokenIds(ids=[5, 6, 7]),
+        sampling=sampling_pb2.SamplingParams(temperature=0.5, top_k=5, top_p=0.9, seed=1, n=2),
+        stopping=inference_pb2.StoppingParams(max_tokens=4, stop=["x"], stop_token_ids=[9], bad_words=["fox"]),
+        output=inference_pb2.OutputParams(logprobs=2, prompt_logprobs=1),
+    ),
+    inference_pb2.GenerateRequest(
+        request_id="f",
+        chat=inference_pb2.Chat(
+            messages=[inference_pb2.ChatMessage(role="user", content="Hello!")],
+            tools_json="[]",
+            template_args_json="{}",
+        ),
+        stopping=_STOPPING,
+        resume=[sampling_pb2.ResumedChoice(choice=0, token_ids=[5])],
+    ),
+)
+_SUBMIT = engine_pb2.Submit(
+    request_id="f-1",
+    epoch=1,
+    prompt_token_ids=[5, 6, 7],
+    sampling=sampling_pb2.SamplingParams(
+        temperature=0.5,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        seed=1,
+        n=1,
+    ),
+    max_tokens=3,
+)
+
+
+class Fuzzer:
+    """Sends damaged messages, and counts what came of them."""
+
+    def __init__(self, channel: grpc.aio.Channel, rng: random.Random) -> None:
+        self._channel = channel
+        self.rng = rng
+        self._lives = 0
+        self.sent = 0
+        self.codes: dict[str, int] = {}
+        self.broken: list[str] = []
+        """What must not be: a service that failed, or hangs."""
+
+    async def run(self, service: str, inputs: int) -> None:
+        """Send so many to a service, by each of its RPCs in turn."""
+        rounds = _TARGETS[service]
+        end = self.sent + inputs
+        while self.sent < end:
+            await self.rng.choice(rounds)(self)
+
+    async def once(self, method: str, *good: Message) -> None:
+        """One damaged message, as the only one of a call."""
+        data = damaged(self.rng, self.rng.choice(good))
+        self.sent += 1
+        await self._watch(method, data, self._look(self._channel.unary_stream(method)(data, timeout=PATIENCE), LOOK))
+
+    async def stream(self, method: str, begin: list[Message], *good: Message) -> None:
+        """A call that begins well and goes on with damaged messages."""
+        frames = [message.SerializeToString() for message in begin]
+        frames += [damaged(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM)]
+        self.sent += PER_STREAM
+        call = self._channel.stream_stream(method)(timeout=PATIENCE)
+
+        async def speak() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for frame in frames:
+                    await call.write(frame)
+                await call.done_writing()
+
+        writer = asyncio.create_task(speak())
+        await self._watch(method, b"".join(frames[-3:]), self._look(call, LOOK_AT_STREAM))
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+    def new_hello(self) -> link_pb2.Hello:
+        """Of a peer that was never there."""
+        self._lives += 1
+        return link_pb2.Hello(
+            name=f"fuzz-{self._lives % 50}", incarnation=self._lives, contract_version=CONTRACT_VERSION
+        )
+
+    async def _look(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float) -> None:
+        """Read for a while; raises how the call ended, if it did."""
+        try:
+            async with asyncio.timeout(seconds):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        except TimeoutError:
+            call.cancel()
+
+    async def _watch(self, method: str, data: bytes, call: Awaitable[None]) -> None:
+        code, details = grpc.StatusCode.OK, ""
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+        name = "LOST" if details == _LOST else code.name
+        self.codes[name] = self.codes.get(name, 0) + 1
+        if code in _BROKEN and details != _LOST:
+            self.broken.append(f"{method}: {code.name} {details[:200]} after {data[:400].hex()}")
+
+
+_LOST = "Internal error from Core"
+"""With this grpc.aio replaces, in this process, the status of a stream that ended while it was written to."""
+_BROKEN = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.DATA_LOSS,
+)
+
+
+def _session(fuzzer: Fuzzer) -> Awaitable[None]:
+    frames = [inference_pb2.SessionRequest(generate=request) for request in _GENERATE]
+    cancel = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="f"))
+    return fuzzer.stream(INFERENCE + "Session", [], *frames, cancel)
+
+
+def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
+    hello = engine_pb2.AttachRequest(hello=fuzzer.new_hello())
+    commands = [
+        engine_pb2.Command(submit=_SUBMIT),
+        engine_pb2.Command(cancel=engine_pb2.Cancel(request_id="f-1", epoch=1)),
+        engine_pb2.Command(done=engine_pb2.Done(request_id="f-1", epoch=1)),
+        engine_pb2.Command(stop=engine_pb2.Stop(request_id="f-1", epoch=1)),
+        engine_pb2.Command(redirect=engine_pb2.Redirect(request_id="f-1", epoch=2)),
+    ]
+    frames = [engine_pb2.AttachRequest(commands=[command]) for command in commands]
+    return fuzzer.stream(ENGINE + "Attach", [hello] if fuzzer.rng.random() < 0.9 else [], *frames)
+
+
+_Round = Callable[[Fuzzer], Awaitable[None]]
+_TARGETS: dict[str, list[_Round]] = {
+    "processor": [
+        _session,
+        lambda fuzzer: fuzzer.once(INFERENCE + "Generate", *_GENERATE),
+        lambda fuzzer: fuzzer.once(
+            INFERENCE + "Tokenize",
+            inference_pb2.TokenizeRequest(text="Once"),
+            inference_pb2.TokenizeRequest(chat=_GENERATE[2].chat),
+        ),
+        lambda fuzzer: fuzzer.once(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
+        lambda fuzzer: fuzzer.once(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
+    ],
+    "engine": [
+        _attach,
+        lambda fuzzer: fuzzer.once(ENGINE + "GetModel", engine_pb2.GetModelRequest()),
+        lambda fuzzer: fuzzer.once(ENGINE + "GetLoad", engine_pb2.GetLoadRequest()),
+        lambda fuzzer: fuzzer.once(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
+    ],
+    "detokenizer": [
+        lambda fuzzer: fuzzer.once(
+            DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=fuzzer.new_hello())
+        ),
+    ],
+}
+"""But for what ends or slows an engine by design (Drain, Profile), and what is long to read (GetTokenizer)."""
+
+
+@asynccontextmanager
+async def fuzzing(address: str, seed: int) -> AsyncIterator[Fuzzer]:
+    """A fuzzer of a service's."""
+    options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 << 20)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        yield Fuzzer(channel, random.Random(seed))

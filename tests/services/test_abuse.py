@@ -1,0 +1,149 @@
+"""What a stranger can do to the processor's port with bare HTTP/2: the connection pays for it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from pathlib import Path
+
+import grpc
+import pytest
+import ringline
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from tests.ring import Ring
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 1, 3, 4, 6, 9
+END_HEADERS = 4
+CANCEL = 8
+WAIT = 60.0
+"""Seconds in which the server must have closed a connection."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def headers(**more: str) -> bytes:
+    """Of a call, in HPACK: each a literal with a name of its own."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/ringline.inference.v1.InferenceService/ListModels",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    } | more
+    return b"".join(
+        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+class Stranger:
+    """A connection that says what it likes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.sent = 0
+
+    async def __aenter__(self) -> Stranger:
+        host, _, port = self._address.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        self._heard = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._heard.cancel()
+        await asyncio.gather(self._heard, return_exceptions=True)
+        self._writer.transport.abort()
+
+    async def _listen(self) -> None:
+        """Until the server closes the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self._reader.read(1 << 16):
+                pass
+
+    async def say(self, data: bytes) -> bool:
+        """Whether the server still listened."""
+        if self._heard.done():
+            return False
+        try:
+            self._writer.write(data)
+            async with asyncio.timeout(WAIT):
+                await self._writer.drain()
+        except ConnectionError:
+            return False
+        self.sent += len(data)
+        return True
+
+    async def greet(self) -> None:
+        await self.say(PREFACE + frame(SETTINGS, 0, 0, b""))
+
+    async def closed(self) -> None:
+        """Until the server closes the connection."""
+        async with asyncio.timeout(WAIT):
+            await asyncio.shield(self._heard)
+
+
+async def test_strangers_disturb_nobody(ring: Ring) -> None:
+    before = resident(ring.pid("processor"))
+    async with ringline.AsyncClient(ring.address) as client, Stranger(ring.address) as silent:
+        expected = await client.generate("Once upon a time", max_tokens=16, temperature=0)
+        stream = client.stream("Once upon a time", max_tokens=300, ignore_eos=True)
+        await anext(aiter(stream))
+        await rapid_reset(ring.address)
+        await ping_flood(ring.address)
+        await continuation_flood(ring.address)
+        await large_metadata(ring.address)
+        answer = await client.generate("Once upon a time", max_tokens=16, temperature=0)
+        assert answer.text == expected.text
+        rest = await stream.result()
+        assert (rest.usage.completion_tokens, rest.resumed) == (300, 0)
+        await silent.closed()
+    assert resident(ring.pid("processor")) - before < 128 << 20
+
+
+async def rapid_reset(address: str) -> None:
+    """Calls that are taken back at once (CVE-2023-44487)."""
+    async with Stranger(address) as stranger:
+        await stranger.greet()
+        for stream in range(1, 20_001, 2):
+            call = frame(HEADERS, END_HEADERS, stream, headers())
+            if not await stranger.say(call + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))):
+                break
+
+
+async def ping_flood(address: str) -> None:
+    async with Stranger(address) as stranger:
+        await stranger.greet()
+        for _ in range(10_000):
+            if not await stranger.say(frame(PING, 0, 0, b"12345678")):
+                break
+        await stranger.closed()
+
+
+async def continuation_flood(address: str) -> None:
+    """Headers without an end (CVE-2024-27316 and its like): gRPC reads on, and keeps nothing of them."""
+    async with Stranger(address) as stranger:
+        await stranger.greet()
+        await stranger.say(frame(HEADERS, 0, 1, headers()))
+        more = headers(**{"x-more": "y" * 100}) * 80
+        while stranger.sent < 256 << 20 and await stranger.say(frame(CONTINUATION, 0, 1, more[: 16 << 10])):
+            pass
+
+
+async def large_metadata(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        large = (("x-large", "y" * 100_000),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=large, timeout=WAIT)
+    assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
