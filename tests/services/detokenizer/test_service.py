@@ -47,9 +47,9 @@ async def served(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_gr
     await server.stop(0)
 
 
-def hello(name: str = ME.name) -> detokenizer_pb2.SubscribeRequest:
+def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer_pb2.SubscribeRequest:
     return detokenizer_pb2.SubscribeRequest(
-        hello=link_pb2.Hello(name=name, incarnation=ME.incarnation, contract_version=1)
+        hello=link_pb2.Hello(name=name, incarnation=incarnation, contract_version=1)
     )
 
 
@@ -94,3 +94,25 @@ async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
         assert (await again.read()).HasField("welcome")
         for call in [*calls, again]:
             call.cancel()
+
+
+async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_way(tmp_path: Path) -> None:
+    door = Door(stall_timeout=600.0)
+    async with served(door, tmp_path) as stub:
+        old = stub.Subscribe(hello())
+        assert (await old.read()).HasField("welcome")
+        new = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
+        assert (await new.read()).HasField("welcome")
+        assert door.gone == [ME], "what was held for it is gone"
+        async with asyncio.timeout(60):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await old.read() is not grpc.aio.EOF:
+                    pass
+            assert await old.code() is grpc.StatusCode.ABORTED
+        late = stub.Subscribe(hello())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await late.read()
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert door.subscribers.find(PeerId(ME.name, ME.incarnation + 1)) is not None
+        assert not new.done()
+        new.cancel()
