@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -50,6 +51,15 @@ class AttentionMetadata:
         )
 
 
+class Rotation(Protocol):
+    """What makes queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D]."""
+
+    def __call__(
+        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``heads`` may be overwritten; ``cos`` and ``sin`` are [T, 1, D / 2] float32."""
+
+
 class AttentionBackend(ABC):
     """Writes keys and values to the cache and attends over it, causally."""
 
@@ -81,4 +91,24 @@ class AttentionBackend(ABC):
 
         A row at position p sees positions 0 … p of its own sequence. Blocks are visited in one fixed order, so
         that a row's result does not depend on what else is in the step. Changes ``kv_cache`` only.
+        """
+
+    def forward_heads(
+        self,
+        heads: torch.Tensor,
+        rotate: Rotation,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        """As ``forward``, of ``heads`` before their rotation, which may be overwritten."""
+        query, key, value = rotate(heads, cos, sin)
+        return self.forward(query, key, value, kv_cache, metadata, scale)
+
+    def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
+        """Hear of the next step, of which ``metadata`` is on the host; ``size``: of the graph that will compute it.
+
+        Without meaning for backends that find out on the device what is to be done.
         """

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.paged import PagedAttention
 from engine_core.kernels.triton import AS_WRITTEN
-from engine_core.kernels.triton.attention import (
-    attend_chunks,
-    attend_single_rows,
-    join_splits,
-    write_keys_and_values,
-)
+from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
 
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 """Sizes of heads that are computed; those between powers of two are padded in registers."""
@@ -40,11 +36,8 @@ class Tiles:
     stages: int
 
 
-class TritonPagedAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D].
-
-    Nothing is read or written for a row whose slot is below 0, nor for a sequence of length 0: so padding is marked.
-    """
+class TritonPagedAttention(PagedAttention):
+    """Nothing is read for a sequence of length 0: so padding is marked."""
 
     def __init__(self, max_model_len: int, processors: int, uniform: bool) -> None:
         """``processors``: multiprocessors of the device. ``uniform``: chunks are computed in the tiles of single rows.
@@ -57,55 +50,19 @@ class TritonPagedAttention(AttentionBackend):
         self._programs = processors * _PROGRAMS_PER_PROCESSOR
         self._uniform = uniform
 
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
-
-    @staticmethod
-    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
-
     def numerics(self, spec: KVCacheSpec) -> str:
         tiles = "uniform" if self._uniform else "two kinds of tiles"
         return f"triton {triton.__version__}, splits of {self._split} keys, {tiles}"
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
+    def attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
     ) -> torch.Tensor:
-        query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
-        self._write(key, value, kv_cache, metadata)
         output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         scale *= math.log2(math.e)
         if metadata.max_query_len > 1:
             self._attend_chunks(query, output, kv_cache, metadata, scale)
         self._attend_single_rows(query, output, kv_cache, metadata, scale)
         return output
-
-    @staticmethod
-    def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata) -> None:
-        _, num_kv_heads, head_dim = key.shape
-        write_keys_and_values[(len(key),)](
-            key,
-            value,
-            kv_cache,
-            metadata.slot_mapping,
-            key.stride(0),
-            value.stride(0),
-            kv_cache.stride(0),
-            kv_cache.stride(1),
-            NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=kv_cache.shape[3],
-            WIDTH=triton.next_power_of_2(num_kv_heads * head_dim),
-            **AS_WRITTEN,
-        )
 
     def _attend_chunks(
         self,
@@ -238,8 +195,3 @@ def _head_bytes(query: torch.Tensor) -> int:
 def _is_interpreted(x: torch.Tensor) -> bool:
     """Kernels take memory of the processor's own only under Triton's interpreter."""
     return x.device.type == "cpu"
-
-
-def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -47,7 +47,7 @@ class GpuNorm:
 
 
 class GpuRotation:
-    """Normalization and rotation of queries and keys in place."""
+    """Normalization and rotation of queries and keys, in place or on their way to the KV cache."""
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
@@ -66,25 +66,50 @@ class GpuRotation:
         self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
-        rotated, half = self._split[0] + self._split[1], heads.shape[2] // 2
-        kernels.rotate[(len(heads), -(-rotated // _HEADS_TOGETHER))](
+        self._launch(heads, cos, sin, None, None)
+        query, key, value = torch.split(heads, self._split, dim=1)
+        return query, key, value
+
+    def into_cache(
+        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """As ``CachingRotation`` of ``attention/paged.py`` says."""
+        self._launch(heads, cos, sin, kv_cache, slots)
+        return heads[:, : self._split[0]]
+
+    def _launch(
+        self,
+        heads: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor | None,
+        slots: torch.Tensor | None,
+    ) -> None:
+        num_heads, num_kv_heads, num_values = self._split
+        count = num_heads + num_kv_heads + (0 if kv_cache is None else num_values)
+        half = heads.shape[2] // 2
+        kernels.rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
             heads,
             cos if self._weights is None else self._weights,
             cos,
             sin,
+            heads if kv_cache is None else kv_cache,
+            cos if slots is None else slots,
             heads.stride(0),
+            0 if kv_cache is None else kv_cache.stride(0),
+            0 if kv_cache is None else kv_cache.stride(1),
             NORMALIZED=self._weights is not None,
             EPSILON=self._eps,
-            NUM_HEADS=rotated,
-            NUM_QUERY_HEADS=self._split[0],
+            NUM_QUERY_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
             HALF=half,
             TOGETHER=_HEADS_TOGETHER,
             WIDTH=triton.next_power_of_2(half),
+            CACHED=kv_cache is not None,
+            BLOCK_SIZE=1 if kv_cache is None else kv_cache.shape[3],
             num_warps=2,
             **AS_WRITTEN,
         )
-        query, key, value = torch.split(heads, self._split, dim=1)
-        return query, key, value
 
 
 class GpuEmbedding:

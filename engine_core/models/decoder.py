@@ -207,8 +207,8 @@ class Attention:
     ) -> torch.Tensor:
         """[T, H]: ``residual`` and the attention of ``x``, which is normalized."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        query, key, value = self.rotation(heads, cos, sin)
-        attended = self._backend.forward(query, key, value, kv_cache, metadata, self._head_dim**-0.5)
+        scale = self._head_dim**-0.5
+        attended = self._backend.forward_heads(heads, self.rotation, cos, sin, kv_cache, metadata, scale)
         return self.o_proj(attended, residual=residual)
 
 

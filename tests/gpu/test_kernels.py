@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.triton_paged import TritonPagedAttention
 from engine_core.layers.gpu import GpuLayers
 from engine_core.layers.torch_layers import TorchLayers
@@ -90,6 +91,25 @@ def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
     made = layers.rotation(4, 2, on_gpu, 1e-6)(heads.to(GPU), angles.cos().to(GPU), angles.sin().to(GPU))
     for one, other in zip(made, reference.rotation(4, 2, (norm, norm), 1e-6)(heads, angles.cos(), angles.sin())):  # noqa: B905
         torch.testing.assert_close(one.cpu(), other, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
+    heads, angles = numbers(50, 16, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
+    cos, sin = angles.cos().to(GPU), angles.sin().to(GPU)
+    norms = tuple(numbers(128, dtype=dtype, seed=seed).to(GPU) for seed in (1, 2)) if normalized else None
+    rotation = GpuLayers(PROCESSORS, False).rotation(8, 4, norms, 1e-6)
+    query, key, value = rotation(heads.to(GPU), cos, sin)
+    [cache] = TritonPagedAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
+    cache.fill_(torch.nan)
+    slots = torch.randperm(8 * 16, generator=torch.Generator().manual_seed(9))[:50]
+    slots[::7] = -1
+    assert torch.equal(rotation.into_cache(heads.to(GPU), cos, sin, cache, slots.to(GPU)), query)
+    kept = slots[slots >= 0]
+    places = cache[:, kept // 16, :, kept % 16].transpose(0, 1)  # [2, rows, Hkv, D]
+    assert torch.equal(places.cpu(), torch.stack([key, value])[:, (slots >= 0).to(GPU)].cpu())
+    assert (~cache.isnan()).sum() == 2 * len(kept) * 4 * 128
 
 
 def test_integers_of_noise_are_the_same() -> None:

@@ -117,6 +117,11 @@ def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num
     heads = torch.empty(rows, sum(split), geometry.head_dim, dtype=dtype, device=META)
     query, key, value = torch.split(heads, split, dim=1)
     backend.forward(query, key, value, cache, metadata, geometry.head_dim**-0.5)
+    angles = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
+    norm = torch.empty(geometry.head_dim, dtype=dtype, device=META)
+    for norms in (None, (norm, norm)):
+        rotation = GpuLayers(132, uniform).rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
+        backend.forward_heads(heads, rotation, angles, angles, cache, metadata, geometry.head_dim**-0.5)
 
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:

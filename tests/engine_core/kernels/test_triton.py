@@ -50,7 +50,7 @@ def test_attention_compiles(
 ) -> None:
     with compiling(capability, tmp_path) as made:
         attend(geometry, dtype, uniform=uniform)
-    names = {"write_keys_and_values", "attend_chunks", "attend_single_rows", "join_splits"}
+    names = {"write_keys_and_values", "rotate", "attend_chunks", "attend_single_rows", "join_splits"}
     assert {one.name for one in made} == names
     assert [one for one in made if not one.fits] == []
     # On Hopper the products of prompts in narrow types are to be made by its tensor cores as a whole.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_core.attention.base import KVCacheSpec
+from engine_core.attention.paged import CachingRotation
+from engine_core.attention.triton_paged import TritonPagedAttention
 from engine_core.layers.gpu import GpuLayers
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.layers.torch_layers import TorchLayers
@@ -43,6 +46,33 @@ def test_rotation(query_heads: int, kv_heads: int, head_dim: int, normalized: bo
     actual = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
     for one, other in zip(actual, expected, strict=True):
         close(one, other, dtype)
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80)])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_rotation_into_the_cache(
+    query_heads: int, kv_heads: int, head_dim: int, normalized: bool, dtype: torch.dtype
+) -> None:
+    """Queries, keys and values are those of the rotation alone, bit for bit, and nothing else is written."""
+    rows, block_size, slots = 4, 16, torch.tensor([37, -1, 0, 15])
+    heads = numbers(rows, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
+    angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32, seed=1)
+    cos, sin = angles.cos(), angles.sin()
+    norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
+    rotation = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)
+    query, key, value = rotation(heads.clone(), cos, sin)
+    spec = KVCacheSpec(1, kv_heads, head_dim, block_size, dtype)
+    [cache] = TritonPagedAttention.allocate(spec, 3, torch.device("cpu"))
+    expected = cache.fill_(torch.nan).clone()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[0, slot // block_size, :, slot % block_size] = key[row]
+            expected[1, slot // block_size, :, slot % block_size] = value[row]
+    assert isinstance(rotation, CachingRotation)
+    made = rotation.into_cache(heads.clone(), cos, sin, cache, slots)
+    assert torch.equal(made, query)
+    assert torch.equal(cache.isnan(), expected.isnan())
+    assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
 
 
 def test_silu_and_mul(dtype: torch.dtype) -> None:

@@ -1,0 +1,93 @@
+"""What the attention backends of NVIDIA GPUs share: the layout of the KV cache, and how it is written."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol, runtime_checkable
+
+import torch
+import triton
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec, Rotation
+from engine_core.kernels.triton import AS_WRITTEN
+from engine_core.kernels.triton.attention import write_keys_and_values
+
+
+@runtime_checkable
+class CachingRotation(Rotation, Protocol):
+    """A rotation that writes keys and values where this layout has them, which saves a kernel."""
+
+    def into_cache(
+        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries [T, Hq, D] of ``heads``; keys and values go to ``slots`` [T] of ``kv_cache``, where not below 0."""
+
+
+class PagedAttention(AttentionBackend):
+    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]; nothing is written to a slot below 0."""
+
+    @staticmethod
+    def bytes_per_block(spec: KVCacheSpec) -> int:
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+
+    @staticmethod
+    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+
+    @abstractmethod
+    def attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+    ) -> torch.Tensor:
+        """[T, Hq · D] of ``query`` [T, Hq, D], when the step's keys and values are in ``kv_cache``."""
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
+        return self.attend(_with_dense_rows(query), kv_cache, metadata, scale)
+
+    def forward_heads(
+        self,
+        heads: torch.Tensor,
+        rotate: Rotation,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        if not isinstance(rotate, CachingRotation):
+            return super().forward_heads(heads, rotate, cos, sin, kv_cache, metadata, scale)
+        query = rotate.into_cache(heads, cos, sin, kv_cache, metadata.slot_mapping)
+        return self.attend(query, kv_cache, metadata, scale)
+
+
+def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    _, num_kv_heads, head_dim = key.shape
+    write_keys_and_values[(len(key),)](
+        key,
+        value,
+        kv_cache,
+        slots,
+        key.stride(0),
+        value.stride(0),
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=kv_cache.shape[3],
+        WIDTH=triton.next_power_of_2(num_kv_heads * head_dim),
+        **AS_WRITTEN,
+    )
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
