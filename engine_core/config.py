@@ -162,8 +162,10 @@ class DeviceConfig(_Section):
     num_threads: int | None = option(None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1)
     attention_backend: str | None = option(
         None,
-        "What computes attention: triton on a GPU, native or torch on a CPU; default: the fastest that can.",
-        choices=("triton", "native", "torch"),
+        "What computes attention. On a GPU: triton (own kernels, the default), varlen (torch's varlen_attn, from torch "
+        "2.12 on, with blocks of a multiple of 256) or flashinfer (where it is installed). On a CPU: native or torch; "
+        "default: the fastest that can.",
+        choices=("triton", "varlen", "flashinfer", "native", "torch"),
     )
     enforce_eager: bool = option(
         False, "On a GPU: launch each kernel in each step instead of replaying captured CUDA graphs."

@@ -16,7 +16,7 @@ def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None
 
     Raises ``ConfigError`` where there is no such backend here.
     """
-    if asked == "triton":
+    if asked in ("triton", "varlen", "flashinfer"):
         raise ConfigError("attention_backend", asked, "native or torch, because the device is a CPU")
     if asked == "torch":
         return TorchTiledAttention(), "attention by torch, as asked for"

@@ -37,8 +37,6 @@ def check_gpu(
         raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
     if not has_triton:
         raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
-    if config.attention_backend in ("native", "torch"):
-        raise ConfigError("attention_backend", config.attention_backend, "triton, because the device is a GPU")
     if checkpoint.quantization is not None:
         raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
     head_dim = checkpoint.shape.head_dim
@@ -57,15 +55,21 @@ class CudaDevice(Device):
         capability = (properties.major, properties.minor)
         has_triton = importlib.util.find_spec("triton") is not None
         check_gpu(properties.name, capability, config, checkpoint, has_triton)
-        from engine_core.attention.triton_paged import TritonPagedAttention
+        from engine_core.attention.flashinfer_paged import HeadsOfModel
+        from engine_core.attention.gpu_choice import Demand, check_attention, choose_gpu_attention
         from engine_core.layers.gpu import GpuLayers
 
+        shape = checkpoint.shape
+        heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
+        demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic)
+        check_attention(config.attention_backend, demand)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._free_at_start = torch.cuda.mem_get_info()
         self.usable = self._free_at_start[0]
         processors = properties.multi_processor_count
         self.batch_invariant = config.deterministic
-        self.attention = TritonPagedAttention(limits.max_model_len, processors, uniform=config.deterministic)
+        asked = config.attention_backend
+        self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
         self.layers = GpuLayers(processors, config.deterministic)
         self._limits = limits
         self._eager = config.enforce_eager
@@ -75,13 +79,13 @@ class CudaDevice(Device):
     def describe(self) -> str:
         products = "own products of matrices" if self.batch_invariant else "products of matrices by cuBLAS"
         steps = "no CUDA graphs" if self._eager else "CUDA graphs"
-        return f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; attention by triton; {products}; {steps}"
+        return f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
 
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
     def runner(self, model: CausalLM, batch: PersistentBatch) -> ModelRunner:
-        forward = DeviceForward(model, self._limits, self.torch_device)
+        forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, DeviceSampler(batch.sampling).sample)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
@@ -117,7 +121,7 @@ class CudaDevice(Device):
 
     def _estimate_graphs(self, model: CausalLM) -> int:
         """Capture the largest one, then it and the next: what the others take is what that one adds."""
-        forward = DeviceForward(model, self._limits, self.torch_device)
+        forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         kv_caches = self._one_block(model)
         taken = []
         for count in (1, 2):

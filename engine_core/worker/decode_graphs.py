@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.models.base import CausalLM
 from engine_core.worker.batch import BatchLimits, StepInputs
 from engine_core.worker.forward import Awaited
@@ -20,6 +21,15 @@ from engine_core.worker.placed import InputPlaces
 _FIRST_SIZES = (1, 2, 4)
 _STEP = 8
 _LARGEST = 512
+_NO_SEQUENCES = AttentionMetadata(
+    query_starts=torch.zeros(1, dtype=torch.int32),
+    seq_lens=torch.empty(0, dtype=torch.int32),
+    block_tables=torch.empty(0, 1, dtype=torch.int32),
+    slot_mapping=torch.empty(0, dtype=torch.int64),
+    max_query_len=1,
+    max_seq_len=0,
+)
+"""A step of padding alone."""
 
 
 class Recorded(Protocol):
@@ -46,9 +56,10 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 class DeviceForward:
     """Runs a model on a device: a graph where one was captured that is large enough, else kernel by kernel."""
 
-    def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device) -> None:
-        """Nothing is captured yet."""
+    def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device, attention: AttentionBackend) -> None:
+        """Nothing is captured yet. ``attention`` is what ``model`` was made with."""
         self._model = model
+        self._attention = attention
         self._inputs = InputPlaces(limits, device)
         self.sizes = graph_sizes(limits.max_num_seqs)
         self._graphs: dict[int, Recorded] = {}
@@ -61,8 +72,10 @@ class DeviceForward:
         rows = len(inputs.input_ids)
         size = self._size_for(rows) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
         if size is None or self._hidden is None:
+            self._attention.plan(inputs.metadata)
             placed = self._inputs.place(inputs, awaited)
             return self._model.forward(placed.input_ids, placed.positions, kv_caches, placed.metadata)
+        self._attention.plan(inputs.metadata, size)
         self._inputs.place_padded(inputs, size, awaited)
         self._graphs[size].replay()
         return self._hidden[:rows]
@@ -77,6 +90,7 @@ class DeviceForward:
         self._graphs.clear()
         self._kv_caches = kv_caches
         for size in reversed(sizes):
+            self._attention.plan(_NO_SEQUENCES, size)
             self._inputs.clear(size)
             self._graphs[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
         self._captured = tuple(sizes)

@@ -120,6 +120,7 @@ class Run:
         query, key, value = torch.cat(rows).split([g.num_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         scale = g.head_dim**-0.5 if scale is None else scale
         query, key, value = (x.to(self.device) for x in (query, key, value))
+        self.backend.plan(metadata)
         output = self.backend.forward(query, key, value, self.cache, metadata.on(self.device), scale)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count

@@ -40,7 +40,6 @@ def test_a_gpu_that_can_compute_the_model_is_taken(checkpoint: Checkpoint) -> No
     [
         ((7, 5), {}, {}, True, "device", "compute capability 7.5, and 8.0 is needed"),
         ((9, 0), {}, {}, False, "device", "triton is not installed"),
-        ((9, 0), {"attention_backend": "native"}, {}, True, "attention_backend", "the device is a GPU"),
         ((9, 0), {}, {"quantization": "int8"}, True, "quantization", "or --device cpu"),
     ],
 )

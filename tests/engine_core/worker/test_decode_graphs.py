@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_core.attention.base import AttentionMetadata
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.batch import BatchLimits, PersistentBatch, StepInputs
@@ -35,6 +36,17 @@ class Model:
         first = metadata.block_tables[:, :1].repeat_interleave(metadata.query_starts.diff(), 0)
         lengths = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff())
         return torch.stack([input_ids.float(), positions.float(), first[:, 0].float(), lengths.float()], 1)
+
+
+class Attention:
+    """Hears of steps before they are computed."""
+
+    def __init__(self) -> None:
+        self.planned: list[tuple[int, int | None]] = []
+
+    def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:
+        assert metadata.seq_lens.device == CPU
+        self.planned.append((len(metadata.seq_lens), size))
 
 
 class FakeRecorder:
@@ -85,7 +97,7 @@ def caches() -> list[torch.Tensor]:
 
 def captured(caches: list[torch.Tensor]) -> tuple[DeviceForward, Model, FakeRecorder]:
     model, recorder = Model(), FakeRecorder()
-    forward = DeviceForward(model, LIMITS, CPU)
+    forward = DeviceForward(model, LIMITS, CPU, Attention())
     forward.capture(recorder, caches, forward.sizes)
     return forward, model, recorder
 
@@ -110,7 +122,7 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
     for rows in (12, count):  # a larger step before leaves inputs behind
         _, inputs = batch_of(rows)
         expected_caches = [caches[0].clone()]
-        expected = DeviceForward(Model(), LIMITS, CPU)(inputs, expected_caches, None)
+        expected = DeviceForward(Model(), LIMITS, CPU, Attention())(inputs, expected_caches, None)
         hidden = forward(inputs, caches, None)
         assert torch.equal(hidden, expected)
         assert torch.equal(caches[0], expected_caches[0])
@@ -141,6 +153,16 @@ def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -
     forward.release()
     forward(batch_of(2)[1], caches, None)
     assert recorder.replayed == 1
+
+
+def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tensor]) -> None:
+    forward, _, _ = captured(caches)
+    planned = forward._attention.planned
+    assert planned == [(0, 12), (0, 8), (0, 4), (0, 2), (0, 1)]
+    planned.clear()
+    forward(batch_of(3)[1], caches, None)
+    forward(batch_of(3)[1], [caches[0]], None)
+    assert planned == [(3, 4), (3, None)]
 
 
 def test_no_row_of_a_step_shares_bytes_with_another_array(caches: list[torch.Tensor]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine_core.attention.flashinfer_paged import FlashInferAttention, HeadsOfModel
 from engine_core.attention.triton_paged import TritonPagedAttention
 from engine_core.config import DeviceConfig
 from engine_core.layers.gpu import GpuLayers
@@ -19,7 +20,9 @@ from engine_core.worker.cuda import CudaDevice
 from engine_core.worker.decode_graphs import DeviceForward
 from engine_core.worker.device import NewBatch
 from engine_core.worker.model_runner import ModelRunner
+from tests.engine_core.attention.sequences import CPU
 from tests.engine_core.engines import run, started
+from tests.engine_core.kernels.interpreted.libraries import Library
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 45)), "c": [100]}
@@ -53,7 +56,7 @@ class InterpretedDevice(CudaDevice):
         self.batch_invariant = True
         self.attention = TritonPagedAttention(limits.max_model_len, 2, uniform=True)
         self.layers = GpuLayers(2, deterministic=True)
-        self._limits, self._name, self._eager = limits, "an interpreter", False
+        self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
         assert isinstance(runner.forward, DeviceForward)
@@ -68,6 +71,18 @@ class InterpretedDevice(CudaDevice):
     def trim(self) -> None: ...
 
 
+class FlashInferDevice(InterpretedDevice):
+    """With attention that is planned on the host."""
+
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+        super().__init__(config, checkpoint, limits)
+        shape = checkpoint.shape
+        heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
+        pages = limits.max_blocks_per_seq
+        self.attention = FlashInferAttention(Library, heads, limits.block_size, pages, CPU, workspace=16)
+        self.batch_invariant = False
+
+
 class _Separate:
     def record(self, function: Callable[[], None]) -> Replayed:
         function()
@@ -77,17 +92,25 @@ class _Separate:
 def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]:
     with started(model, max_num_seqs=4, max_num_batched_tokens=24, **options) as engine:
         results = run(engine, PROMPTS, PARAMS)
-        assert "unstable" not in engine.executor.numerics_fingerprint
+        stable = "unstable" not in engine.executor.numerics_fingerprint
+        assert stable == (worker.choose_device is not FlashInferDevice)
     return {key: outcome.token_ids for key, outcome in results.items()}
 
 
-@pytest.mark.parametrize(("case", "overlapped"), [("llama-mha-tied-biases", False), ("qwen3-tied-head-dim", True)])
+@pytest.mark.parametrize(
+    ("case", "device", "overlapped"),
+    [
+        ("llama-mha-tied-biases", InterpretedDevice, False),
+        ("qwen3-tied-head-dim", InterpretedDevice, True),
+        ("qwen3-tied-head-dim", FlashInferDevice, True),
+    ],
+)
 def test_tokens_equal_those_of_the_cpu_engine(
-    case: str, overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, device: type[InterpretedDevice], overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_model(make_model(CASES[case]), tmp_path)
     expected = outcomes(model, max_model_len=64)
-    monkeypatch.setattr(worker, "choose_device", InterpretedDevice)
+    monkeypatch.setattr(worker, "choose_device", device)
     Replayed.replays = 0
     assert outcomes(model, max_model_len=64, async_scheduling=overlapped) == expected
     assert Replayed.replays >= 3
