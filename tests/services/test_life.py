@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
@@ -61,6 +62,18 @@ class Services:
         while text not in (self.directory / f"{name}.log").read_text():
             assert time.monotonic() < end, f"{name} did not log {text!r}"
             time.sleep(0.1)
+
+    def blocks_used_at_last(self, seconds: float = 30) -> int:
+        """Of the engine's cache, when it has had the time to hear that nobody wants anything."""
+        end = time.monotonic() + seconds
+        options = [("grpc.default_authority", "localhost")]
+        with grpc.insecure_channel(f"unix:{self.directory}/engine.sock", options=options) as channel:
+            engine = engine_pb2_grpc.EngineServiceStub(channel)
+            while True:
+                used = engine.GetLoad(engine_pb2.GetLoadRequest(), timeout=20).load.blocks_used
+                if not used or time.monotonic() > end:
+                    return used
+                time.sleep(0.1)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)
@@ -136,7 +149,10 @@ async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> No
 
 
 async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
-    """They start in the wrong order; then each back tier is killed under load, and the tokens are the same."""
+    """They start in the wrong order; then each back tier is killed under load, and the tokens are the same.
+
+    The first engine computes one step after the other; those that follow it overlap them.
+    """
     services.start("processor", "--patience", "120", python=CPU_TIER)
     services.start("detokenizer", python=CPU_TIER)
     async with grpc.aio.insecure_channel(services.address) as channel:
@@ -149,14 +165,14 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
         await wait_until_serving(services.address)
         undisturbed = await generate(front, long_request("", 600))
 
-        for victim in ("detokenizer", "engine"):
+        for victim, *flags in (("detokenizer",), ("engine", "--async-scheduling"), ("engine", "--async-scheduling")):
             call = front.Session(timeout=120)
             shown = {f"r{i}": Shown() for i in range(4)}
             for name in shown:
                 await call.write(inference_pb2.SessionRequest(generate=long_request(name, 600)))
             await read_until_tokens(call, shown, 5)
             services.kill(victim)
-            services.start(victim, python=CPU_TIER if victim == "detokenizer" else sys.executable)
+            services.start(victim, *flags, python=CPU_TIER if victim == "detokenizer" else sys.executable)
             await finish(call, shown)
             for one in shown.values():
                 assert one.ends[0].cause == undisturbed.ends[0].cause, one.ends[0]
@@ -164,6 +180,7 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
                 assert one.texts == undisturbed.texts
                 assert one.usage.completion_tokens == 600
             call.cancel()
+    assert services.blocks_used_at_last() == 0
 
 
 async def test_requests_end_unavailable_when_no_engine_comes_back(services: Services) -> None:
