@@ -19,18 +19,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_parts import PARTS
+from benchmarks.gpu_targets import GOALS, verdict
 from benchmarks.report import Row, document, output_options, write_json
 
 _SECONDS = 240.0
 """Most that a part may take."""
-
-
-def verdict(row: Row) -> bool | None:
-    """Whether a figure reaches its target; None where it has none, or was not measured."""
-    target, measured = row.get("target"), row.get("measured")
-    if target is None or measured is None:
-        return None
-    return bool(measured <= target) if row.get("at most") else bool(measured >= target)
 
 
 def line(row: Row) -> str:
@@ -50,9 +43,9 @@ def measure(part: str) -> Row:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return {"what": part, "measured": None, "problem": f"it took more than {_SECONDS:g} s"}
+        return {"what": GOALS[part].what, "measured": None, "problem": f"it took more than {_SECONDS:g} s"}
     if result.returncode != 0:
-        return {"what": part, "measured": None, "problem": "\n".join(result.stderr.splitlines()[-12:])}
+        return {"what": GOALS[part].what, "measured": None, "problem": "\n".join(result.stderr.splitlines()[-12:])}
     row: Row = json.loads(result.stdout.splitlines()[-1])
     return row
 

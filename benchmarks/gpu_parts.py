@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_limits import gpu_limits, seconds_of
+from benchmarks.gpu_targets import GOALS
 from benchmarks.report import Row
 from benchmarks.roofline import ModelCost
 from benchmarks.shapes import WITHOUT_WEIGHTS, describe_model
@@ -55,31 +56,28 @@ def step_seconds(run: Callable[[Work], Outcome], batch: int, prompt: int, short:
     return (best[long] - best[short]) / (long - short)
 
 
-def _decode(name: str, batch: int, prompt: int, target: float, **options: Any) -> Row:
+def _decode(part: str, batch: int, prompt: int, **options: Any) -> Row:
     limits, cost = gpu_limits(), cost_of(LARGE)
     with engine(LARGE, **options) as started:
         taken = step_seconds(started.run, batch, prompt)
     cached = batch * (prompt + 40.0)
     read = cost.step(batch, batch, cached, cached).read
-    return {
-        "what": name,
-        "measured": read / limits.bandwidth / taken,
-        "target": target,
-        "of": "(weights + KV read) ÷ copy bandwidth",
+    extra = {
         "step ms": 1e3 * taken,
         "copy TB/s": limits.bandwidth / 1e12,
         "product TFLOP/s": limits.flops / 1e12,
     }
+    return GOALS[part].reached(read / limits.bandwidth / taken, **extra)
 
 
 def decode_1(**options: Any) -> Row:
     """One sequence."""
-    return _decode("decode, batch 1, 8B bf16", 1, 128, 0.80, max_num_seqs=8, **options)
+    return _decode("decode-1", 1, 128, max_num_seqs=8, **options)
 
 
 def decode_256(**options: Any) -> Row:
     """As many as a large server has, with their contexts."""
-    return _decode("decode, batch 256, context 1024, 8B", 256, 1024, 0.65, max_num_batched_tokens=8192, **options)
+    return _decode("decode-256", 256, 1024, max_num_batched_tokens=8192, **options)
 
 
 def prefill(**options: Any) -> Row:
@@ -88,14 +86,8 @@ def prefill(**options: Any) -> Row:
     with engine(LARGE, max_num_batched_tokens=8192, **options) as started:
         taken = min(started.run(Work(8, 1024, 1, seed=seed)).seconds for seed in range(_ROUNDS + 1))
     operations = cost.step(8192, 8, 8 * 1024 * 512.5, 8 * 1024.0).operations
-    return {
-        "what": "prefill 8 × 1024, 8B",
-        "measured": operations / limits.flops / taken,
-        "target": 0.60,
-        "of": "measured rate of products",
-        "ms": 1e3 * taken,
-        "product TFLOP/s": limits.flops / 1e12,
-    }
+    extra = {"ms": 1e3 * taken, "product TFLOP/s": limits.flops / 1e12}
+    return GOALS["prefill"].reached(operations / limits.flops / taken, **extra)
 
 
 def graphs() -> Row:
@@ -104,14 +96,8 @@ def graphs() -> Row:
     for eager in (False, True):
         with engine(SMALL, enforce_eager=eager, max_num_seqs=8) as started:
             taken[eager] = step_seconds(started.run, 1, 128)
-    return {
-        "what": "Qwen3-0.6B, batch 1: graphs beside eager",
-        "measured": taken[True] / taken[False],
-        "target": 3.0,
-        "of": "eager step",
-        "step ms": 1e3 * taken[False],
-        "eager step ms": 1e3 * taken[True],
-    }
+    extra = {"step ms": 1e3 * taken[False], "eager step ms": 1e3 * taken[True]}
+    return GOALS["graphs"].reached(taken[True] / taken[False], **extra)
 
 
 def kernels() -> Row:
@@ -125,15 +111,7 @@ def kernels() -> Row:
                 started.run(one)
             busy.append(sum(event.self_device_time_total for event in profile.key_averages()) / 1e6)
     own = (busy[1] - busy[0]) / 32
-    return {
-        "what": "Qwen3-0.6B, batch 1: step beside its kernels' own time",
-        "measured": taken / own,
-        "target": 1.25,
-        "at most": True,
-        "of": "kernels' time",
-        "step ms": 1e3 * taken,
-        "kernels ms": 1e3 * own,
-    }
+    return GOALS["kernels"].reached(taken / own, **{"step ms": 1e3 * taken, "kernels ms": 1e3 * own})
 
 
 def _generate(batch: int, prompt: int, output: int) -> float:
@@ -162,35 +140,29 @@ def _generate(batch: int, prompt: int, output: int) -> float:
     return min(taken[2:])
 
 
-def _transformers(batch: int, target: float) -> Row:
+def _transformers(batch: int) -> Row:
     prompt, output = 128, 128
     theirs = _generate(batch, prompt, output)
     torch.cuda.empty_cache()
     with engine(SMALL, max_num_batched_tokens=8192, gpu_memory_utilization=0.5) as started:
         ours = min(started.run(Work(batch, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
-    return {
-        "what": f"Qwen3-0.6B beside transformers generate (static cache, compiled), batch {batch}",
-        "measured": theirs / ours,
-        "target": target,
-        "of": "its tokens/s",
-        "tok/s": batch * output / ours,
-        "its tok/s": batch * output / theirs,
-    }
+    extra = {"tok/s": batch * output / ours, "its tok/s": batch * output / theirs}
+    return GOALS[f"transformers-{batch}"].reached(theirs / ours, **extra)
 
 
 def transformers_1() -> Row:
     """One sequence."""
-    return _transformers(1, 1.5)
+    return _transformers(1)
 
 
 def transformers_16() -> Row:
     """Some."""
-    return _transformers(16, 2.0)
+    return _transformers(16)
 
 
 def transformers_64() -> Row:
     """Many."""
-    return _transformers(64, 3.0)
+    return _transformers(64)
 
 
 def served() -> Row:
@@ -209,14 +181,7 @@ def served() -> Row:
         with ring.serve(model, options, Path(directory)) as place:
             traffic = Traffic(streams, streams, prompt, output, warmup=16)
             through = max(float(ring.load(place, traffic)["output_tokens_per_second"]) for _ in range(_ROUNDS))
-    return {
-        "what": "served through the ring, 256 streams, 8B",
-        "measured": through / rate,
-        "target": 0.95,
-        "of": "offline tokens/s",
-        "tok/s": through,
-        "offline tok/s": rate,
-    }
+    return GOALS["served"].reached(through / rate, **{"tok/s": through, "offline tok/s": rate})
 
 
 def memory() -> Row:
@@ -227,14 +192,7 @@ def memory() -> Row:
         started.run(Work(300, 1024, 64, seed=1))
         grown = torch.cuda.memory_reserved() - before
         used = free - torch.cuda.mem_get_info()[0]
-    return {
-        "what": "memory at full load, of the budget",
-        "measured": used / (0.9 * total),
-        "target": 1.0,
-        "at most": True,
-        "of": "gpu_memory_utilization 0.9",
-        "allocated after the warm-up, MiB": grown / 2**20,
-    }
+    return GOALS["memory"].reached(used / (0.9 * total), **{"allocated after the warm-up, MiB": grown / 2**20})
 
 
 def products() -> Row:
@@ -251,13 +209,13 @@ def products() -> Row:
             ratios[f"{rows} × {outputs} × {inputs}"] = seconds_of(lambda library=library: library(x)) / seconds_of(  # type: ignore[misc]  # noqa: B023
                 lambda own=own: own(x)  # type: ignore[misc]  # noqa: B023
             )
-    return {"what": "own products beside cuBLAS, least", "measured": min(ratios.values()), "target": 0.9} | ratios
+    return GOALS["products"].reached(min(ratios.values()), **ratios)
 
 
-def _price(part: Callable[..., Row]) -> Callable[[], Row]:
+def _price(name: str, part: Callable[..., Row]) -> Callable[[], Row]:
     def run() -> Row:
-        row = dict(part(deterministic=True))
-        return row | {"what": f"deterministic: {row['what']}", "target": None}
+        goal = GOALS[f"deterministic-{name}"]
+        return dict(part(deterministic=True)) | {"what": goal.what, "target": goal.bound}
 
     return run
 
@@ -270,12 +228,12 @@ PARTS: dict[str, Callable[[], Row]] = {
     "kernels": kernels,
     "memory": memory,
     "products": products,
-    "deterministic-decode-1": _price(decode_1),
-    "deterministic-decode-256": _price(decode_256),
-    "deterministic-prefill": _price(prefill),
+    "deterministic-decode-1": _price("decode-1", decode_1),
+    "deterministic-decode-256": _price("decode-256", decode_256),
+    "deterministic-prefill": _price("prefill", prefill),
     "transformers-1": transformers_1,
     "transformers-16": transformers_16,
     "transformers-64": transformers_64,
     "served": served,
 }
-"""In the order of their worth, for whoever has a GPU for minutes."""
+"""Those of ``GOALS``."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_targets import gpu_table
 from benchmarks.report import Row, aligned
 from benchmarks.targets import Parts, verdicts
 
@@ -41,10 +42,21 @@ def write_page(results: Path, page: Path) -> None:
         lines += ["", f"## {_TITLES[name]}", "", _circumstances(part)]
         for title, rows in part["figures"].items():
             lines += ["", f"### {title}", "", *aligned(rows)] if len(part["figures"]) > 1 else ["", *aligned(rows)]
+    lines += _on_a_gpu(results / "gpu.json")
     for picture in draw(parts, results):
         lines += ["", f"![{picture.stem}]({picture.relative_to(page.parent.resolve())})"]
     page.write_text("\n".join(lines) + "\n")
     print(f"wrote {page}")
+
+
+def _on_a_gpu(path: Path) -> list[str]:
+    """The section of what ``make bench-gpu GPU="--json …"`` wrote to ``path``; where nobody did, of what it would."""
+    lines = ["", "## On an NVIDIA GPU", ""]
+    if path.exists():
+        part = json.loads(path.read_text())
+        return [*lines, _circumstances(part), "", *aligned(gpu_table(part["figures"]))]
+    told = "Not measured: no GPU was at hand. [docs/gpu.md](../docs/gpu.md) says what to run on one."
+    return [*lines, told, "", *aligned(gpu_table([]))]
 
 
 def _circumstances(part: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import engine, overlap
 from benchmarks.gpu import line as gpu_line
-from benchmarks.gpu import verdict
+from benchmarks.gpu_parts import PARTS
+from benchmarks.gpu_targets import GOALS, gpu_table, verdict
 from benchmarks.limits import Limits
 from benchmarks.overlap import Steps
 from benchmarks.report import document, write_json
@@ -156,6 +157,10 @@ def test_lines_of_the_gpu_table() -> None:
     assert verdict(row | {"at most": True}) is False
     assert "MISSED" in gpu_line(row | {"measured": 0.7})
     assert verdict(row | {"target": None}) is None
+    told = gpu_table([GOALS["decode-1"].reached(0.81), GOALS["memory"].reached(1.1)])
+    assert [row["verdict"] for row in told if row["is"] is not None] == ["reached", "short"]
+    assert {row["verdict"] for row in told if row["is"] is None} == {"not measured"}
+    assert len(told) == len(GOALS) == len(PARTS)
     failed = {"what": "served", "measured": None, "problem": "no module"}
     assert verdict(failed) is None
     assert gpu_line(failed) == "- served: not measured: no module"
