@@ -17,7 +17,7 @@ from typing import Any
 from tests.programs import program
 from tests.ring import Ring
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 
 
 class Prometheus:

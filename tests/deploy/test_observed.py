@@ -22,7 +22,7 @@ from tests.services.streams import ask, generate
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "ringline.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 TENANTS = ("north", "south")
-TIMEOUT = 60.0
+TIMEOUT = 150.0
 _SERIES = re.compile(r"\b(?:vllm:|ringline_|process_)\w+(?:\{[^}]*\})?|\bup(?:\{[^}]*\})?")
 
 

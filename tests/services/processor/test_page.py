@@ -83,7 +83,7 @@ def test_the_page_shows_the_ring_at_work_by_itself(browser: Browser, ring: Ring,
     ]
     browser.wait(FIGURE, lambda figure: figure > 0)
     browser.wait("document.querySelectorAll('#ring .flow').length", lambda flows: flows == 4)
-    assert browser.run("document.querySelector('#state').textContent") == "serving"
+    browser.wait("document.querySelector('#state').textContent", lambda state: state == "serving")
     shown = browser.run("document.querySelector('#rows').textContent")
     assert "running" in shown
     assert "blocks" in shown
