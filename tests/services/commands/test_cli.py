@@ -106,9 +106,12 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
 
 @pytest.mark.parametrize("arguments", ["--help", "serve --help", "config-docs", "fly 2>&1"])
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
-    # `true` reads nothing, so that whatever is printed meets a closed pipe.
-    script = f"{{ {{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} | true; }} 3>&1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False)
+    reader, writer = os.pipe()
+    os.close(reader)  # before anything is printed
+    script = f"{{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} 3>&1 >&{writer}"
+    options = {"capture_output": True, "text": True, "cwd": ROOT, "timeout": 250, "pass_fds": [writer]}
+    done = subprocess.run(["bash", "-c", script], **options, check=False)
+    os.close(writer)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
