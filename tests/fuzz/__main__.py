@@ -11,6 +11,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import ringline
@@ -30,22 +31,24 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=100_000, help="damaged messages per service")
     parser.add_argument("--seed", type=int, default=0, help="what is sent follows from it")
     parser.add_argument("--streams", type=int, default=4, help="calls at a time")
+    parser.add_argument("--service", choices=SERVICES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ring = start_ring(Path(folder))
         try:
-            return asyncio.run(_fuzz(ring, arguments.inputs, arguments.seed, arguments.streams))
+            services = arguments.service or SERVICES
+            return asyncio.run(_fuzz(ring, services, arguments.inputs, arguments.seed, arguments.streams))
         finally:
             stop_ring(ring)
 
 
-async def _fuzz(ring: Ring, inputs: int, seed: int, streams: int) -> int:
+async def _fuzz(ring: Ring, services: Sequence[str], inputs: int, seed: int, streams: int) -> int:
     bad = 0
     async with ringline.AsyncClient(ring.address, patience=0) as client:
         expected = (await client.generate("Once upon a time", **_ASKED)).text
         alone = await _latencies(client, expected, asyncio.sleep(ALONE))
         print(f"{'client alone':<14} p50 {_share(alone, 0.5):6.1f} ms   p99 {_share(alone, 0.99):6.1f} ms")
-        for service in SERVICES:
+        for service in services:
             pid, address = ring.pid(service), ring.state.services[service].address
             before, start = _resident(pid), time.monotonic()
             codes: dict[str, int] = {}

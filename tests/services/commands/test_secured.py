@@ -1,0 +1,86 @@
+"""Commands beside a stack whose front door is TLS and asks for tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from services.cli import cli
+from tests.ring import Ring, start_ring, stop_ring
+from tests.services.secured import Certificates, user_token, write_tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("secured-stack")
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path) -> Iterator[Ring]:
+    certificates = Certificates(folder)
+    certificates.issue("processor")
+    write_tokens(folder, {user_token("blue"): "blue"})
+    (folder / "my-token").write_text(user_token("blue") + "\n")
+    files = {"cert": "processor", "key": "processor-key"}
+    flags = [f"--tls-{flag}-file={certificates.path(name)}" for flag, name in files.items()]
+    ring = start_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}")
+    yield ring
+    assert stop_ring(ring) == 0
+
+
+@pytest.fixture
+def run(stack: Ring, folder: Path):
+    """Runs a command with what it needs in its environment, as in a container."""
+
+    def run(*arguments: str, **variables: str | None) -> Result:
+        environment = {
+            "RINGLINE_ADDRESS": stack.address,
+            "RINGLINE_TLS_CA_FILE": str(folder / "ca.pem"),
+            "RINGLINE_TOKEN_FILE": str(folder / "my-token"),
+        }
+        return CliRunner(env=environment | variables).invoke(cli, arguments, standalone_mode=False)
+
+    return run
+
+
+def test_commands_are_let_in(run, stack: Ring) -> None:
+    assert run("health", stack.address).output == "SERVING\n"
+    assert json.loads(run("generate", "Once", "--max-tokens", "4", "--json").output)["usage"]["completion_tokens"] == 4
+    load = run("bench", "--requests", "2", "--input-len", "4", "--output-len", "4", "--json")
+    assert json.loads(load.output)["completed"] == 2
+    (shown,) = json.loads(run("status", "--address", stack.address, "--json").output)["stacks"]
+    assert shown["services"][0]["health"] == "SERVING"
+    assert shown["services"][0]["models"][0]["max_model_len"] > 0
+
+
+def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> None:
+    assert run("health", stack.address, RINGLINE_TLS_CA_FILE=None).output == "UNREACHABLE\n"
+    assert run("health", stack.address, RINGLINE_TOKEN_FILE=None).output == "SERVING\n"
+    refused = run("generate", "Once", RINGLINE_TOKEN_FILE=None)
+    assert "UNAUTHENTICATED: authorization: missing" in str(refused.exception)
+    in_clear = run("generate", "Once", "--address", "203.0.113.1:50051", RINGLINE_TLS_CA_FILE=None)
+    assert "--token-file: it would be sent to 203.0.113.1:50051 in clear" in str(in_clear.exception)
+    absent = run("generate", "Once", "--token-file", str(folder / "absent"))
+    assert "--token-file: " in str(absent.exception)
+    assert "cannot be read" in str(absent.exception)
+
+
+def test_certs_and_tokens_are_made(tmp_path: Path) -> None:
+    runner = CliRunner()
+    first = runner.invoke(cli, ["certs", str(tmp_path), "--host", "engine-1", "--days", "2"], standalone_mode=False)
+    assert "certificates for 2 days" in first.output
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    runner.invoke(cli, ["certs", str(tmp_path), "--role", "engine"], standalone_mode=False)
+    changed = {path.name for path in tmp_path.iterdir() if path.read_bytes() != before[path.name]}
+    assert changed == {"engine.pem", "engine-key.pem"}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*-key.pem")} == {0o600}
+    made = runner.invoke(cli, ["token", "blue"], standalone_mode=False)
+    token, line = made.stderr.strip(), made.stdout.strip()
+    assert token.startswith("rl-")
+    tenant, digest = line.split(" ")
+    write_tokens(tmp_path, {token: "blue"})
+    assert (tmp_path / "tokens").read_text() == f"{tenant} {digest}"
