@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 import click
 import ringline
 
+from services.runtime.addresses import valid_address
 from services.runtime.options import VARIABLE_PREFIX
 from services.runtime.peer_credentials import PeerCredentials, peer_credentials
-from services.runtime.settings import PROCESSOR_PORT, valid_address
+from services.runtime.settings import PROCESSOR_PORT
 from services.runtime.tokens import watched_tokens
 from services.runtime.variables import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
 

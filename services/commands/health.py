@@ -7,9 +7,9 @@ import asyncio
 import click
 
 from services.commands._options import Connection, connection_options
+from services.runtime.addresses import valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.errors import ExitCode
-from services.runtime.settings import valid_address
 
 
 @click.command()

@@ -16,11 +16,11 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands._options import Connection, connection_options
+from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.discovery import addresses_of
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, running_stacks
-from services.runtime.settings import host_and_port, is_dns_name, valid_address
 
 _TIMEOUT = 2.0
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from services.runtime.settings import host_and_port, is_dns_name, join_address
+from services.runtime.addresses import host_and_port, is_dns_name, join_address
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,8 @@ from typing import IO
 
 import structlog
 
+from services.runtime.addresses import LONGEST_UDS
 from services.runtime.errors import FatalError
-from services.runtime.settings import LONGEST_UDS
 
 log = structlog.get_logger(__name__)
 

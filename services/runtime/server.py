@@ -17,10 +17,11 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.runtime.addresses import join_address
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.interceptors import Guard
 from services.runtime.listening import check_listenable, remove_socket_file
-from services.runtime.settings import ServerSettings, join_address
+from services.runtime.settings import ServerSettings
 from services.runtime.transport import server_options
 
 log = structlog.get_logger()

@@ -7,7 +7,6 @@ Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from services.ring.crashes import MAX_CRASH_RESUBMITS
+from services.runtime.addresses import LONGEST_UDS, check_addresses, hosts_of, join_address
 from services.runtime.incarnation import default_name, valid_name
 from services.runtime.options import SettingError, check_section, option
 from services.runtime.security_settings import (
@@ -34,9 +34,6 @@ METRICS_PORT_OFFSET = 10000
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 """Of text: that of bytes ends with -bin."""
-
-LONGEST_UDS = 107
-"""Bytes of a unix socket's path on Linux (sun_path, without its end)."""
 
 
 class _Section:
@@ -273,55 +270,3 @@ def _check_callee(settings: ServiceSettings) -> None:
     token_file = settings.peers.service_token_file
     check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
     check_internal(settings.tls, token_file)
-
-
-def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets where the host is an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_addresses(option_name: str, addresses: tuple[str, ...]) -> None:
-    """Raise ``SettingError`` unless there is at least one address and each is ``host:port`` or ``unix:path``."""
-    if not addresses:
-        raise SettingError(option_name, ",".join(addresses), "at least one address")
-    for address in addresses:
-        if not valid_address(address):
-            raise SettingError(option_name, address, "addresses like host:port, [v6]:port or unix:path")
-
-
-def valid_address(address: str) -> bool:
-    """Whether ``address`` is one that a service can be dialled at."""
-    if address.startswith("unix:"):
-        return 1 <= len(address.removeprefix("unix:").encode()) <= LONGEST_UDS
-    host, colon, port = address.rpartition(":")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        return False
-    if not (host and colon and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-        return False
-    try:
-        host.encode("idna")  # what cannot be a name is none for DNS either: labels of 1 to 63 characters
-    except UnicodeError:
-        return False
-    return True
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of ``host:port`` or ``[v6]:port``."""
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def hosts_of(addresses: tuple[str, ...]) -> list[str]:
-    """Of those that are no paths of sockets."""
-    return [host_and_port(address)[0] for address in addresses if not address.startswith("unix:")]
-
-
-def is_dns_name(address: str) -> bool:
-    """Whether the host of a valid address is a name, not an IP address (or a socket's path)."""
-    if address.startswith("unix:"):
-        return False
-    try:
-        ipaddress.ip_address(host_and_port(address)[0])
-    except ValueError:
-        return True
-    return False

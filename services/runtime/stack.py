@@ -9,15 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.runtime.addresses import join_address
 from services.runtime.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.runtime.peer_credentials import PLAIN, PeerCredentials, own_credentials
 from services.runtime.run_dir import ProcessState, RunDirectory, StackState
-from services.runtime.settings import (
-    METRICS_PORT_OFFSET,
-    DetokenizerSettings,
-    ProcessorSettings,
-    join_address,
-)
+from services.runtime.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
 from services.runtime.supervisor import ChildSpec, Supervisor
 
 # The metrics of the engine and the detokenizer lie this far above the processor's, so that the defaults of a stack

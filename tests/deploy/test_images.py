@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from services.cli import cli
+from services.runtime.addresses import check_addresses
 from services.runtime.settings import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
@@ -24,7 +25,6 @@ from services.runtime.settings import (
     PROCESSOR_PORT,
     DetokenizerSettings,
     ServerSettings,
-    check_addresses,
 )
 from services.runtime.variables import known_variables
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages

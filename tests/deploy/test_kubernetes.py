@@ -9,7 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.runtime.settings import METRICS_PORT_OFFSET, ServerSettings, check_addresses
+from services.runtime.addresses import check_addresses
+from services.runtime.settings import METRICS_PORT_OFFSET, ServerSettings
 from services.runtime.variables import known_variables
 from tests.deploy.dockerfile import ROOT, stages
 from tests.deploy.kustomize import Resource, merge, render

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.runtime.addresses import is_dns_name, valid_address
 from services.runtime.options import SettingError
 from services.runtime.settings import (
     DetokenizerSettings,
@@ -9,8 +10,6 @@ from services.runtime.settings import (
     ProcessorSettings,
     ServerSettings,
     TelemetrySettings,
-    is_dns_name,
-    valid_address,
 )
 
 
