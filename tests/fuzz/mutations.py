@@ -40,14 +40,17 @@ _INTEGERS = {
 def damaged(rng: random.Random, message: Message) -> bytes:
     """``message`` with some of its fields replaced, its bytes changed, or both."""
     kind = rng.randrange(4)
-    if kind:
-        changed = type(message)()
-        changed.CopyFrom(message)
-        for _ in range(rng.randint(1, 3)):
-            _change(rng, changed, _DEPTH)
-        message = changed
-    data = message.SerializeToString()
+    data = changed(rng, message) if kind else message.SerializeToString()
     return data if kind > 1 else _damage(rng, data)
+
+
+def changed(rng: random.Random, message: Message) -> bytes:
+    """``message`` with some of its fields replaced; it can be parsed."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for _ in range(rng.randint(1, 3)):
+        _change(rng, copy, _DEPTH)
+    return copy.SerializeToString()
 
 
 def _change(rng: random.Random, message: Message, depth: int) -> None:
@@ -107,17 +110,17 @@ def _value(rng: random.Random, field: FieldDescriptor) -> Any:
 
 def _damage(rng: random.Random, data: bytes) -> bytes:
     """A few bytes changed, left out, put in or said twice."""
-    changed = bytearray(data)
+    result = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        begin = rng.randint(0, len(changed))
-        end = min(len(changed), begin + rng.randint(1, 8))
+        begin = rng.randint(0, len(result))
+        end = min(len(result), begin + rng.randint(1, 8))
         match rng.randrange(4):
             case 0:
-                changed[begin:end] = rng.randbytes(end - begin)
+                result[begin:end] = rng.randbytes(end - begin)
             case 1:
-                del changed[begin:end]
+                del result[begin:end]
             case 2:
-                changed[begin:begin] = rng.choice((b"\xff" * 10, rng.randbytes(4), b"\x80" * 9 + b"\x01"))
+                result[begin:begin] = rng.choice((b"\xff" * 10, rng.randbytes(4), b"\x80" * 9 + b"\x01"))
             case _:
-                changed[begin:begin] = changed[begin:end]
-    return bytes(changed)
+                result[begin:begin] = result[begin:end]
+    return bytes(result)

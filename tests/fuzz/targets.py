@@ -16,10 +16,10 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
 from services.ring.identity import CONTRACT_VERSION
-from tests.fuzz.mutations import damaged
+from tests.fuzz.mutations import changed, damaged
 
 PER_STREAM = 25
-"""Damaged messages on one stream; a message that cannot be parsed ends it."""
+"""Damaged messages on one stream. The last one's bytes are, too: a message that cannot be parsed ends a stream."""
 PATIENCE = 60.0
 """Seconds after which a call that has not ended hangs."""
 LOOK, LOOK_AT_STREAM = 0.05, 2.0
@@ -99,7 +99,8 @@ class Fuzzer:
     async def stream(self, method: str, begin: list[Message], *good: Message) -> None:
         """A call that begins well and goes on with damaged messages."""
         frames = [message.SerializeToString() for message in begin]
-        frames += [damaged(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM)]
+        frames += [changed(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM - 1)]
+        frames.append(damaged(self.rng, self.rng.choice(good)))
         self.sent += PER_STREAM
         call = self._channel.stream_stream(method)(timeout=PATIENCE)
 
