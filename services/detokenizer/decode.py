@@ -5,6 +5,7 @@ The state belongs to the link that brought it: it is built from the request's fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -16,6 +17,7 @@ from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
 from services.ring.identity import PeerId
 from services.ring.positions import Fit, fit
+from services.runtime.tracing import MAX_TRACEPARENT, Tracing
 from services.runtime.wire import packed_from_proto, status_from_proto, unpack_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
@@ -49,7 +51,7 @@ class _Choice:
 class _Request:
     """One request under one epoch."""
 
-    __slots__ = ("choices", "ends", "epoch", "subscriber")
+    __slots__ = ("began", "choices", "ends", "epoch", "subscriber", "traceparent")
 
     def __init__(self, epoch: int, subscriber: Subscriber, choices: dict[int, _Choice]) -> None:
         self.epoch = epoch
@@ -57,14 +59,19 @@ class _Request:
         self.choices = choices
         """Those that go on."""
         self.ends: dict[int, ChoiceEnd | None] = dict.fromkeys(choices)
+        self.traceparent = ""
+        """Its place in a trace, if it is traced."""
+        self.began: float | None = None
+        """When its first ids came, if it is traced."""
 
 
 class EngineDecoder:
     """Everything that one Attach stream brought."""
 
-    def __init__(self, tokenizer: Tokenizer, subscribers: Subscribers) -> None:
+    def __init__(self, tokenizer: Tokenizer, subscribers: Subscribers, tracing: Tracing | None = None) -> None:
         self._tokenizer = tokenizer
         self._subscribers = subscribers
+        self._tracing = tracing
         self._requests: dict[str, _Request] = {}
         self.decoded_tokens = 0
 
@@ -121,7 +128,9 @@ class EngineDecoder:
         except ValueError as error:  # raised further, it would end the link for every request on it
             self._refuse(opened, subscriber, Status(Code.INVALID_ARGUMENT, f"output_context: {error}"))
             return
-        self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
+        request = self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
+        if self._tracing is not None and len(context.traceparent) <= MAX_TRACEPARENT:
+            request.traceparent = context.traceparent
 
     def _choices(self, opened: engine_pb2.Opened, context: detokenizer_pb2.OutputContext) -> dict[int, _Choice]:
         """A decoder for each choice; raises ``ValueError`` for a context that none can be made with."""
@@ -177,6 +186,8 @@ class EngineDecoder:
             ids = ids[decoder.received - first_position :]
             logprobs = logprobs[max(0, len(logprobs) - len(ids)) :]
         self.decoded_tokens += len(ids)
+        if request.traceparent and request.began is None:
+            request.began = time.monotonic()
         if logprobs:
             state.hold_logprobs(logprobs, len(ids))
         outbox, epoch = request.subscriber.outbox, request.epoch
@@ -200,13 +211,28 @@ class EngineDecoder:
         del request.choices[choice]
         if not request.choices:
             del self._requests[request_id]
-            _log_finished(request_id, request)
+            self._finished(request_id, request)
+
+    def _finished(self, request_id: str, request: _Request) -> None:
+        """Nothing more comes of it: it is told to whoever watches."""
+        tokens = sum(end.position for end in request.ends.values() if end)
+        log.debug(
+            "request finished",
+            request_id=request_id,
+            epoch=request.epoch,
+            causes={choice: end and end.cause.name for choice, end in request.ends.items()},
+            completion_tokens=tokens,
+        )
+        if self._tracing is not None and request.began is not None:
+            about: dict[str, str | int] = {"ringline.request_id": request_id, "ringline.epoch": request.epoch}
+            about |= {"gen_ai.usage.output_tokens": tokens}
+            self._tracing.span("detokenize", request.traceparent, request.began, time.monotonic(), about)
 
     def _close(self, closed: engine_pb2.Closed) -> None:
         request = self._requests.get(closed.request_id)
         if request is not None and request.epoch <= closed.epoch:
             del self._requests[closed.request_id]
-            _log_finished(closed.request_id, request)
+            self._finished(closed.request_id, request)
             request.subscriber.outbox.drop(closed.request_id, closed.epoch)
 
 
@@ -228,16 +254,6 @@ def _entries(
     for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
         yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index, ())
         start += count
-
-
-def _log_finished(request_id: str, request: _Request) -> None:
-    log.debug(
-        "request finished",
-        request_id=request_id,
-        epoch=request.epoch,
-        causes={choice: end and end.cause.name for choice, end in request.ends.items()},
-        completion_tokens=sum(end.position for end in request.ends.values() if end),
-    )
 
 
 def _end_of(finish: engine_pb2.Finish) -> ChoiceEnd:

@@ -17,6 +17,7 @@ from services.ring.liveness import BEAT_LIMIT
 from services.runtime.attach_client import EngineLink
 from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.runtime.tracing import Tracing
 from services.text.tokenizer import Tokenizer, TokenizerError
 
 log = structlog.get_logger(__name__)
@@ -27,7 +28,8 @@ MODEL_TIMEOUT = 10.0
 class Engines:
     """Implements ``EngineOwner``."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone)
         self._tokenizer: Tokenizer | None = None
         self._decoders: dict[PeerId, EngineDecoder] = {}
@@ -81,7 +83,7 @@ class Engines:
         fingerprint = model.tokenizer_fingerprint
         if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
             raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
-        self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers)
+        self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers, self._tracing)
         self._heard_at[engine] = time.monotonic()
         self.subscribers.push_load()
         log.info("engine attached", engine=engine.name, address=link.address)

@@ -25,6 +25,7 @@ from services.runtime.security import dialling_credentials, listening_credential
 from services.runtime.server import Server
 from services.runtime.settings import DetokenizerSettings
 from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
+from services.runtime.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,8 @@ class _Detokenizer:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
         self._settings = settings
-        self._engines = Engines()
+        self._tracing = start_tracing(settings)
+        self._engines = Engines(self._tracing)
         claims = Claims()
         credentials = dialling_credentials(settings)
         self._found = Discovery(
@@ -90,6 +92,8 @@ class _Detokenizer:
         try:
             return await self._server.run(self._work, self._drain)
         finally:
+            if self._tracing is not None:
+                self._tracing.close()
             if metrics is not None:
                 metrics.close()
 

@@ -11,6 +11,7 @@ from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
 from engine_core.step import SequenceOutput
 from services.engine.step_loop import StepLoop, StepReport
+from services.engine.traces import EngineTraces
 from services.engine.wire import end_of, logprobs_of, status_of
 from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
@@ -36,13 +37,14 @@ class LinkWaker:
 class Hub:
     """Everything on the event loop that is shared between attached peers."""
 
-    def __init__(self, *, orphan_grace: float, max_ledgers: int) -> None:
+    def __init__(self, *, orphan_grace: float, max_ledgers: int, traces: EngineTraces | None = None) -> None:
         self.step_loop: StepLoop | None = None
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
         """Likewise."""
         ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
-        self.switchboard = Switchboard(self, ledgers, on_removed=_log_finished)
+        self.switchboard = Switchboard(self, ledgers, on_removed=self._removed)
+        self._traces = traces
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self.failed = False
@@ -57,6 +59,8 @@ class Hub:
     def add(self, core_id: str, order: object) -> None:
         """Begin to compute."""
         assert self.step_loop is not None
+        if self._traces is not None:
+            self._traces.submitted(core_id, self.switchboard.traceparent(core_id), time.monotonic())
         self.step_loop.add(core_id, order)
 
     def cancel(self, core_id: str, choice: int | None) -> None:
@@ -113,6 +117,8 @@ class Hub:
 
     def starting(self, core_ids: list[str]) -> None:
         """These are computed from now on: should the engine die of it, it was one of them."""
+        if self._traces is not None:
+            self._traces.starting(core_ids, time.monotonic())
         for core_id in core_ids:
             self.switchboard.started(core_id)
         self.wake()
@@ -121,6 +127,8 @@ class Hub:
         """Enter what a step brought into the ledger."""
         if report.seconds:
             self.metrics.step(report.seconds, report.tokens)
+        if self._traces is not None:
+            self._traces.outputs(report.outputs, time.monotonic())
         for core_id, error in report.refused:
             self._refuse(core_id, error)
         for output in report.outputs:
@@ -141,6 +149,11 @@ class Hub:
             if output.finish is not None:
                 end = end_of(output.finish, output.first_position + len(output.token_ids))
             board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
+
+    def _removed(self, entry: LedgerEntry) -> None:
+        _log_finished(entry)
+        if self._traces is not None:
+            self._traces.removed(entry, time.monotonic())
 
     def _refuse(self, core_id: str, error: RequestError) -> None:
         entry = self.switchboard.refuse(core_id, status_of(error, self._retry_after_ms()))

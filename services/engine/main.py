@@ -18,6 +18,7 @@ from services.engine.progress import StageLog
 from services.engine.service import EngineService
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
+from services.engine.traces import EngineTraces
 from services.engine.wire import model_message
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
@@ -31,6 +32,7 @@ from services.runtime.security import listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
 from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
+from services.runtime.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -63,9 +65,11 @@ class _Engine:
         scheduler = config.scheduler
         self._settings = settings
         self._config = config
+        self._tracing = start_tracing(settings)
         self._hub = Hub(
             orphan_grace=settings.orphan_grace,
             max_ledgers=_LEDGERS_PER_REQUEST * (scheduler.max_num_queued_reqs + scheduler.max_num_seqs),
+            traces=EngineTraces(self._tracing) if self._tracing is not None else None,
         )
         self._server = Server(
             settings.server,
@@ -88,6 +92,8 @@ class _Engine:
         try:
             return await self._server.run(self._work, self._drain)
         finally:
+            if self._tracing is not None:
+                self._tracing.close()
             if metrics is not None:
                 metrics.close()
             self._close()

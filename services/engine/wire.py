@@ -15,6 +15,7 @@ from engine_core.validation import MAX_LOGPROBS
 from services.engine.limits import check_size
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
 from services.ring.submission import Submission
+from services.runtime.tracing import MAX_TRACEPARENT
 
 _CAUSES = {
     FinishCause.STOP: Cause.STOP,
@@ -63,6 +64,7 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         num_ids=_num_ids(submit),
         tenant=submit.tenant,
         order=request,
+        traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
     )
 
 

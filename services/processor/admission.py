@@ -63,8 +63,13 @@ class Admission:
     """What it was checked against and tokenized for."""
 
 
-def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant: str, reply_to: PeerId) -> Admission:
-    """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong."""
+def admit(
+    request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant: str, reply_to: PeerId, traceparent: str = ""
+) -> Admission:
+    """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong.
+
+    ``traceparent``: its place in a trace, if it is traced.
+    """
     limits, model = vocabulary.limits, vocabulary.model
     check_request(request, limits)
     prompt = prompt_ids(request, vocabulary)
@@ -92,6 +97,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
         priority=request.priority,
         tenant=tenant,
         cache_salt=cache_salt(tenant, request.cache_salt),
+        traceparent=traceparent,
     )
     context = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
@@ -102,6 +108,7 @@ def admit(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant
         skip_special_tokens=output.skip_special_tokens,
         min_tokens=stopping.min_tokens,
         tokenizer_fingerprint=model.tokenizer_fingerprint,
+        traceparent=traceparent,
     )
     admitted = inference_pb2.Admitted(
         prompt_tokens=len(prompt),

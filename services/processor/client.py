@@ -6,13 +6,14 @@ News is coalesced per request in an outbox; the stream's writer takes everything
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission
 from services.processor.responses import refusal, responses_of
+from services.processor.traces import RequestTrace
 from services.ring.crashes import Crashes
 from services.ring.events import Status
 from services.ring.outage import Outage
@@ -39,11 +40,15 @@ class ClientStream:
         self.still_known = still_known
         self.draining = False
         """Whether nothing new is taken on it."""
+        self.carrier: Mapping[str, str] = {}
+        """What the call's metadata says of a trace."""
         self.outbox = Outbox()
         self.wake = asyncio.Event()
         self._by_client_id: dict[str, ClientRequest] = {}
         self._by_ring_id: dict[str, ClientRequest] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
+        self._closed_traces: list[RequestTrace] = []
+        """Of requests whose last terminal was taken, and is not written yet."""
         self.room_for_refusals = asyncio.Event()
 
     @property
@@ -81,8 +86,17 @@ class ClientStream:
         if len(self._refusals) == 1:
             asyncio.get_running_loop().call_later(REFUSALS_WAIT, self.wake.set)
 
+    def written(self) -> None:
+        """What was taken is on its way."""
+        if self._closed_traces:
+            traces, self._closed_traces = self._closed_traces, []
+            for trace in traces:
+                trace.delivered()
+
     def clear(self) -> None:
         """The stream is over: forget what it is owed, for gRPC may keep the call until the client takes its status."""
+        self._closed_traces += [call.trace for call in self._by_ring_id.values() if call.trace is not None]
+        self.written()
         self._by_client_id.clear()
         self._by_ring_id.clear()
         self._refusals.clear()
@@ -96,6 +110,8 @@ class ClientStream:
             call = self._by_ring_id[news.request_id]
             responses.extend(responses_of(news, call.client_id, call.ordinal))
             if news.closing is not None:
+                if call.trace is not None:
+                    self._closed_traces.append(call.trace)
                 del self._by_ring_id[call.ring_id]
                 del self._by_client_id[call.client_id]
         return responses
@@ -114,6 +130,8 @@ class ClientRequest:
     deadline: float | None
     timer: asyncio.TimerHandle | None = None
     """Goes off at the deadline."""
+    trace: RequestTrace | None = None
+    """If it is traced."""
     live: LiveRequest | None = None
     """None until its prompt is tokenized and everything resolved."""
     ended: bool = False

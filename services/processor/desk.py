@@ -158,7 +158,8 @@ class Desk:
         if vocabulary is None:
             raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
         self._ring.meter.policies.check_model(call.client.tenant, vocabulary.limits.name)
-        return admit(request, vocabulary, call.client.tenant, self._me)
+        traceparent = call.trace.traceparent if call.trace is not None else ""
+        return admit(request, vocabulary, call.client.tenant, self._me, traceparent)
 
     def _admitted(self, batch: list[_Work], done: asyncio.Future[list[Admission | Status]]) -> None:
         self._free += 1

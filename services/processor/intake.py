@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Iterable
 
 from ringline.inference.v1 import inference_pb2
 
@@ -15,24 +16,34 @@ from services.processor.callers import Caller
 from services.processor.client import ClientRequest, ClientStream
 from services.processor.desk import Desk
 from services.processor.ring import Ring
+from services.processor.traces import RequestTraces
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId, ring_id
 from services.runtime.processor_metrics import ProcessorMetrics
+from services.runtime.tracing import carrier_of
 
 
 class Intake:
     """The streams that are open, and the requests that they have under way."""
 
     def __init__(
-        self, me: PeerId, ring: Ring, desk: Desk, metrics: ProcessorMetrics, *, max_live_requests: int
+        self,
+        me: PeerId,
+        ring: Ring,
+        desk: Desk,
+        metrics: ProcessorMetrics,
+        *,
+        max_live_requests: int,
+        traces: RequestTraces | None = None,
     ) -> None:
-        """``max_live_requests``: of one session."""
+        """``max_live_requests``: of one session. Without ``traces`` nothing is traced."""
         self._me = me
         self._ring = ring
         self._desk = desk
         self._metrics = metrics
         self._max_live_requests = max_live_requests
+        self._traces = traces
         self._counter = itertools.count(1)
         self._clients: set[ClientStream] = set()
         self.draining = False
@@ -48,9 +59,11 @@ class Intake:
         """Requests whose terminals have not all been taken by their clients."""
         return sum(client.num_live for client in self._clients)
 
-    def open(self, caller: Caller) -> ClientStream:
-        """A client's stream began."""
+    def open(self, caller: Caller, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
+        """A client's stream began, with a call of this metadata."""
         client = ClientStream(caller.tenant, caller.still_known)
+        if self._traces is not None:
+            client.carrier = carrier_of(metadata)
         self._clients.add(client)
         return client
 
@@ -133,7 +146,14 @@ class Intake:
             arrived=now,
             deadline=now + min(timeouts) if timeouts else None,
         )
-        self._desk.admit(call, request)
+        if self._traces is not None:
+            call.trace = self._traces.begin(client.carrier, request, call.ring_id, now)
+        try:
+            self._desk.admit(call, request)
+        except Refused as refused:
+            if call.trace is not None:
+                call.trace.refused(refused.status)
+            raise
         client.add(call)
         if timeouts:
             loop = asyncio.get_running_loop()

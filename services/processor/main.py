@@ -21,6 +21,7 @@ from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.tenant_policy import TenantPolicies
+from services.processor.traces import RequestTraces
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.runtime.attach_client import EngineLink
@@ -36,6 +37,7 @@ from services.runtime.security import dialling_credentials, listening_credential
 from services.runtime.server import Server
 from services.runtime.settings import ProcessorSettings
 from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
+from services.runtime.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +121,15 @@ class _Processor:
             credentials=listening_credentials(settings, internal=False),
             interceptors=client_gate(settings.auth),
         )
-        self._intake = Intake(me, self._ring, self._desk, self._metrics, max_live_requests=settings.max_live_requests)
+        self._tracing = start_tracing(settings)
+        self._intake = Intake(
+            me,
+            self._ring,
+            self._desk,
+            self._metrics,
+            max_live_requests=settings.max_live_requests,
+            traces=RequestTraces(self._tracing) if self._tracing is not None else None,
+        )
         service = InferenceService(
             vocabulary,
             self._intake,
@@ -142,6 +152,8 @@ class _Processor:
             return await self._server.run(self._work, self._drain)
         finally:
             self._desk.close()
+            if self._tracing is not None:
+                self._tracing.close()
             if metrics is not None:
                 metrics.close()
 

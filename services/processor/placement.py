@@ -126,7 +126,7 @@ class Placement:
             elif detokenizer in suspects or live.route in parted:
                 if (route := self._choose(live, engine)) is not None:
                     live.outage.lost(time.monotonic())
-                    self._redirect(live, route)
+                    self._redirect(live, route, f"detokenizer {detokenizer.name} does not hear, or is not heard")
                 elif now - parted.get(live.route, now) > BEAT_LIMIT:  # else they may just be joining again
                     self._resubmit(live, f"engine {engine.name} is heard by no detokenizer")
 
@@ -143,7 +143,7 @@ class Placement:
         if engine is not None and self._peers.has_engine(engine):
             route = self._choose(live, engine)
             if route is not None:
-                self._redirect(live, route)
+                self._redirect(live, route, reason)
                 return
         else:
             live.route = None
@@ -181,18 +181,25 @@ class Placement:
         fingerprint = self._peers.fingerprint(route.engine)
         if live.fingerprint is not None and live.ring.completion_tokens:
             self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
-        if submit.epoch > 1:
-            self.failovers[Change.ENGINE] += 1
+        self._note(live, route, Change.ENGINE if submit.epoch > 1 else None, reason)
         live.fingerprint = fingerprint
         live.computing = False
         self._settle(live, route)
         self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
 
-    def _redirect(self, live: LiveRequest, route: Route) -> None:
+    def _redirect(self, live: LiveRequest, route: Route, reason: str) -> None:
         redirect = redirect_of(live, route.detokenizer.name)
-        self.failovers[Change.REPLAY if route == live.route else Change.DETOKENIZER] += 1
+        self._note(live, route, Change.REPLAY if route == live.route else Change.DETOKENIZER, reason)
         self._settle(live, route)
         self._peers.send(route.engine, (redirect,))
+
+    def _note(self, live: LiveRequest, route: Route, change: Change | None, reason: str) -> None:
+        """It goes this way now; without a change, for the first time."""
+        if change is not None:
+            self.failovers[change] += 1
+        if live.call.trace is not None:
+            changed = change.value if change is not None else ""
+            live.call.trace.routed(route, live.ring.epoch, changed, reason)
 
     def replay(self, live: LiveRequest) -> None:
         """A frame did not fit: ask for the log again, from what is there."""
@@ -204,7 +211,7 @@ class Placement:
             message = f"its frames did not fit {live.ring.redirects} times"
             self._end(live, Status(Code.INTERNAL, message))
         elif live.route is not None:
-            self._redirect(live, live.route)
+            self._redirect(live, live.route, "frames did not fit")
 
     def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
         news = live.call.client.news(live.ring.request_id)

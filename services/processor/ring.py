@@ -104,6 +104,8 @@ class Ring:
         live.call.client.wake.set()
         now = time.monotonic()
         self._metrics.admitted(now - live.call.arrived)
+        if live.call.trace is not None:
+            live.call.trace.admitted(live.ring.prompt_tokens, live.admission.model.model)
         live.outage.lost(now)
         self._placement.route(live, "no engine and detokenizer are joined")
 
@@ -275,4 +277,6 @@ class Ring:
         news.closing = closing
         call.client.wake.set()
         log_finished(call, closing)
+        if call.trace is not None:
+            call.trace.closed(call, closing)
         call.live = None  # they refer to each other: else both would stay until Python looks for cycles

@@ -67,7 +67,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # type: ignore[override]  # it writes through the context
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        client = self._intake.open(await self._caller(context))
+        client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
         try:
             error = await self._answer(client, request, context)
         except TimeoutError:
@@ -96,7 +96,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request_iterator: AsyncIterator[inference_pb2.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        client = self._intake.open(await self._caller(context))
+        client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
         reader = asyncio.create_task(self._read_session(client, request_iterator))
         writer = asyncio.create_task(self._write_session(client, context, reader))
         error: Status | None = None
@@ -134,6 +134,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._send(context, response)
                 if response.HasField("terminal") and response.terminal.HasField("error"):
                     error = status_from_proto(response.terminal.error)
+            client.written()
             if client.num_live == 0:
                 return error
 
@@ -159,6 +160,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._send(context, draining)
             while responses := client.take():
                 await self._send(context, inference_pb2.SessionResponse(responses=responses))
+                client.written()
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
         """Who asks; ends the call where that is not clear."""

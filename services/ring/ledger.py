@@ -79,6 +79,8 @@ class LedgerEntry:
     """What the token ids take that it came with."""
     tenant: str = ""
     """Whose memory that is."""
+    traceparent: str = ""
+    """Its place in a trace, if it is traced."""
 
     @property
     def finished(self) -> bool:

@@ -34,6 +34,8 @@ class Submission:
     tenant: str
     order: object
     """What the engine core makes of it; opaque here."""
+    traceparent: str = ""
+    """Its place in a trace, if it is traced."""
 
     @property
     def id_bytes(self) -> int:

@@ -129,6 +129,7 @@ class Switchboard:
             prompt_logprob_bytes=submission.prompt_logprob_bytes,
             id_bytes=submission.id_bytes,
             tenant=submission.tenant,
+            traceparent=submission.traceparent,
         )
         self._ledgers.add(entry)
         receiver.carry(entry)
@@ -199,6 +200,11 @@ class Switchboard:
         if end is not None:
             log.finish(end)
         self._mark(entry)
+
+    def traceparent(self, core_id: str) -> str:
+        """The place of a submission in a trace; empty where it is not traced."""
+        entry = self._ledgers.find_submission(core_id)
+        return entry.traceparent if entry is not None else ""
 
     def started(self, core_id: str) -> None:
         """The core begins to compute a request."""

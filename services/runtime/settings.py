@@ -110,6 +110,23 @@ class TelemetrySettings(_Section):
         minimum=0,
         maximum=65535,
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector that traces are sent to, by gRPC: http://host:port, or https:// for TLS. Needs "
+        "ringline-server[tracing]. Default: no traces.",
+    )
+    traces_sample_ratio: float = option(
+        1.0,
+        "Share of the requests that are traced, of those whose caller has not decided that (by a traceparent).",
+        minimum=0,
+        maximum=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise SettingError("otlp_traces_endpoint", endpoint, "http://host:port or https://host:port")
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class Course:
             stopping=taken.stopping,
             output=taken.output,
             cache_salt=self._request.cache_salt,
+            traceparent=self._request.traceparent,
             resume=self.reader.unfinished(),
         )
         rest.token_ids.ids.extend(self._prompt_ids())

@@ -59,6 +59,8 @@ class Options(TokenizeOptions, total=False):
     """Lower runs first."""
     cache_salt: str | None
     """Cached prefixes are shared only between requests of equal salt."""
+    traceparent: str | None
+    """The caller's place in a distributed trace (W3C Trace Context)."""
     truncate_prompt_tokens: int | None
     """Keep only this many of the prompt's last tokens."""
 

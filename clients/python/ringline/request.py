@@ -12,7 +12,9 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, ToolCall
 from ringline.types.v1.sampling_pb2 import SamplingParams
 
-_REQUEST = frozenset({"request_id", "model", "priority", "cache_salt", "add_special_tokens", "truncate_prompt_tokens"})
+_REQUEST = frozenset(
+    {"request_id", "model", "priority", "cache_salt", "traceparent", "add_special_tokens", "truncate_prompt_tokens"}
+)
 _CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
 _NESTED = {
     field.name: name

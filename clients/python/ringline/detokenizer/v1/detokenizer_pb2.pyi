@@ -250,6 +250,7 @@ class OutputContext(google.protobuf.message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     MIN_TOKENS_FIELD_NUMBER: builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     reply_to: builtins.str
     """Name of the subscriber that receives the text, from its Hello."""
     reply_incarnation: builtins.int
@@ -262,6 +263,8 @@ class OutputContext(google.protobuf.message.Message):
     """A stop string ends a choice only after this many output tokens, ≥ 0."""
     tokenizer_fingerprint: builtins.str
     """Fingerprint of the tokenizer that made the prompt's ids, as in GetModel."""
+    traceparent: builtins.str
+    """As in Submit."""
     @property
     def prompt_tail(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt's last ids (at most 16): left context of the first text."""
@@ -281,7 +284,8 @@ class OutputContext(google.protobuf.message.Message):
         skip_special_tokens: builtins.bool = ...,
         min_tokens: builtins.int = ...,
         tokenizer_fingerprint: builtins.str = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_fingerprint", b"tokenizer_fingerprint"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_fingerprint", b"tokenizer_fingerprint", "traceparent", b"traceparent"]) -> None: ...
 
 global___OutputContext = OutputContext

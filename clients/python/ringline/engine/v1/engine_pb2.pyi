@@ -114,6 +114,7 @@ class Submit(google.protobuf.message.Message):
     CACHE_SALT_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -148,6 +149,10 @@ class Submit(google.protobuf.message.Message):
     """Cached prefixes are shared only between requests of equal salt. At most 64 bytes. Default: empty."""
     timeout_ms: builtins.int
     """What remains of the request's time when this frame is sent, milliseconds, ≥ 1. Default: no limit."""
+    traceparent: builtins.str
+    """The submitter's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters, if the request is
+    traced; what is malformed is ignored. Default: it is not traced.
+    """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine holds so many of all requests; a
@@ -195,9 +200,10 @@ class Submit(google.protobuf.message.Message):
         cache_salt: builtins.bytes = ...,
         timeout_ms: builtins.int | None = ...,
         resume: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload

@@ -36,6 +36,7 @@ class GenerateRequest(google.protobuf.message.Message):
     CACHE_SALT_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's name for it, at most 128 bytes. Required on a Session and unique among its live requests; free on
     Generate. It never leaves the client's own stream.
@@ -57,6 +58,10 @@ class GenerateRequest(google.protobuf.message.Message):
     timeout_ms: builtins.int
     """Time from now until the request ends with DEADLINE, milliseconds, in [1, 604800000] (a week). On Generate the
     call's own deadline counts too. Default: none.
+    """
+    traceparent: builtins.str
+    """The caller's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters; what is malformed is
+    ignored. Default: the traceparent in the call's metadata, if any.
     """
     @property
     def token_ids(self) -> ringline.types.v1.sampling_pb2.TokenIds:
@@ -101,9 +106,10 @@ class GenerateRequest(google.protobuf.message.Message):
         cache_salt: builtins.str = ...,
         timeout_ms: builtins.int | None = ...,
         resume: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
