@@ -46,7 +46,7 @@ def third_party(folder: Path, without: tuple[str, ...] = ()) -> set[str]:
     ("folder", "without", "distribution", "extra"),
     [
         ("clients/python/ringline", (), "ringline", ""),
-        ("services", ("engine",), "ringline-server", ""),
+        ("services", ("engine",), "ringline-server", "tracing"),
         ("services/engine", (), "ringline-server", "engine"),
         ("engine_core", (), "ringline-server", "engine"),
     ],
