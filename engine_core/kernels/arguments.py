@@ -70,6 +70,19 @@ class RowsArguments(ctypes.Structure):
     )
 
 
+class SelectionArguments(ctypes.Structure):
+    """``RinglineSelection`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
 class NormArguments(ctypes.Structure):
     """``RinglineNorm`` of cpu/interface.h."""
 
@@ -170,6 +183,7 @@ class OperationKind(enum.IntEnum):
     ROTATE = 3
     GATE = 4
     MULTIPLY_INT8 = 5
+    SELECT = 6
 
 
 class Operation(ctypes.Structure):
@@ -192,6 +206,8 @@ class Step(ctypes.Structure):
         ("block_tables", ctypes.c_void_p),
         ("block_table_stride", ctypes.c_int64),
         ("rows", ctypes.c_int64),
+        ("selected", ctypes.c_void_p),
+        ("num_selected", ctypes.c_int64),
         ("num_seqs", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -208,6 +224,7 @@ class KernelTable(ctypes.Structure):
         ("silu_and_multiply", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GateArguments))),
         ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
         ("likeliest", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
+        ("select_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SelectionArguments))),
     )
 
 

@@ -24,6 +24,7 @@ from engine_core.kernels.arguments import (
     OperationKind,
     RotationArguments,
     RowsArguments,
+    SelectionArguments,
     Step,
 )
 from engine_core.kernels.build import LIBRARY, source_digest
@@ -54,6 +55,7 @@ class CpuKernels:
     normalize: Callable[[NormArguments], int]
     rotate: Callable[[RotationArguments], int]
     silu_and_multiply: Callable[[GateArguments], int]
+    select_rows: Callable[[SelectionArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
     likeliest: Callable[[LinearArguments], int]
@@ -91,6 +93,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.NORMALIZE, address, table.normalize),
         capturable(OperationKind.ROTATE, address, table.rotate),
         capturable(OperationKind.GATE, address, table.silu_and_multiply),
+        capturable(OperationKind.SELECT, address, table.select_rows),
         table.read_rows,
         table.likeliest,
         library.ringline_replay,

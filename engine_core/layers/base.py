@@ -1,6 +1,7 @@
 """What a model's layers are made of, whatever computes them.
 
-Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, D head size, V vocabulary size.
+Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size,
+V vocabulary size.
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ class DecoderStack(Protocol):
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[T, H] of ``hidden`` [T, H], valid until the next call; ``cos`` and ``sin`` are [T, 1, D / 2] float32.
+        """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``kv_caches`` has one cache per layer.
+        ``cos`` and ``sin`` are [T, 1, D / 2] float32; ``kv_caches`` has one cache per layer.
         """
 
 
@@ -118,6 +120,10 @@ class Layers(ABC):
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` [R] int64 of ``x`` [T, N]."""
+        return x.index_select(0, rows)
 
     def likeliest(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
         """[M] int64: where each row that ``head`` makes of ``hidden`` [M, K] is greatest, in float32; the first of

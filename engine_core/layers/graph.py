@@ -32,10 +32,16 @@ class _Graph:
         return rows <= self.captured.pool.max_rows and kv_caches is self.kv_caches
 
     def replay(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, metadata: AttentionMetadata
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        metadata: AttentionMetadata,
+        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
         rows = len(hidden)
+        num_wanted = rows if wanted is None else len(wanted)
         for target, source in ((self.hidden, hidden), (self.cos, cos), (self.sin, sin)):
             target[:rows].copy_(source.view(rows, -1))
         tables = metadata.block_tables
@@ -46,11 +52,13 @@ class _Graph:
                 tables.data_ptr(),
                 tables.stride(0),
                 rows,
+                None if wanted is None else wanted.data_ptr(),
+                num_wanted,
                 len(metadata.seq_lens),
                 torch.get_num_threads(),
             )
         )
-        return self.output[:rows]
+        return self.output[:num_wanted]
 
 
 class KernelGraph:
@@ -70,14 +78,15 @@ class KernelGraph:
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """As ``DecoderStack`` says."""
         graph = self._graph
         if self._capturable and (graph is None or not graph.fits(len(hidden), kv_caches)):
             graph = self._graph = self._capture(hidden, cos, kv_caches, metadata)
         if graph is None:
-            return self._stack(hidden, cos, sin, kv_caches, metadata)
-        return graph.replay(hidden, cos, sin, metadata)
+            return self._stack(hidden, cos, sin, kv_caches, metadata, rows)
+        return graph.replay(hidden, cos, sin, metadata, rows)
 
     def _capture(
         self, hidden: torch.Tensor, cos: torch.Tensor, kv_caches: list[torch.Tensor], metadata: AttentionMetadata
@@ -87,10 +96,12 @@ class KernelGraph:
         self._graph = None  # its memory is free before more is taken
         pool = BufferPool(max(rows, _LEAST_ROWS, 2 * most if rows > most else 0))
         captured = Captured(pool, self._replay)
+        every = torch.arange(rows)  # told, so that it is captured that rows are selected
         own_hidden, own_cos, own_sin = (pool.take(rows, x.shape[-1], x.dtype) for x in (hidden, cos, cos))
         try:
             with capturing(captured):
-                output = self._stack(own_hidden, own_cos.view(cos.shape), own_sin.view(cos.shape), kv_caches, metadata)
+                angles = own_cos.view(cos.shape), own_sin.view(cos.shape)
+                output = self._stack(own_hidden, *angles, kv_caches, metadata, every)
         except NotCapturableError:
             self._capturable = False
             return None

@@ -16,6 +16,7 @@ from engine_core.kernels.arguments import (
     NormArguments,
     RotationArguments,
     RowsArguments,
+    SelectionArguments,
 )
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels, Int8Kernels
@@ -213,6 +214,20 @@ class NativeLayers(Layers):
         arguments.num_threads = torch.get_num_threads()
         self._kernels.silu_and_multiply(arguments)
         return output
+
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        selected = empty(len(rows), x.shape[1], x.dtype)
+        self._kernels.select_rows(
+            SelectionArguments(
+                x.data_ptr(),
+                selected.data_ptr(),
+                rows.data_ptr(),
+                len(rows),
+                x.shape[1] * x.itemsize,
+                torch.get_num_threads(),
+            )
+        )
+        return selected
 
     def likeliest(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
         return head.likeliest(hidden) if isinstance(head, NativeLinear) else super().likeliest(head, hidden)

@@ -34,10 +34,12 @@ class CausalLM(ABC):
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Final hidden states [T, H] (after the last norm) of ``input_ids`` [T] int64 at ``positions`` [T] int64.
+        """Final hidden states [R, H] (after the last norm) of the ``rows`` [R] int64 of a step, or [T, H] of all.
 
-        ``kv_caches`` has one cache per layer, as the attention backend allocated them.
+        The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` has one cache per layer, as the
+        attention backend allocated them.
         """
 
     @abstractmethod

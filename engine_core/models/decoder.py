@@ -76,9 +76,10 @@ class DecoderForCausalLM(CausalLM):
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         cos, sin = self.rotary.angles(positions)
-        return self._run_stack(self.embedding(input_ids), cos, sin, kv_caches, metadata)
+        return self._run_stack(self.embedding(input_ids), cos, sin, kv_caches, metadata, rows)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden, dtype=torch.float32)
@@ -125,10 +126,12 @@ class LayersAndNorm:
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[T, H] of ``hidden`` [T, H]."""
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, cos, sin, kv_cache, metadata)
+        """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
+        for number, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True), 1):
+            last = number == len(self.layers)  # behind its attention, rows that nobody wants are of no use to others
+            hidden = layer(hidden, cos, sin, kv_cache, metadata, rows if last else None)
         return self.norm(hidden)
 
 
@@ -163,9 +166,10 @@ class DecoderLayer:
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[T, H] of ``hidden`` [T, H]; writes this step's keys and values to ``kv_cache``."""
-        hidden = self.attention(self.input_norm(hidden), hidden, cos, sin, kv_cache, metadata)
+        """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all; writes keys and values to ``kv_cache``."""
+        hidden = self.attention(self.input_norm(hidden), hidden, cos, sin, kv_cache, metadata, rows)
         return self.mlp(self.post_attention_norm(hidden), hidden)
 
 
@@ -188,6 +192,7 @@ class Attention:
             query_weight = weights.take(f"{prefix}.q_norm.weight").clone()
             norms = (query_weight, weights.take(f"{prefix}.k_norm.weight"))
         self.rotation = layers.rotation(shape.num_heads, shape.num_kv_heads, norms, shape.rms_norm_eps)
+        self._select_rows = layers.select_rows
         self._backend = backend
         self._head_dim = shape.head_dim
 
@@ -204,11 +209,14 @@ class Attention:
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[T, H]: ``residual`` and the attention of ``x``, which is normalized."""
+        """[R, H] or [T, H]: ``residual`` and the attention of ``x`` [T, H], which is normalized; of ``rows`` or all."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
         scale = self._head_dim**-0.5
         attended = self._backend.forward_heads(heads, self.rotation, cos, sin, kv_cache, metadata, scale)
+        if rows is not None:
+            attended, residual = self._select_rows(attended, rows), self._select_rows(residual, rows)
         return self.o_proj(attended, residual=residual)
 
 

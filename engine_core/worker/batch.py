@@ -63,6 +63,11 @@ class StepInputs:
     introductions: int
     """How many sequences had been introduced by then."""
 
+    @property
+    def sampled_rows(self) -> npt.NDArray[np.int64]:
+        """[R]: the rows that are sampled, each the last one of its sequence."""
+        return self.query_starts[self.sampled + 1].astype(np.int64) - 1
+
 
 class PersistentBatch:
     """Slots of sequences and their state. N slots."""
@@ -205,7 +210,7 @@ class PersistentBatch:
         places = place_of[inputs.sampling_rows.slots]
         taken = np.flatnonzero(places >= 0)
         # A sequence that samples computes its newest token in its last row.
-        return inputs.query_starts[inputs.sampled[taken] + 1].astype(np.intp) - 1, places[taken]
+        return inputs.sampled_rows[taken], places[taken]
 
     def settle(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
         """Note that the step drew ``token_ids`` [R]; those of slots that others have taken since belong to nobody."""

@@ -15,8 +15,9 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.models.base import CausalLM
 from engine_core.worker.batch import BatchLimits, StepInputs
-from engine_core.worker.forward import Awaited
+from engine_core.worker.forward import Awaited, Rows
 from engine_core.worker.placed import InputPlaces
+from engine_core.worker.transfer import upload
 
 _FIRST_SIZES = (1, 2, 4)
 _STEP = 8
@@ -59,6 +60,7 @@ class DeviceForward:
     def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device, attention: AttentionBackend) -> None:
         """Nothing is captured yet. ``attention`` is what ``model`` was made with."""
         self._model = model
+        self._device = device
         self._attention = attention
         self._inputs = InputPlaces(limits, device)
         self.sizes = graph_sizes(limits.max_num_seqs)
@@ -67,18 +69,21 @@ class DeviceForward:
         self._kv_caches: list[torch.Tensor] | None = None
         self._hidden: torch.Tensor | None = None
 
-    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
+    def __call__(
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+    ) -> torch.Tensor:
         """As ``Forward`` says."""
-        rows = len(inputs.input_ids)
-        size = self._size_for(rows) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
+        wanted = None if rows is None else upload([rows], self._device)[0]
+        count = len(inputs.input_ids)
+        size = self._size_for(count) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
         if size is None or self._hidden is None:
             self._attention.plan(inputs.metadata)
             placed = self._inputs.place(inputs, awaited)
-            return self._model.forward(placed.input_ids, placed.positions, kv_caches, placed.metadata)
+            return self._model.forward(placed.input_ids, placed.positions, kv_caches, placed.metadata, wanted)
         self._attention.plan(inputs.metadata, size)
         self._inputs.place_padded(inputs, size, awaited)
         self._graphs[size].replay()
-        return self._hidden[:rows]
+        return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
     def _size_for(self, rows: int) -> int | None:
         at = bisect_left(self._captured, rows)

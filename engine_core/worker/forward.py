@@ -12,6 +12,9 @@ import torch
 from engine_core.models.base import CausalLM
 from engine_core.worker.batch import StepInputs
 
+Rows = npt.NDArray[np.int64]
+"""[R] of a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
@@ -28,8 +31,13 @@ class Awaited:
 class Forward(Protocol):
     """Runs the model without its head."""
 
-    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
-        """Hidden states [T, H] of a step, valid until the next call; writes its keys and values to ``kv_caches``."""
+    def __call__(
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+    ) -> torch.Tensor:
+        """Hidden states [R, H] of the ``rows`` of a step, or [T, H] of all; valid until the next call.
+
+        Writes the keys and values of all rows to ``kv_caches``.
+        """
 
 
 class HostForward:
@@ -39,8 +47,11 @@ class HostForward:
         """Run ``model``."""
         self._model = model
 
-    def __call__(self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None) -> torch.Tensor:
+    def __call__(
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+    ) -> torch.Tensor:
         """As ``Forward`` says."""
         if awaited is not None:
             inputs.input_ids[torch.from_numpy(awaited.rows)] = awaited.drawn[torch.from_numpy(awaited.places)]
-        return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
+        wanted = None if rows is None else torch.from_numpy(rows)
+        return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, wanted)

@@ -79,8 +79,7 @@ class ModelRunner:
         if unsettled is not None:
             rows, places = self.batch.awaited(inputs, unsettled.inputs)
             awaited = Awaited(rows, places, unsettled.drawn) if len(rows) else None
-        hidden = self.forward(inputs, kv_caches, awaited)
-        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        hidden, prompt_logprobs = self._compute(plan, inputs, kv_caches, awaited)
         draws = self._sample(inputs, hidden)
         self.batch.advance(inputs)
 
@@ -93,13 +92,21 @@ class ModelRunner:
         self._last = LaunchedStep(inputs, draws.drawn, collect)
         return self._last
 
+    def _compute(
+        self, plan: StepPlan, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None
+    ) -> tuple[torch.Tensor, dict[int, list[TokenLogprobs]]]:
+        """Hidden states of the rows that sample, or of any one if none does; and the prompts' log probabilities."""
+        wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
+        rows = wanted if len(wanted) < plan.total_tokens else None
+        if not self.batch.sampling.asked & PROMPT_LOGPROBS:
+            return self.forward(inputs, kv_caches, awaited, rows), {}
+        hidden = self.forward(inputs, kv_caches, awaited, None)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
+
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Draws:
         if not len(inputs.sampled):
-            # On the device, so that whoever reads nothing still waits for the step.
-            return Draws.of(torch.empty(0, dtype=torch.int64, device=hidden.device))
-        if len(inputs.sampled) < len(hidden):
-            last_rows = inputs.query_starts[inputs.sampled + 1].astype(np.int64) - 1
-            hidden = hidden.index_select(0, upload([last_rows], hidden.device)[0])
+            return Draws.of(torch.empty(0, dtype=torch.int64))
         rows = inputs.sampling_rows
         if self.batch.sampling.greedy(rows.slots):
             return Draws.of(self.model.likeliest(hidden))
@@ -110,8 +117,6 @@ class ModelRunner:
     ) -> dict[int, list[TokenLogprobs]]:
         """Entries of the prompt tokens that follow this step's rows, by sequence, where asked for."""
         state = self.batch.sampling
-        if not state.asked & PROMPT_LOGPROBS:
-            return {}
         result: dict[int, list[TokenLogprobs]] = {}
         for place in np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist():
             slot = int(inputs.slots[place])

@@ -48,6 +48,15 @@ struct RinglineRows {
     int32_t num_threads;
 };
 
+// M rows of a matrix.
+struct RinglineSelection {
+    const void* x;
+    void* output;
+    const int64_t* indices;  // [M]; null: the first M
+    int64_t rows, row_bytes;
+    int32_t num_threads;
+};
+
 // Root mean square normalization of M rows. The width is a multiple of 16.
 struct RinglineNorm {
     const void* x;        // [M, width]
@@ -120,6 +129,7 @@ enum RinglineOperationKind {
     kRinglineRotate,
     kRinglineGate,
     kRinglineMultiplyInt8,
+    kRinglineSelect,
 };
 
 // A captured call: a kernel of a table (see variants.h) and what it was called with.
@@ -137,6 +147,8 @@ struct RinglineStep {
     const int32_t* block_tables;
     int64_t block_table_stride;
     int64_t rows;
+    const int64_t* selected;  // [num_selected] of the rows, with which alone it goes on behind a selection; null: the first
+    int64_t num_selected;
     int32_t num_seqs;
     int32_t num_threads;
 };

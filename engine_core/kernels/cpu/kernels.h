@@ -8,5 +8,6 @@
 #include "linear.h"
 #include "norm.h"
 #include "rotation.h"
+#include "selection.h"
 
-#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, likeliest}
+#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, likeliest, select_rows}

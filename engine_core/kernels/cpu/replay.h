@@ -43,6 +43,13 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             call.num_threads = step.num_threads;
             return kernels.silu_and_multiply(call);
         }
+        case kRinglineSelect: {
+            auto call = *static_cast<const RinglineSelection*>(operation.arguments);
+            call.indices = step.selected;
+            call.rows = step.num_selected;
+            call.num_threads = step.num_threads;
+            return kernels.select_rows(call);
+        }
         default: {  // kRinglineMultiplyInt8
             auto call = *static_cast<const RinglineInt8Call*>(operation.more_arguments);
             call.rows = step.rows;
@@ -57,7 +64,7 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
 struct Replay {
     const RinglineOperation* operations;
     int64_t count;
-    const RinglineStep& step;
+    RinglineStep step;
     bool failed;
 
     // Nanoseconds that the products take one thread, about.
@@ -77,7 +84,10 @@ struct Replay {
     }
 
     void run() {
-        for (int64_t i = 0; i < count && !failed; ++i) failed = replay_one(operations[i], step) != 0;
+        for (int64_t i = 0; i < count && !failed; ++i) {
+            failed = replay_one(operations[i], step) != 0;
+            if (operations[i].kind == kRinglineSelect) step.rows = step.num_selected;
+        }
     }
 
     static constexpr long kProductsPerNanosecond = 100;

@@ -12,6 +12,7 @@ struct Kernels {
     int (*silu_and_multiply)(const RinglineGate&);
     int (*read_rows)(const RinglineRows&);
     int (*likeliest)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
+    int (*select_rows)(const RinglineSelection&);
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;

@@ -19,6 +19,7 @@ from engine_core.kernels.library import load_int8_kernels, load_kernels
 from engine_core.layers.base import DecoderStack
 from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native import NativeLayers
+from engine_core.layers.torch_layers import TorchLayers
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
@@ -89,6 +90,29 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+@pytest.mark.parametrize("layers", [NativeLayers, Uncaptured, None])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@torch.inference_mode()
+def test_wanted_rows_have_the_bits_that_they_have_among_all(
+    layers: type[NativeLayers] | None, quantization: str | None, tmp_path: Path
+) -> None:
+    """And leave the cache as it is when all are wanted, whatever was wanted in the steps before."""
+    directory = save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
+    int8_kernels = load_int8_kernels() if quantization else None
+    chosen = TorchLayers(int8_kernels) if layers is None else layers(load_kernels(), int8_kernels)
+    model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
+    rng, generator = random.Random(7), torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    partly, fully = (Driver(model, LENGTHS, attention=ATTENTION) for _ in range(2))
+    while unfinished := [s for s, ids in enumerate(sequences) if partly.computed[s] < len(ids)]:
+        chosen_ones = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        work = [(s, sequences[s][partly.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen_ones]
+        last_alone = rng.random() < 0.7
+        few, many = partly.step(work, last_alone), fully.step(work)
+        for some, every in zip(few, many, strict=True):
+            assert torch.equal(some, every[-len(some) :])
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

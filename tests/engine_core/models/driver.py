@@ -58,8 +58,10 @@ class Driver:
             cache.fill_(torch.nan)
         self.computed = [0] * len(lengths)
 
-    def step(self, work: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
-        """Compute the next tokens of some sequences, each ``(sequence, ids [n])``; returns their logits [n, V]."""
+    def step(self, work: Sequence[tuple[int, torch.Tensor]], last_alone: bool = False) -> list[torch.Tensor]:
+        """Compute the next tokens of some sequences, each ``(sequence, ids [n])``; returns their logits [n, V], or
+        those of the last token [1, V].
+        """
         counts = [len(ids) for _, ids in work]
         starts = [self.computed[sequence] for sequence, _ in work]
         positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
@@ -82,10 +84,11 @@ class Driver:
             max_seq_len=max(lens),
         )
         ids = torch.cat([ids for _, ids in work])
-        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata)
+        wanted = metadata.query_starts[1:].long() - 1 if last_alone else None
+        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata, wanted)
         for (sequence, _), length in zip(work, lens, strict=True):
             self.computed[sequence] = length
-        return list(self.model.compute_logits(hidden).split(counts))
+        return list(self.model.compute_logits(hidden).split([1] * len(counts) if last_alone else counts))
 
 
 def logits_of(model: CausalLM, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:

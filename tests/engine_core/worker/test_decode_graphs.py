@@ -28,14 +28,15 @@ class Model:
     def __init__(self) -> None:
         self.seen: list[PlacedInputs] = []
 
-    def forward(self, input_ids, positions, kv_caches, metadata) -> torch.Tensor:
+    def forward(self, input_ids, positions, kv_caches, metadata, rows=None) -> torch.Tensor:
         self.seen.append(PlacedInputs(input_ids.clone(), positions.clone(), metadata))
         for token, slot in zip(input_ids.tolist(), metadata.slot_mapping.tolist(), strict=True):
             if slot >= 0:
                 kv_caches[0][slot] = token
         first = metadata.block_tables[:, :1].repeat_interleave(metadata.query_starts.diff(), 0)
         lengths = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff())
-        return torch.stack([input_ids.float(), positions.float(), first[:, 0].float(), lengths.float()], 1)
+        hidden = torch.stack([input_ids.float(), positions.float(), first[:, 0].float(), lengths.float()], 1)
+        return hidden if rows is None else hidden[rows]
 
 
 class Attention:
@@ -122,11 +123,15 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
     for rows in (12, count):  # a larger step before leaves inputs behind
         _, inputs = batch_of(rows)
         expected_caches = [caches[0].clone()]
-        expected = DeviceForward(Model(), LIMITS, CPU, Attention())(inputs, expected_caches, None)
-        hidden = forward(inputs, caches, None)
+        expected = DeviceForward(Model(), LIMITS, CPU, Attention())(inputs, expected_caches, None, None)
+        hidden = forward(inputs, caches, None, None).clone()
         assert torch.equal(hidden, expected)
+        wanted = np.arange(0, rows, 2)
+        assert torch.equal(forward(inputs, caches, None, wanted), expected[::2])
+        uncaptured = DeviceForward(Model(), LIMITS, CPU, Attention())
+        assert torch.equal(uncaptured(inputs, expected_caches, None, wanted), expected[::2])
         assert torch.equal(caches[0], expected_caches[0])
-    assert recorder.replayed == 2
+    assert recorder.replayed == 4
     size = next(size for size in graph_sizes(12) if size >= count)
     padded = model.seen[-1]
     assert len(padded.input_ids) == size
@@ -142,16 +147,16 @@ def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -
     plan = StepPlan(0, [], [NewSequence(0, 0, [1, 2, 3], 3, 0, [5], GREEDY)], [0], [3], [True], {})
     batch.update(plan)
     prompt = batch.prepare(plan)
-    assert forward(prompt, caches, None)[:, 0].tolist() == [1, 2, 3]
-    forward(batch_of(2)[1], [caches[0]], None)  # not the caches of the graphs
+    assert forward(prompt, caches, None, None)[:, 0].tolist() == [1, 2, 3]
+    forward(batch_of(2)[1], [caches[0]], None, None)  # not the caches of the graphs
     assert recorder.replayed == 0
     forward.capture(recorder, caches, forward.sizes[:2])
-    forward(batch_of(3)[1], caches, None)  # larger than any graph
+    forward(batch_of(3)[1], caches, None, None)  # larger than any graph
     assert recorder.replayed == 0
-    forward(batch_of(2)[1], caches, None)
+    forward(batch_of(2)[1], caches, None, None)
     assert recorder.replayed == 1
     forward.release()
-    forward(batch_of(2)[1], caches, None)
+    forward(batch_of(2)[1], caches, None, None)
     assert recorder.replayed == 1
 
 
@@ -160,8 +165,8 @@ def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tenso
     planned = forward._attention.planned
     assert planned == [(0, 12), (0, 8), (0, 4), (0, 2), (0, 1)]
     planned.clear()
-    forward(batch_of(3)[1], caches, None)
-    forward(batch_of(3)[1], [caches[0]], None)
+    forward(batch_of(3)[1], caches, None, None)
+    forward(batch_of(3)[1], [caches[0]], None, None)
     assert planned == [(3, 4), (3, None)]
 
 
@@ -183,6 +188,6 @@ def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bo
     forward, _, recorder = captured(caches)
     _, inputs = batch_of(3)
     awaited = Awaited(np.array([2, 0]), np.array([1, 3]), torch.tensor([50, 51, 52, 53]))
-    hidden = forward(inputs, caches if replayed else [caches[0].clone()], awaited)
+    hidden = forward(inputs, caches if replayed else [caches[0].clone()], awaited, None)
     assert hidden[:, 0].tolist() == [53, float(inputs.input_ids[1]), 51]
     assert recorder.replayed == int(replayed)
