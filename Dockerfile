@@ -32,7 +32,8 @@ RUN pip --python /opt/ringline install --no-deps ./clients/python .
 # Nothing in an image is written to at run time: the root file system may be read-only. Ports are open to the outside of
 # the container, which decides who reaches them.
 FROM ${BASE_IMAGE} AS runtime
-RUN groupadd --gid 10001 ringline && useradd --uid 10001 --gid ringline --no-create-home --shell /bin/false ringline
+RUN groupadd --gid 10001 ringline && useradd --uid 10001 --gid ringline --no-create-home --shell /bin/false ringline \
+    && install -d -o ringline -g ringline /certs
 ENV HOME=/tmp \
     PATH=/opt/ringline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -45,14 +46,16 @@ STOPSIGNAL SIGTERM
 FROM runtime AS processor
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50051 60051
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["ringline", "health", "127.0.0.1:50051"]
+HEALTHCHECK --interval=5s --timeout=15s --start-period=60s --retries=6 \
+    CMD ["ringline", "health", "127.0.0.1:50051", "--timeout", "10"]
 ENTRYPOINT ["ringline", "processor"]
 
 
 FROM runtime AS detokenizer
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50071 60071
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["ringline", "health", "127.0.0.1:50071"]
+HEALTHCHECK --interval=5s --timeout=15s --start-period=60s --retries=6 \
+    CMD ["ringline", "health", "127.0.0.1:50071", "--timeout", "10"]
 ENTRYPOINT ["ringline", "detokenizer"]
 
 
@@ -89,5 +92,6 @@ ENV HF_HOME=/models \
     RINGLINE_MODEL=/usr/share/ringline/tiny \
     TRITON_CACHE_DIR=/cache
 EXPOSE 50061 60061
-HEALTHCHECK --interval=5s --timeout=5s --start-period=600s CMD ["ringline", "health", "127.0.0.1:50061"]
+HEALTHCHECK --interval=5s --timeout=15s --start-period=600s --retries=6 \
+    CMD ["ringline", "health", "127.0.0.1:50061", "--timeout", "10"]
 ENTRYPOINT ["ringline", "engine"]

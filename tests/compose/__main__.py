@@ -24,7 +24,7 @@ def main() -> int:
         say(f"with {' '.join(compose)}")
         with tempfile.TemporaryDirectory(prefix="ringline-compose-") as directory:
             stack = Stack(Path(directory), free_ports(PORTS), given.build_network, compose)
-            everything(stack, with_build=not given.no_build)
+            everything(stack, Path(directory), with_build=not given.no_build)
     except Unusable as error:
         print(error, file=sys.stderr)
         return 2

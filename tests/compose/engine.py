@@ -72,12 +72,15 @@ class Stack:
     directory: Path
     """For files of this run."""
     ports: range
+    """For clients; as many above them are for metrics."""
     build_network: str | None
     compose: list[str] = field(default_factory=compose_command)
+    overrides: tuple[str, ...] = ()
+    """Files beside compose.yaml that change it."""
     project: str = field(default_factory=lambda: f"ringline-test-{os.getpid()}")
 
     def __post_init__(self) -> None:
-        self._files = ["-f", str(ROOT / "compose.yaml")]
+        self._files = [word for name in ("compose.yaml", *self.overrides) for word in ("-f", str(ROOT / name))]
         if self.build_network is not None:  # docker-compose 1.29 knows no flag for it
             override = self.directory / "build.json"
             build = {kind: {"build": {"network": self.build_network}} for kind in KINDS}
@@ -90,6 +93,7 @@ class Stack:
             "IMAGE_PREFIX": PREFIX,
             "IMAGE_TAG": TAG,
             "RINGLINE_PUBLISH": f"127.0.0.1:{self.ports[0]}-{self.ports[-1]}",
+            "RINGLINE_METRICS_PUBLISH": f"127.0.0.1:{self.ports[-1] + 1}-{self.ports[-1] + len(self.ports)}",
         }
         return run(*self.compose, "-p", self.project, *self._files, *arguments, env=env, timeout=timeout)
 
@@ -174,10 +178,10 @@ def kill(container: str, image: str) -> None:
 
 
 def free_ports(count: int) -> range:
-    """Neighbouring ports that nobody listens on now."""
-    for first in range(52000, 60000, count):
+    """Neighbouring ports that nobody listens on now, nor on as many above them."""
+    for first in range(52000, 60000, 2 * count):
         try:
-            for port in range(first, first + count):
+            for port in range(first, first + 2 * count):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
         except OSError:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
 
-from ringline import Client
+from ringline import Client, Unavailable
 
 from tests.chaos.load import Load, Tally, connect, undisturbed
 from tests.chaos.workload import pool
@@ -79,9 +81,9 @@ def look_inside(stack: Stack) -> None:
         check(int(memory) > 0, f"{kind}: at most {int(memory) // 2**20} MiB, restart {restart}")
 
 
-def generate(stack: Stack) -> None:
+def generate(stack: Stack, **security: str) -> None:
     """From the host, through the whole stack."""
-    with Client(stack.addresses) as client:
+    with Client(stack.addresses, patience=20, **security) as client:
         answer = client.generate("Once upon a time", max_tokens=24, temperature=0)
     (choice,) = answer.choices
     check(len(choice.token_ids) == 24, f"generated: {choice.text!r}")
@@ -143,7 +145,22 @@ def stop(stack: Stack, kind: str) -> None:
     stack.wait_linked(TWO)
 
 
-def everything(stack: Stack, *, with_build: bool) -> None:
+def speak_tls(stack: Stack, directory: Path) -> None:
+    """With compose.tls.yaml the door takes those alone who speak TLS, and links are made by certificates."""
+    secured = replace(stack, overrides=("compose.tls.yaml",))
+    start(secured, ONE)
+    authority = directory / "ca.pem"
+    authority.write_text(run("docker", "exec", stack.containers("processor")[0], "cat", "/certs/ca.pem"))
+    generate(secured, ca=str(authority))
+    try:
+        generate(secured)
+    except Unavailable:
+        say("  plaintext is refused")
+    else:
+        raise Failed("plaintext is taken")
+
+
+def everything(stack: Stack, directory: Path, *, with_build: bool) -> None:
     """All steps; whatever was started is gone afterwards."""
     try:
         if with_build:
@@ -153,7 +170,8 @@ def everything(stack: Stack, *, with_build: bool) -> None:
         generate(stack)
         start(stack, TWO)
         asyncio.run(disturb(stack))
+        speak_tls(stack, directory)
     finally:
-        stack("down", "--volumes", "--timeout", "10")
+        stack("down", "--remove-orphans", "--volumes", "--timeout", "10")
     left = run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={stack.project}")
     check(not left, "torn down: no container is left")

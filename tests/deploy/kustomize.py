@@ -52,12 +52,11 @@ def identity(resource: Resource) -> tuple[str, str, str]:
 
 
 def merge(old: Any, new: Any, name: str = "") -> Any:
-    """A strategic merge: maps by key, lists as their type says, all else replaced."""
+    """A strategic merge: maps by key, where null removes; lists as their type says; all else replaced."""
     if isinstance(old, dict) and isinstance(new, dict):
-        assert all(value is not None and "$patch" not in key for key, value in new.items()), "nothing is removed here"
-        return {
-            key: merge(old[key], new[key], key) if key in old and key in new else (old | new)[key] for key in old | new
-        }
+        assert not any("$patch" in key for key in new)
+        both = {key: merge(old.get(key), value, key) for key, value in new.items() if value is not None}
+        return {key: value for key, value in old.items() if key not in new} | both
     if isinstance(old, list) and isinstance(new, list) and name in MERGE_KEYS:
         key = MERGE_KEYS[name]
         by_key = {item[key]: item for item in old}

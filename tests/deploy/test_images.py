@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from services.cli import cli
+from services.commands.certs import ROLES
 from services.runtime.addresses import check_addresses
 from services.runtime.settings import (
     DETOKENIZER_PORT,
@@ -43,7 +44,7 @@ def by_default(text: str) -> str:
     return _VARIABLE.sub(lambda match: match[2] or "", text)
 
 
-COMPOSE, GPU = read("compose.yaml"), read("compose.gpu.yaml")
+COMPOSE, GPU, TLS = read("compose.yaml"), read("compose.gpu.yaml"), read("compose.tls.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
@@ -66,7 +67,7 @@ def test_a_health_check_asks_its_own_service(kind: str) -> None:
     (check,) = stages()[kind].all("HEALTHCHECK")
     options, _, command = check.partition("CMD ")
     words = yaml.safe_load(command)
-    assert words == ["ringline", "health", f"127.0.0.1:{PORTS[kind]}"]
+    assert words[:3] == ["ringline", "health", f"127.0.0.1:{PORTS[kind]}"]
     health = cli.get_command(click.Context(cli), "health")
     context = health.make_context("health", words[2:])
     timeout = re.search(r"--timeout=(\S+)", options)
@@ -111,7 +112,7 @@ def test_a_container_is_bounded_and_shut_in(name: str) -> None:
 
 
 def test_paths_of_the_host_are_those_of_the_repository() -> None:
-    for compose in (COMPOSE, GPU):
+    for compose in (COMPOSE, GPU, TLS):
         for service in compose["services"].values():
             for volume in map(by_default, service.get("volumes", ())):
                 source, target = volume.split(":")[:2]
@@ -133,7 +134,7 @@ def test_a_service_is_built_from_its_target(kind: str) -> None:
     assert seconds(service["stop_grace_period"]) > ServerSettings().drain_grace
 
 
-@pytest.mark.parametrize("compose", [COMPOSE, GPU], ids=["compose", "gpu"])
+@pytest.mark.parametrize("compose", [COMPOSE, GPU, TLS], ids=["compose", "gpu", "tls"])
 def test_what_a_service_is_told_it_understands(compose: dict[str, Any]) -> None:
     for kind in PORTS:
         variables = set(compose["services"].get(kind, {}).get("environment", ()))
@@ -156,17 +157,20 @@ def test_services_find_each_other_by_name() -> None:
 
 
 def test_processors_share_a_range_of_ports() -> None:
-    (published,) = SERVICES["processor"]["ports"]
-    host, ports, inside = by_default(published).split(":")
-    first, last = map(int, ports.split("-"))
-    assert (host, first, int(inside)) == ("127.0.0.1", PROCESSOR_PORT, PROCESSOR_PORT)
-    assert last > first
-    assert not {PORTS["engine"], PORTS["detokenizer"]} & set(range(first, last + 1))
+    for published, port in zip(
+        SERVICES["processor"]["ports"], (PROCESSOR_PORT, PROCESSOR_PORT + METRICS_PORT_OFFSET), strict=True
+    ):
+        host, ports, inside = by_default(published).split(":")
+        first, last = map(int, ports.split("-"))
+        assert (host, first, int(inside)) == ("127.0.0.1", port, port)
+        assert last > first
+        others = {PORTS["engine"], PORTS["detokenizer"]}
+        assert not (others | {each + METRICS_PORT_OFFSET for each in others}) & set(range(first, last + 1))
 
 
 def test_docker_compose_1_29_knows_every_word() -> None:
     """It takes nothing that came with version 2."""
-    for compose in (COMPOSE, GPU):
+    for compose in (COMPOSE, GPU, TLS):
         assert {name for name in compose if not name.startswith("x-")} <= {"services", "volumes"}
         for service in compose["services"].values():
             assert not {"develop", "extends", "include", "attach", "pull_policy"} & set(service)
@@ -179,6 +183,29 @@ def test_a_gpu_is_asked_for() -> None:
     assert engine["build"]["args"] == {"DEVICE": "cuda"}
     assert "DEVICE" in arguments()
     assert engine["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+def test_each_service_shows_its_own_certificate() -> None:
+    maker = TLS["services"]["certs"]
+    program, command, directory = maker["entrypoint"]
+    assert (program, command) == ("ringline", "certs")
+    assert cli.get_command(click.Context(cli), command) is not None
+    assert maker["image"] == SERVICES["processor"]["image"]
+    assert maker["build"]["target"] == "processor"
+    assert maker["healthcheck"] == {"disable": True}  # it ends, and must count as having done so
+    assert maker["volumes"] == [f"certs:{directory}"]
+    for kind in PORTS:
+        assert kind in ROLES
+        service = TLS["services"][kind]
+        assert service["depends_on"] == {"certs": {"condition": "service_completed_successfully"}}
+        assert service["volumes"] == [f"certs:{directory}:ro"]
+        assert service["environment"] == {
+            "RINGLINE_TLS_CA_FILE": f"{directory}/ca.pem",
+            "RINGLINE_TLS_CERT_FILE": f"{directory}/{kind}.pem",
+            "RINGLINE_TLS_KEY_FILE": f"{directory}/{kind}-key.pem",
+        }
+    (made,) = (line for line in stages()["runtime"].all("RUN") if "install -d" in line)
+    assert made.endswith(directory)  # a volume takes its owner from what is there
 
 
 def test_prometheus_asks_each_service_where_its_metrics_are() -> None:

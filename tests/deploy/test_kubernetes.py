@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import click
 import kubernetes_validate
 import pytest
 import yaml
 
+from services.cli import cli
 from services.runtime.addresses import check_addresses
 from services.runtime.settings import METRICS_PORT_OFFSET, ServerSettings
 from services.runtime.variables import known_variables
@@ -17,7 +19,7 @@ from tests.deploy.kustomize import Resource, merge, render
 from tests.deploy.test_images import PORTS, by_default, read
 
 FOLDER = ROOT / "deploy" / "kubernetes"
-RENDERED = {name: render(FOLDER / name) for name in ("base", "gpu", "autoscaling")}
+RENDERED = {name: render(FOLDER / name) for name in ("base", "gpu", "autoscaling", "tls")}
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version().removesuffix(".0")
 """The first with probes over gRPC, and the last whose schemas are installed."""
 ALL = [
@@ -146,6 +148,27 @@ def test_an_engine_on_a_gpu_has_one() -> None:
     assert {each["mountPath"] for each in own["volumeMounts"]} == {"/tmp", "/models", "/cache"}
 
 
+@pytest.mark.parametrize("name", PORTS)
+def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_its_own_command(name: str) -> None:
+    own = container(name, "tls")
+    told = {each["name"]: each["value"] for each in own["env"]}
+    (mount,) = (each for each in own["volumeMounts"] if each["name"] == "certs")
+    assert {each: told[f"RINGLINE_TLS_{each}_FILE"] for each in ("CA", "CERT", "KEY")} == {
+        "CA": f"{mount['mountPath']}/ca.crt",
+        "CERT": f"{mount['mountPath']}/tls.crt",
+        "KEY": f"{mount['mountPath']}/tls.key",
+    }
+    (volume,) = (each for each in pod(name, "tls")["volumes"] if each["name"] == "certs")
+    assert volume["secret"]["secretName"] == f"ringline-{name}-tls"
+    assert told.items() >= {each["name"]: each["value"] for each in container(name)["env"]}.items()
+    for probe in (own["startupProbe"], own["readinessProbe"]):
+        assert "grpc" not in probe
+        assert probe["exec"]["command"] == ["ringline", "health", f"localhost:{PORTS[name]}"]
+        health = cli.get_command(click.Context(cli), "health")
+        assert probe["timeoutSeconds"] > health.make_context("health", [f"localhost:{PORTS[name]}"]).params["timeout"]
+    assert own["startupProbe"]["failureThreshold"] == container(name)["startupProbe"]["failureThreshold"]
+
+
 def test_engines_are_scaled_by_a_series_that_they_have() -> None:
     scaler = one(RENDERED["autoscaling"], "HorizontalPodAutoscaler", "engine")["spec"]
     target = scaler["scaleTargetRef"]
@@ -157,9 +180,12 @@ def test_engines_are_scaled_by_a_series_that_they_have() -> None:
     assert re.search(rf"^\| `{series}` \| gauge \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
 
 
-def test_a_merge_is_by_name_where_lists_have_names() -> None:
+def test_a_merge_is_by_name_where_lists_have_names_and_null_removes() -> None:
     old = {"containers": [{"name": "a", "env": [{"name": "x", "value": "1"}], "args": ["1"]}, {"name": "b"}]}
     new = {"containers": [{"name": "a", "env": [{"name": "y", "value": "2"}], "args": ["2"]}]}
+    assert merge({"probe": {"grpc": {}, "period": 5}}, {"probe": {"grpc": None, "exec": {}}}) == {
+        "probe": {"period": 5, "exec": {}}
+    }
     assert merge(old, new) == {
         "containers": [
             {"name": "a", "env": [{"name": "x", "value": "1"}, {"name": "y", "value": "2"}], "args": ["2"]},
