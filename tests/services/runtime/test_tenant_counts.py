@@ -30,8 +30,8 @@ def test_a_flood_of_names_makes_no_more_series_and_every_request_is_in_one():
 def test_who_is_silent_for_an_hour_makes_room_and_who_is_not_keeps_it():
     clock = Clock()
     counts = TenantCounts(most=2, clock=clock)
-    counts.ended("quiet", 1, 1)
     counts.ended("busy", 1, 1)
+    counts.ended("quiet", 1, 1)
     clock.now = IDLE - 1
     counts.refused("busy")
     counts.ended("new", 1, 1)
