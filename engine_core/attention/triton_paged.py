@@ -75,7 +75,7 @@ class TritonPagedAttention(PagedAttention):
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
         group = num_heads // num_kv_heads
-        single = tiles_of_single_rows(_head_bytes(query), group)
+        single = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
         tiles = single if self._uniform else tiles_of_chunks(query.dtype.itemsize, head_dim, group)
         attend_chunks[(num_rows // (tiles.rows // group) + num_seqs, num_kv_heads)](
             query,
@@ -120,7 +120,7 @@ class TritonPagedAttention(PagedAttention):
         splits = min(self._max_splits, -(-metadata.max_seq_len // self._split))
         partial = torch.empty(num_seqs, splits, num_heads, head_dim, dtype=torch.float32, device=query.device)
         statistics = torch.empty(2, num_seqs, splits, num_heads, dtype=torch.float32, device=query.device)
-        tiles = tiles_of_single_rows(_head_bytes(query), group)
+        tiles = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
         attend_single_rows[(min(self._programs, num_seqs * splits * num_kv_heads),)](
             query,
             partial,
@@ -169,10 +169,12 @@ class TritonPagedAttention(PagedAttention):
         )
 
 
-def tiles_of_single_rows(head_bytes: int, group: int) -> Tiles:
-    """For heads that take so many bytes, padded, and so many query heads to a KV head."""
-    rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
-    return Tiles(rows, 64, warps=4, stages=3) if head_bytes <= 256 else Tiles(rows, 32, warps=4, stages=2)
+def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
+    """For numbers of so many bytes, and so many query heads to a KV head; small enough for chunks to use them, too."""
+    dims, rows = triton.next_power_of_2(head_dim), max(_FEWEST_ROWS, triton.next_power_of_2(group))
+    if itemsize == 4:
+        return Tiles(rows, 32 if dims <= 64 else 16, warps=4, stages=2)
+    return Tiles(rows, 64, warps=4, stages=3) if dims <= 128 else Tiles(rows, 32, warps=4, stages=2)
 
 
 def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
@@ -186,10 +188,6 @@ def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
     if dims <= 128:
         return Tiles(max(128, heads), 64, warps=8, stages=2)
     return Tiles(max(64, heads), 32, warps=8, stages=2)
-
-
-def _head_bytes(query: torch.Tensor) -> int:
-    return query.dtype.itemsize * int(triton.next_power_of_2(query.shape[2]))
 
 
 def _is_interpreted(x: torch.Tensor) -> bool:

@@ -42,6 +42,7 @@ def _named(made: list[Compiled], name: str) -> list[Compiled]:
         (90, torch.bfloat16, Geometry(16, 8, 64, 32), True),
         (80, torch.bfloat16, Geometry(32, 8, 128, 16), False),
         (80, torch.float16, Geometry(14, 2, 96, 16), False),
+        (80, torch.float32, Geometry(4, 2, 256, 16), True),
     ],
     ids=str,
 )

@@ -63,6 +63,7 @@ class _Wrapper:
         assert starts.dtype == ids.dtype == last.dtype == torch.int32
         assert starts[0] == 0
         assert starts[-1] == len(ids)
+        assert (starts.diff() >= 1).all()  # or there were no last page for ``last`` to speak of
         assert ((last >= 1) & (last <= page)).all()
         self.starts, self.ids, self.last, self.page, self.more = starts, ids, last, page, more
         self.shape = (heads, kv_heads, dim)
