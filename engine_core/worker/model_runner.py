@@ -106,7 +106,8 @@ class ModelRunner:
 
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Draws:
         if not len(inputs.sampled):
-            return Draws.of(torch.empty(0, dtype=torch.int64))
+            # On the device, so that whoever reads nothing still waits for the step.
+            return Draws.of(torch.empty(0, dtype=torch.int64, device=hidden.device))
         rows = inputs.sampling_rows
         if self.batch.sampling.greedy(rows.slots):
             return Draws.of(self.model.likeliest(hidden))
