@@ -9,6 +9,7 @@ hub                what all attached peers share: the switchboard, and who is to
 wire               the one place where protobuf meets ``engine_core``
 limits             how much a Submit may hold
 frames             a link's frame → protobuf
+traces             this process's spans of requests that are traced
 profile            recording a profile of the next steps
 tokenizer          the tokenizer's files for the CPU tiers
 convert_tokenizer  a program of its own, for tokenizers of an older kind

@@ -20,8 +20,14 @@ vocabulary     the model and tokenizer, as fetched from an engine
 client         one client's stream: its requests, and what it is owed
 ring           requests on the ring: submits, frames, moves, ends
 commands       a request on the ring as what engines are told of it
+placement      where each request is computed, and when it moves
 records        what is told of requests: their times, and one log line each
+traces         this process's spans of requests that are traced
 peers          links to engines and detokenizers, and which pairs are joined
+chronicle      what became of peers lately
+views          a peer as people are shown it
+overview       the ring at this moment and over the last minutes, for the live page
+page           the live page itself (page.html)
 detokenizers   subscriptions
 text_frames    a detokenizer's frame → ring data
 responses      ring data → the client's protobuf
