@@ -72,7 +72,7 @@ class Shown:
 async def generate(front, request: inference_pb2.GenerateRequest, shown: Shown | None = None) -> Shown:
     """One Generate call, to its end; what it showed is in ``shown``, also when it fails."""
     shown = shown or Shown()
-    async for response in front.Generate(request, timeout=60):
+    async for response in front.Generate(request, timeout=250):
         assert response.request_id == request.request_id
         shown.take(response)
     return shown

@@ -46,7 +46,7 @@ def told(shown: Shown) -> tuple[object, ...]:
 
 async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None:
     expected = {name: await generate(front, request) for name, request in CASES.items()}
-    call = other.Session(timeout=100)
+    call = other.Session(timeout=250)
     # First of all, so that once nothing waits yet: where it would wait for too long, it would be refused, not late.
     noise = {"late": ask("late", max_tokens=350), "cancelled": ask("cancelled", max_tokens=350)}
     noise["late"].timeout_ms = 50

@@ -105,7 +105,7 @@ async def test_an_unknown_model_is_not_found(front) -> None:
 
 
 async def test_errors_belong_to_their_requests(front) -> None:
-    call = front.Session(timeout=60)
+    call = front.Session(timeout=250)
     frames = [
         inference_pb2.SessionRequest(generate=ask("good", max_tokens=8)),
         inference_pb2.SessionRequest(),
@@ -140,8 +140,8 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
     async with grpc.aio.insecure_channel(ring.address) as channel:
         method = "/ringline.inference.v1.InferenceService/Session"
         raw = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-        call = raw(timeout=60)
-        beside = front.Session(timeout=60)
+        call = raw(timeout=250)
+        beside = front.Session(timeout=250)
         await beside.write(inference_pb2.SessionRequest(generate=ask("beside", max_tokens=30)))
         good = ask("x").SerializeToString()
         bad = good.replace(b"Once upon", b"\xff\xfe\xfd upon")[: len(good)]
@@ -179,7 +179,7 @@ async def test_garbage_on_the_port(front, ring: Ring) -> None:
 
 
 async def test_too_many_live_requests_are_told_when_to_come_back(front) -> None:
-    call = front.Session(timeout=90)
+    call = front.Session(timeout=250)
     limits = (await call.read()).limits
     for index in range(limits.max_live_requests + 5):
         request = ask(f"r{index}", text="a", max_tokens=1500)

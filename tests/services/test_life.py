@@ -166,7 +166,7 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
         undisturbed = await generate(front, long_request("", 600))
 
         for victim, *flags in (("detokenizer",), ("engine", "--async-scheduling"), ("engine", "--async-scheduling")):
-            call = front.Session(timeout=120)
+            call = front.Session(timeout=250)
             shown = {f"r{i}": Shown() for i in range(4)}
             for name in shown:
                 await call.write(inference_pb2.SessionRequest(generate=long_request(name, 600)))

@@ -141,7 +141,7 @@ def rest_of(name: str, whole: Shown, had: Shown, cut: Cut) -> GenerateRequest:
 async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateRequest) -> None:
     whole = await generate(front, request_)
     cuts = {f"{number}: {cut}"[:100]: cut for number, cut in enumerate(cuts_of(whole))}
-    call = front.Session(timeout=100)
+    call = front.Session(timeout=250)
     seen = {}
     for name, cut in cuts.items():
         had = seen[name] = until(whole, cut)

@@ -67,7 +67,7 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
             request.stopping.max_tokens, request.stopping.ignore_eos = 400, True
             cancels.add(request.request_id)
         requests[request.request_id] = request
-    call = front.Session(timeout=110)
+    call = front.Session(timeout=250)
 
     async def write() -> None:
         for request in requests.values():
@@ -153,7 +153,7 @@ async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
 
 
 async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
-    call = front.Session(timeout=60)
+    call = front.Session(timeout=250)
     for _ in range(2):
         await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=8)))
     refused, taken = [], Shown()
@@ -199,7 +199,7 @@ async def test_resume_goes_on_where_it_was_cut(front) -> None:
     for choice, count in cut.items():
         rest.resume.add(choice=choice, token_ids=full.ids[choice][:count])
     resumed = Shown(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
-    async for response in front.Generate(rest, timeout=60):
+    async for response in front.Generate(rest, timeout=250):
         resumed.take(response)
     assert resumed.ids == full.ids
     assert full.texts[0].endswith(resumed.texts[0])
@@ -217,7 +217,7 @@ async def test_cached_tokens_are_counted(front) -> None:
 async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None:
     request = ask("c", max_tokens=1500)
     request.stopping.ignore_eos = True
-    call = front.Session(timeout=60)
+    call = front.Session(timeout=250)
     await call.write(inference_pb2.SessionRequest(generate=request))
     shown = Shown()
     cancelled = False

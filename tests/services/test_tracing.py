@@ -121,7 +121,7 @@ async def test_every_hop_is_in_the_callers_trace(door, collector: Collector) -> 
 
 async def test_requests_of_one_session_have_each_their_own(door, collector: Collector) -> None:
     contexts = {name: context() for name in ("a", "b")}
-    call = door.Session(timeout=100)
+    call = door.Session(timeout=250)
     for name, (_, _, traceparent) in contexts.items():
         request = ask(name)
         request.traceparent = traceparent
