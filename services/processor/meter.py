@@ -76,6 +76,8 @@ class Meter:
         """By ring id, of requests that are under way."""
         self._queued: dict[str, tuple[str, int]] = {}
         """Tenants and tokens by ring id, of requests that no engine has begun."""
+        self._token_rates: dict[str, int | None] = {}
+        """Tokens per minute by tenant, until the next tick: the file is not looked at for every delta."""
 
     def check(self, tenant: str, now: float) -> None:
         """Raise ``Refused`` where a tenant may not begin one request more."""
@@ -121,7 +123,9 @@ class Meter:
 
     def computed(self, tenant: str, tokens: int, now: float) -> None:
         """So many tokens, of prompts and outputs, came from engines."""
-        rate = self.policies.of(tenant).max_tokens_per_minute
+        if tenant not in self._token_rates:
+            self._token_rates[tenant] = self.policies.of(tenant).max_tokens_per_minute
+        rate = self._token_rates[tenant]
         if rate is not None:
             self._account(tenant).computed.take(tokens, rate, now)
 
@@ -133,6 +137,7 @@ class Meter:
 
     def tick(self, now: float) -> None:
         """Forget who has nothing under way and a full bucket. Call now and then."""
+        self._token_rates.clear()
         for tenant in [tenant for tenant, account in self._accounts.items() if account.idle(now)]:
             del self._accounts[tenant]
 

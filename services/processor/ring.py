@@ -176,11 +176,17 @@ class Ring:
             self.backlog.leave(live.ring.request_id)
             self.meter.begun(live.ring.request_id)
 
+    def _computes(self, live: LiveRequest) -> None:
+        """An engine has begun: the tenant has had the prompt, even if it waits for no token."""
+        if live.begun is None:
+            self.meter.computed(live.call.client.tenant, live.ring.prompt_tokens, time.monotonic())
+        self._heard(live)
+
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
         if live is None or prefill.epoch != live.ring.epoch:
             return
-        self._heard(live)
+        self._computes(live)
         if prefill.computed_tokens == 0:
             return  # it begins; what was cached is known when something is computed
         live.ring.prefilled(prefill.epoch, prefill.cached_tokens)
@@ -199,7 +205,7 @@ class Ring:
         fresh = scored.offset + len(scored.logprobs.logprobs) - live.prompt_scores
         if fresh <= 0:
             return
-        self._heard(live)
+        self._computes(live)
         news = live.call.client.news(scored.request_id)
         scores = packed_from_proto(scored.logprobs)
         news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
@@ -226,10 +232,9 @@ class Ring:
                 entry.logprobs,
             )
             woken.add(client.wake)
-            self._heard(live)
-            computed = count_delta(self._metrics, live, entry.choice, len(entry.ids), now)
-            self.backlog.computed(computed)
-            self.meter.computed(live.call.client.tenant, computed, now)
+            self._computes(live)
+            self.backlog.computed(count_delta(self._metrics, live, entry.choice, len(entry.ids), now))
+            self.meter.computed(live.call.client.tenant, len(entry.ids), now)
         elif verdict is Verdict.REDIRECT:
             self._placement.replay(live)
 

@@ -42,9 +42,9 @@ class TenantPolicies:
         return policies.get(tenant, policies[None])
 
     def check_model(self, tenant: str, model: str) -> None:
-        """Raise ``Refused`` unless a tenant may use a model."""
+        """Raise ``Refused`` unless a tenant may use a model; it does not learn what that is called."""
         if not self.permits(tenant, model):
-            raise Refused(Code.PERMISSION_DENIED, f"model: this tenant may not use {model!r}")
+            raise Refused(Code.PERMISSION_DENIED, "model: this tenant may not use the one that is served here")
 
     def permits(self, tenant: str, model: str) -> bool:
         """Whether a tenant may use a model."""

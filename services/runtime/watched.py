@@ -1,12 +1,14 @@
 """What small files say (certificates, keys, tokens), read again when they change, without a restart.
 
 Files are looked at when somebody asks, which is when a connection or a call begins. What cannot be used ends a process
-that starts; of one that runs, the log says it once, and what was known before goes on.
+that starts; of one that runs, the log says it once, and what was known before goes on until it can be: a certificate
+may only hold in a second, or no file could be opened.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,7 +21,11 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_Stamp = list[tuple[int, int, int]]
+
 MAX_FILE_BYTES = 16 << 20
+RETRY_SECONDS = 1.0
+"""Before a file that could not be used, and has not changed since, is read once more."""
 
 
 class Unusable(Exception):
@@ -32,13 +38,23 @@ class Unusable(Exception):
 class Watched(Generic[T]):
     """A value made of some files. Safe to use from many threads."""
 
-    def __init__(self, files: Mapping[str, str], parse: Callable[[Mapping[str, bytes]], T]) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, str],
+        parse: Callable[[Mapping[str, bytes]], T],
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``files`` are paths by flag; ``parse`` gets their contents by flag, and raises ``Unusable``.
 
-        Raises ``FatalError`` for what cannot be used now.
+        ``now`` is the clock of retries, in seconds. Raises ``FatalError`` for what cannot be used now.
         """
         self._files = {flag: Path(path) for flag, path in files.items()}
         self._parse = parse
+        self._now = now
+        self._unusable: _Stamp | None = None
+        """Of files that were read and could not be used."""
+        self._retry_at = 0.0
         self._lock = threading.Lock()
         self.version = 0
         """Raised whenever the value was replaced."""
@@ -54,23 +70,23 @@ class Watched(Generic[T]):
         with self._lock:
             try:
                 stamp = self._look()
-                if stamp == self._stamp:
+                if stamp == self._stamp or (stamp == self._unusable and self._now() < self._retry_at):
                     return self._value
-                self._stamp = stamp
+                self._unusable, self._retry_at = stamp, self._now() + RETRY_SECONDS
                 self._value = self._read()
             except Unusable as error:
                 if self._told != str(error):
                     self._told = str(error)
                     log.error("a changed file is not usable; what it said before goes on", reason=self._told)
             else:
-                self._told = ""
+                self._stamp, self._unusable, self._told = stamp, None, ""
                 self.version += 1
                 log.info("read again", files=[str(path) for path in self._files.values()])
             return self._value
 
     _told = ""
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _look(self) -> _Stamp:
         """What changes when a file does."""
         stamp = []
         for flag, path in self._files.items():

@@ -179,12 +179,15 @@ async def test_a_tenant_has_so_many_tokens_waiting(secured: SecuredRing) -> None
 
 
 async def test_a_tenant_may_use_its_models_alone(secured: SecuredRing) -> None:
+    async with secured.client(user_token("blue")) as client:
+        served = await client.models()
     async with secured.client(user_token("elsewhere")) as client:
         assert await client.models() == ()
         for call in (client.generate("Once", max_tokens=1), client.tokenize("Once")):
             with pytest.raises(ringline.PermissionDenied, match="model: this tenant may not use") as caught:
                 await call
             assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
+            assert served[0].name not in str(caught.value), "it is not told what it may not list"
 
 
 async def test_what_was_said_and_shown_is_in_no_log_and_no_error(secured: SecuredRing) -> None:

@@ -105,6 +105,19 @@ def test_prompts_wait_within_a_size(policies: TenantPolicies) -> None:
     meter.queue("1-4", "b c", 10)
 
 
+def test_the_file_is_not_looked_at_for_every_delta(policies: TenantPolicies, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, asked = Meter(policies), []
+    of = policies.of
+    monkeypatch.setattr(policies, "of", lambda tenant: (asked.append(tenant), of(tenant))[1])
+    for tenant in "aaba":
+        meter.computed(tenant, 60, 1.0)
+    assert asked == ["a", "b"]
+    meter.tick(1.0)
+    meter.computed("a", 60, 1.0)
+    assert asked == ["a", "b", "a"]
+    assert refusal(lambda: meter.check("a", 1.0)) > 60_000
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.floats(0.1, 30)), max_size=20))
 def test_nobody_is_remembered_who_has_nothing(steps: list[tuple[str, int, float]]) -> None:
     meter, now = Meter(TenantPolicies(None)), 0.0
@@ -120,6 +133,7 @@ def test_nobody_is_remembered_who_has_nothing(steps: list[tuple[str, int, float]
     assert not meter._accounts
     assert not meter._tenants
     assert not meter._queued
+    assert not meter._token_rates
 
 
 @pytest.mark.parametrize(

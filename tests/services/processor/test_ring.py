@@ -7,6 +7,7 @@ import time
 
 import pytest
 from google.rpc import status_pb2
+from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
@@ -229,3 +230,24 @@ def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
     assert ended["r"].usage.completion_tokens > 0
     assert ended["beside"].cause == Cause.LENGTH
     assert world.quiet
+
+
+def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_computed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(world.ring.meter, "computed", lambda tenant, tokens, now: charged.append(tokens))
+    call = world.ask(ask())
+    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
+    begun = engine_pb2.Prefill(request_id=call.ring_id, epoch=1, prompt_tokens=prompt)
+    world.ring.text(detokenizer_pb2.TextOutputs(prefills=[begun]))
+    world.ring.end(call, Cause.CANCELLED)
+    assert charged == [prompt]
+    settle(world)
+    charged.clear()
+    world.ask(ask(max_tokens=7))
+    settle(world)
+    assert sum(charged) == prompt + 7
+    charged.clear()
+    world.ring.end(world.ask(ask()), Cause.CANCELLED)
+    assert not charged, "no engine had begun it"

@@ -12,7 +12,7 @@ from services.runtime.errors import FatalError
 from services.runtime.options import SettingError, build
 from services.runtime.security import dialling_credentials, listening_credentials, service_gate
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
-from services.runtime.watched import Watched
+from services.runtime.watched import RETRY_SECONDS, Unusable, Watched
 
 HOUR = timedelta(hours=1)
 CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
@@ -133,3 +133,28 @@ def test_a_file_is_read_again_when_it_changed_and_kept_when_it_cannot_be_used(tm
     assert (watched.value, watched.version) == (b"two and more", 1)
     path.write_bytes(b"three")
     assert (watched.value, watched.version) == (b"three", 2)
+
+
+def test_a_file_that_could_not_be_used_is_tried_again_without_another_change(tmp_path: Path) -> None:
+    path, now, reads, usable = tmp_path / "f", [100.0], [], [True]
+
+    def parse(contents):
+        reads.append(contents["--f"])
+        if not usable[0]:
+            raise Unusable("--f", "not yet")
+        return contents["--f"]
+
+    path.write_bytes(b"one")
+    watched = Watched({"--f": str(path)}, parse, now=lambda: now[0])
+    usable[0] = False
+    path.write_bytes(b"two and more")
+    assert [watched.value for _ in range(5)] == [b"one"] * 5
+    assert len(reads) == 2, "not for every call"
+    now[0] += RETRY_SECONDS
+    assert (watched.value, len(reads)) == (b"one", 3)
+    usable[0] = True
+    assert watched.value == b"one"
+    now[0] += RETRY_SECONDS
+    assert (watched.value, watched.version) == (b"two and more", 1)
+    now[0] += RETRY_SECONDS
+    assert (watched.value, len(reads)) == (b"two and more", 4)
