@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 import ringline
-from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.inference.v1 import inference_pb2_grpc
+from ringline.servers import Servers
+from ringline.types.v1 import output_pb2
 
 from services.runtime.authority import Authority
+from tests.clients.scripted import admitted, delta, terminal
 
 HOUR = timedelta(hours=1)
 
 
+FINISH = output_pb2.FINISH_CAUSE_LENGTH
+
+
 class Mirror(inference_pb2_grpc.InferenceServiceServicer):
-    """Tells callers, as the name of its one model, what they showed."""
+    """Tells callers, as the name of its one model, what they showed; streams end when they may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
 
     async def ListModels(self, request, context):
         shown = dict(context.invocation_metadata()).get("authorization", "nothing")
         (name,) = context.auth_context().get("x509_common_name", [b"nobody"])
-        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(name=f"{name.decode()} with {shown}")])
+        return pb.ListModelsResponse(models=[pb.Model(name=f"{name.decode()} with {shown}")])
+
+    async def Generate(self, request, context):
+        yield admitted()
+        yield delta(0, [10], "a")
+        await self.may_end.wait()
+        yield delta(1, [11], "b")
+        yield terminal(FINISH, completion=2)
+
+    async def Session(self, requests, context):
+        yield pb.SessionResponse(limits=pb.SessionLimits(max_live_requests=4))
+        async for request in requests:
+            async for response in self.Generate(request.generate, context):
+                response.request_id = request.generate.request_id
+                yield pb.SessionResponse(responses=[response])
 
 
 def write(folder: Path, authority: Authority, name: str) -> None:
@@ -54,6 +80,71 @@ async def test_a_token_is_asked_for_with_each_call(kind: str, tmp_path: Path) ->
     await server.stop(None)
     names = ["first", "first", "second"] if kind == "tls" else ["nobody"] * 3
     assert told == [f"{name} with Bearer {token}" for name, token in zip(names, ("one", "two", "three"), strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+async def test_streams_outlast_any_number_of_replacements(kind: str, tmp_path: Path) -> None:
+    authority, mirror = Authority.make("test", valid=HOUR), Mirror()
+    write(tmp_path, authority, "first")
+    pair = [((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())]
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(mirror, server)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
+    await server.start()
+    options = {"ca": authority.certificate, "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem", "timeout": 60}
+
+    async def asked(client: ringline.AsyncClient) -> tuple[int, ringline.Generation]:
+        stream = client.stream("x")
+        await anext(aiter(stream))
+        for name in ("second", "third", "fourth"):
+            write(tmp_path, authority, name)
+            await client.models()
+        open_now = len(client._connected.connections())
+        mirror.may_end.set()
+        return open_now, await stream.result()
+
+    def asked_blocking() -> tuple[int, ringline.Generation]:
+        with ringline.Client(f"localhost:{port}", **options) as client:
+            stream = client.stream("x")
+            next(stream)
+            for name in ("second", "third", "fourth"):
+                write(tmp_path, authority, name)
+                client.models()
+            open_now = len(client._servers.connections())
+            loop.call_soon_threadsafe(mirror.may_end.set)
+            return open_now, stream.result()
+
+    loop = asyncio.get_running_loop()
+    if kind == "blocking":
+        open_now, answer = await asyncio.to_thread(asked_blocking)
+    else:
+        async with ringline.AsyncClient(f"localhost:{port}", **options) as client:
+            open_now, answer = await asked(client)
+    await server.stop(None)
+    assert (answer.text, answer.resumed) == ("ab", 0)
+    assert open_now == 3, "the stream's, that of the last call but one, which is idle, and the new one"
+
+
+def test_a_connection_that_was_replaced_is_closed_when_nobody_uses_it() -> None:
+    class Call:
+        pass
+
+    stamps, made, closed = iter(range(100)), iter(range(100)), []
+    servers = Servers(["a"], lambda _: next(made), stamp=lambda: next(stamps), close=closed.append)
+    server = servers.choose()
+    with servers.using(server) as used:
+        call = used.keep(Call())
+        servers.choose()
+        servers.choose()
+        assert (used.connection, closed) == (1, [0])
+    servers.choose()
+    assert closed == [0, 2]
+    assert servers.connections() == [4, 1, 3]
+    del call
+    gc.collect()
+    servers.choose()
+    assert closed == [0, 2, 1, 3]
+    assert servers.connections() == [5, 4]
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,10 @@ class AsyncClient:
         servers = self._servers()
         while True:
             server = servers.choose()
-            call = method(server.connection.stub)
             try:
-                answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
+                with servers.using(server) as used:
+                    call = method(used.connection.stub)
+                    answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:

@@ -175,9 +175,10 @@ class Client:
         attempts = Attempts(self._policy, deadline)
         while True:
             server = self._servers.choose()
-            call = method(server.connection.stub)
             try:
-                answer = call(request, timeout=deadline.remaining(), metadata=self._metadata())
+                with self._servers.using(server) as used:
+                    call = method(used.connection.stub)
+                    answer = call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:

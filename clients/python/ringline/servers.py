@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from ringline.errors import RingError
 
 _Connection = TypeVar("_Connection")
+_Call = TypeVar("_Call")
 
 _FIRST_PENALTY = 0.5
 _LONGEST_PENALTY = 10.0
@@ -31,15 +34,36 @@ def split_addresses(address: str | Sequence[str]) -> list[str]:
 
 
 @dataclass(slots=True, eq=False)
+class Used(Generic[_Connection]):
+    """A connection, and what keeps it from being closed."""
+
+    connection: _Connection
+    users: int = 0
+    """Who has it in hand, to begin a call or until one returns."""
+    calls: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Streams, as long as somebody holds them: gRPC cancels one that nobody holds."""
+
+    def keep(self, call: _Call) -> _Call:
+        """``call`` goes on when whoever began it no longer has the connection in hand."""
+        self.calls.add(call)
+        return call
+
+    @property
+    def idle(self) -> bool:
+        """Whether closing it ends no call."""
+        return not self.users and not self.calls
+
+
+@dataclass(slots=True, eq=False)
 class Server(Generic[_Connection]):
     """One address, and how it did lately."""
 
     address: str
-    connection: _Connection
+    used: Used[_Connection]
     stamp: object = None
     """Of the files that the connection was made with."""
-    retired: _Connection | None = None
-    """The one before, with the calls that it still has."""
+    retired: list[Used[_Connection]] = field(default_factory=list)
+    """Those before that still have calls."""
     penalty: float = 0.0
     """Seconds it is asked last for after its next failure; 0 as long as it works."""
     avoided_until: float = 0.0
@@ -64,14 +88,14 @@ class Servers(Generic[_Connection]):
     ) -> None:
         """``stamp`` changes when the files do that ``connect`` reads.
 
-        New calls then get a new connection. That before keeps those that it has, until it is closed when the files
-        change once more.
+        New calls then get a new connection. That before keeps those that it has; it is closed when a call begins
+        after the last of them has ended.
         """
         self._connect = connect
         self._stamp = stamp
         self._close = close
         now = stamp()
-        self._servers = [Server(address, connect(address), now) for address in addresses]
+        self._servers = [Server(address, Used(connect(address)), now) for address in addresses]
         self._next = random.randrange(len(addresses))
         self._lock = threading.Lock()
         self.closed = False
@@ -79,8 +103,8 @@ class Servers(Generic[_Connection]):
 
     def connections(self) -> list[_Connection]:
         """Every connection."""
-        made = [each for server in self._servers for each in (server.connection, server.retired)]
-        return [connection for connection in made if connection is not None]
+        with self._lock:
+            return [used.connection for server in self._servers for used in (server.used, *server.retired)]
 
     def choose(self) -> Server[_Connection]:
         """The next one in turn that is not avoided; of avoided ones the one that is so for the shortest time."""
@@ -91,6 +115,18 @@ class Servers(Generic[_Connection]):
             self._next = (index + 1) % len(self._servers)
             self._renew(self._servers[index])
             return self._servers[index]
+
+    @contextmanager
+    def using(self, server: Server[_Connection]) -> Iterator[Used[_Connection]]:
+        """The server's connection, which is not closed meanwhile, nor while a call lasts that it is told to keep."""
+        with self._lock:
+            used = server.used
+            used.users += 1
+        try:
+            yield used
+        finally:
+            with self._lock:
+                used.users -= 1
 
     def failed(self, server: Server[_Connection]) -> None:
         """It could not be reached, was lost, or takes nothing: avoid it, for longer from time to time."""
@@ -110,13 +146,17 @@ class Servers(Generic[_Connection]):
 
     def _renew(self, server: Server[_Connection]) -> None:
         """Connect anew if the files have changed; while they cannot be read, the connection stays."""
+        if self.closed:
+            return
+        for used in [used for used in server.retired if used.idle]:
+            server.retired.remove(used)
+            self._close(used.connection)
         now = self._stamp()
-        if now == server.stamp or self.closed:
+        if now == server.stamp:
             return
         try:
             connection = self._connect(server.address)
         except RingError:
             return
-        if server.retired is not None:
-            self._close(server.retired)
-        server.connection, server.retired, server.stamp = connection, server.connection, now
+        server.retired.append(server.used)
+        server.used, server.stamp = Used(connection), now

@@ -137,7 +137,8 @@ class Session:
         while True:
             server = servers.choose()
             try:
-                return await Link.open(self._call(server.connection), servers, server, self._names)
+                with servers.using(server) as used:
+                    return await Link.open(used.keep(self._call(used.connection)), servers, server, self._names)
             except Unavailable:
                 servers.failed(server)
                 if not servers.another:

@@ -108,7 +108,8 @@ class Stream(Iterator[Delta]):
             raise self._course.reader.ended(Cancelled("the client is closed"))
         request = self._course.next_request()
         self._server = self._servers.choose()
-        call = self._call = self._open(self._server.connection, request, self._course.deadline.backstop())
+        with self._servers.using(self._server) as used:
+            call = self._call = used.keep(self._open(used.connection, request, self._course.deadline.backstop()))
         if self._closed.is_set():  # meanwhile, when there was no call yet to cancel
             call.cancel()
         return call
