@@ -8,12 +8,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jwt
+import structlog
 
 from services.processor.callers import MAX_TENANT_LENGTH, Caller
 from services.runtime.security_settings import AuthSettings
 from services.runtime.watched import Unusable, Watched
 
+log = structlog.get_logger(__name__)
+
 JWKS_FLAG = "--auth-jwks-file"
+JsonWebKey = dict[str, Any]
+"""As RFC 7517 writes one."""
+MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
+"""Characters, and keys."""
 LEEWAY = 30.0
 """Seconds by which the clocks of the issuer and of this machine may differ."""
 
@@ -35,10 +42,12 @@ class JsonWebTokens:
         """Whose token it is; raises ``ValueError`` with what is wrong with it."""
         try:
             header = jwt.get_unverified_header(token)
-            name = self._key_name(header)
+            keys = self._keys.value
+            name = self._key_name(header, keys)
+            key = keys[name]
             claims = jwt.decode(
                 token,
-                self._keys.value[name],
+                jwt.PyJWK(key, _algorithm(key, header["alg"])),
                 algorithms=self._algorithms,
                 audience=self._audience,
                 issuer=self._issuer,
@@ -50,13 +59,12 @@ class JsonWebTokens:
         tenant, end = claims[self._claim], float(claims["exp"]) + LEEWAY
         if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH or not tenant.isprintable():
             raise ValueError(f"the token's {self._claim} is not the name of a tenant")
-        return Caller(tenant, lambda: self._now() < end and name in self._keys.value)
+        return Caller(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
 
-    def _key_name(self, header: Mapping[str, Any]) -> str:
+    def _key_name(self, header: Mapping[str, Any], keys: Mapping[str, JsonWebKey]) -> str:
         """Of the key that the token says it is signed with; one without a name may be left out where it is the only."""
         if header.get("alg") not in self._algorithms:
             raise ValueError("the token is not signed as it must be")
-        keys = self._keys.value
         name = header.get("kid")
         if name is None and len(keys) == 1:
             return next(iter(keys))
@@ -80,16 +88,33 @@ def _problem(error: jwt.PyJWTError) -> str:
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the token cannot be read")
 
 
-def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, jwt.PyJWK]:
-    """Public keys by name ("" for one without)."""
+def _algorithm(key: JsonWebKey, shown: str) -> str | None:
+    """Which one a signature is checked with; None for the one that the key names, or that its curve has."""
+    return shown if key["kty"] == "RSA" and not key.get("alg") else None
+
+
+def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:
+    """Public keys by name ("" for one without); those for other ends, or of no kind that is known, are left out."""
     try:
         declared = json.loads(contents[JWKS_FLAG])["keys"]
-        keys = [jwt.PyJWK(key) for key in declared if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, jwt.PyJWTError):
+        signing = [key for key in declared if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
+        keys = [key for key in signing if _known(key)]
+        named = {key.get("kid") or "": key for key in keys}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Unusable(JWKS_FLAG, "it is no set of JSON web keys") from None
-    named = {key.key_id or "": key for key in keys}
     if not named:
         raise Unusable(JWKS_FLAG, "it holds no public key for signatures")
     if len(named) < len(keys):
         raise Unusable(JWKS_FLAG, "two of its keys have one name (kid), or none")
+    if others := [str(key.get("kid"))[:MAX_LOGGED_KID] for key in signing if key not in keys]:
+        log.warning("keys for web tokens are of no known kind and left out", kids=others[:MAX_LOGGED_KIDS])
     return named
+
+
+def _known(key: JsonWebKey) -> bool:
+    """Whether signatures can be checked with a key."""
+    try:
+        jwt.PyJWK(key)
+    except (jwt.PyJWTError, ValueError, KeyError, TypeError):
+        return False
+    return True

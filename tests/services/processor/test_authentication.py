@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from jwt.algorithms import ECAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from services.processor.authentication import client_gate
+from services.processor.json_web_tokens import JsonWebTokens
 from services.runtime.errors import FatalError
 from services.runtime.options import SettingError, build
 from services.runtime.security_settings import AuthSettings
@@ -49,7 +52,7 @@ def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: P
         ({"keys": [SECRET]}, "it holds no public key for signatures"),
         ({"keys": [{**PUBLIC, "use": "enc"}]}, "it holds no public key for signatures"),
         ({"keys": [PUBLIC, PUBLIC]}, "two of its keys have one name"),
-        ({"keys": [{**PUBLIC, "crv": "P-1"}]}, "it is no set of JSON web keys"),
+        ({"keys": [{**PUBLIC, "crv": "P-1"}]}, "it holds no public key for signatures"),
         ([PUBLIC], "it is no set of JSON web keys"),
     ],
 )
@@ -90,3 +93,37 @@ def test_others_are_not(options: dict) -> None:
 
 def test_without_them_there_is_no_gate() -> None:
     assert client_gate(AuthSettings()) == []
+
+
+def signed_with(key: rsa.RSAPrivateKey, algorithm: str, kid: str = "rsa") -> str:
+    claims = {"sub": "blue", "iss": "i", "aud": "a", "exp": time.time() + 3600}
+    return jwt.encode(claims, key, algorithm=algorithm, headers={"kid": kid})
+
+
+def test_keys_of_others_do_not_keep_a_file_from_being_used_nor_a_withdrawn_key_trusted(tmp_path: Path) -> None:
+    old, new = (rsa.generate_private_key(65537, 2048) for _ in range(2))
+    algorithms = ("RS512", "PS256")
+
+    def write(key: rsa.RSAPrivateKey) -> None:
+        public = {**RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "rsa"}
+        foreign = [
+            {**public, "kid": "two", "use": "enc", "alg": "RSA-OAEP"},
+            {**public, "kid": "three", "alg": "RSA-OAEP"},
+            {"kty": "AKP", "kid": "four", "pub": "x"},
+        ]
+        (tmp_path / "new").write_text(json.dumps({"keys": [*foreign, public]}))
+        (tmp_path / "new").replace(tmp_path / "j")
+
+    write(old)
+    settings = AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j"), "auth_jwt_algorithms": algorithms})
+    tokens = JsonWebTokens(settings)
+    callers = [tokens.caller(signed_with(old, algorithm)) for algorithm in algorithms]
+    assert [caller.tenant for caller in callers] == ["blue", "blue"]
+    with pytest.raises(ValueError, match="is not signed as it must be"):
+        tokens.caller(signed_with(old, "RS256"))
+    assert all(caller.still_known() for caller in callers)
+    write(new)
+    assert not any(caller.still_known() for caller in callers), "another key has the name now"
+    with pytest.raises(ValueError, match="signature is not valid"):
+        tokens.caller(signed_with(old, "PS256"))
+    assert tokens.caller(signed_with(new, "PS256")).still_known()
