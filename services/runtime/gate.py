@@ -1,4 +1,4 @@
-"""Whom a server lets in: asked once for each RPC, before its handler runs. Health is open to all, for probes.
+"""Whom a server lets in: asked once for each RPC, before a message of it is taken. Health is open to all, for probes.
 
 Where nobody is to be asked there is no gate, and nothing to pay for.
 """
@@ -53,19 +53,21 @@ class Gate(grpc.aio.ServerInterceptor):
     def _gated(self, handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         behavior = getattr(handler, "_".join(kind))
+        given = _as_it_is if handler.request_streaming else _the_only_one
 
-        async def answer(request: Any, context: Context) -> Any:
+        async def answer(requests: Any, context: Context) -> Any:
             await self._check(context, method)
-            return await behavior(request, context)
+            return await behavior(await given(requests, context), context)
 
-        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
             await self._check(context, method)
-            async with aclosing(behavior(request, context)) as responses:
+            async with aclosing(behavior(await given(requests, context), context)) as responses:
                 async for response in responses:
                     yield response
 
         gated = answers if inspect.isasyncgenfunction(behavior) else answer
-        make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
+        # gRPC takes a single request before it asks a handler, and a stream's when the handler wants it.
+        make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
         return make(gated, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
     async def _check(self, context: Context, method: str) -> None:
@@ -89,3 +91,14 @@ class Gate(grpc.aio.ServerInterceptor):
             not_logged_before=self._untold,
         )
         self._told_at, self._untold = now, 0
+
+
+async def _as_it_is(requests: Any, context: Context) -> Any:
+    return requests
+
+
+async def _the_only_one(requests: Any, context: Context) -> Any:
+    request = await anext(aiter(requests), None)
+    if request is None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
+    return request

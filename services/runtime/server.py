@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.runtime.addresses import join_address
 from services.runtime.errors import ExitCode, FatalError
+from services.runtime.health import BoundedHealth
 from services.runtime.interceptors import Guard
 from services.runtime.listening import check_listenable, remove_socket_file
 from services.runtime.settings import ServerSettings
@@ -55,7 +56,7 @@ class Server:
         """
         self._settings = settings
         self._services = tuple(services)
-        self._health = health.aio.HealthServicer()
+        self._health = BoundedHealth()
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
         self._exit_code: int = ExitCode.OK

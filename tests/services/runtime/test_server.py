@@ -17,6 +17,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.runtime.channels import check_health, open_channel, wait_serving
 from services.runtime.errors import FatalError
+from services.runtime.gate import Denied, Gate
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 
@@ -57,9 +58,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @asynccontextmanager
-async def serving(settings=None):
+async def serving(settings=None, interceptors=()):
     """A started server with ``Inference``, and a channel to it."""
-    server = Server(settings or ServerSettings(), [SERVICE])
+    server = Server(settings or ServerSettings(), [SERVICE], interceptors=interceptors)
     servicer = Inference()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     await server.start()
@@ -306,3 +307,42 @@ def test_a_port_in_use_ends_a_process_with_one_line_and_no_traceback():
         )
     (line,) = done.stderr.splitlines()
     assert (done.returncode, json.loads(line)["error"]) == (3, f"port {port} is in use: choose another with --port")
+
+
+async def test_health_keeps_no_name_that_no_service_has():
+    async with serving() as (_, channel, _):
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="x" * 1000)
+        for call in (stub.Check(request, timeout=30), stub.Watch(request, timeout=30).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
+    def admit(context):
+        if not dict(context.invocation_metadata()).get("key"):
+            raise Denied(grpc.StatusCode.UNAUTHENTICATED, "no key")
+
+    async def nothing():
+        await asyncio.Event().wait()
+        yield b""
+
+    async def raw(method, requests, **shown):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_unary(f"/{SERVICE}/{method}")(requests, timeout=30, **shown)
+        return caught.value.code()
+
+    key = {"metadata": (("key", "it"),)}
+    async with serving(interceptors=[Gate(admit)]) as (_, channel, _):
+        for method in ("Tokenize", "Generate", "Session"):
+            assert await raw(method, nothing()) is grpc.StatusCode.UNAUTHENTICATED
+            assert await raw(method, iter([b"\xff"])) is grpc.StatusCode.UNAUTHENTICATED
+            assert await raw(method, iter([b"\xff"]), **key) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await raw("Tokenize", iter([]), **key) is grpc.StatusCode.INVALID_ARGUMENT
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), **key)).rendered == "a"
+        generated = [
+            one.request_id async for one in stub.Generate(inference_pb2.GenerateRequest(request_id="1"), **key)
+        ]
+        assert generated == ["1"]
