@@ -154,13 +154,17 @@ async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
 
 async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
     call = front.Session(timeout=250)
+    long = ask("same", max_tokens=1500)  # so that it is live when its name is read again
+    long.stopping.ignore_eos = True
     for _ in range(2):
-        await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=8)))
+        await call.write(inference_pb2.SessionRequest(generate=long))
     refused, taken = [], Shown()
     async for frame in call:
         for response in frame.responses:
             if response.in_reply_to:
                 refused.append(response)
+                cancel = inference_pb2.CancelRequest(request_id="same")
+                await call.write(inference_pb2.SessionRequest(cancel=cancel))
             else:
                 taken.take(response)
         if taken.complete and refused:
