@@ -55,7 +55,7 @@ class Peers:
 
     def specs(self, model: Path) -> list[WorkerSpec]:
         """Everyone who can compute ``model`` here; ours first."""
-        ours = {"model": str(model), "kv_cache_memory_bytes": _KV_CACHE_BYTES}
+        ours = {"model": str(model), "max_model_len": _MOST_TOKENS, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
         found = [
             _here(OURS, "ringline_engine", ours),
             _here(OURS_INT8, "ringline_engine", ours | {"quantization": "int8"}),

@@ -28,7 +28,7 @@ from benchmarks.worker import Worker, WorkerSpec
 
 STREAMS = (1, 4, 16, 64, 256)
 _LEAST_REQUESTS, _REQUESTS_PER_STREAM = 16, 3
-_KV_CACHE_BYTES = 3 << 29
+_KV_CACHE_BYTES, _MOST_TOKENS = 3 << 29, 2048
 """Of both sides of the ring's cost; taken at once."""
 
 
@@ -76,9 +76,9 @@ def measure(place: Ring, streams: Sequence[int], prompt: int, output: int, round
 
 def ring_cost(model: Path, batch: int, prompt: int, output: int, rounds: int, logs: Path) -> Row:
     """Served and offline tokens per second of the same work, in turns."""
-    options = {"model": str(model), "kv_cache_memory_bytes": _KV_CACHE_BYTES}
+    options = {"model": str(model), "max_model_len": _MOST_TOKENS, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
     spec = WorkerSpec("ringline offline", sys.executable, "ringline_engine", options, {})
-    flags = ["--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
+    flags = ["--max-model-len", str(_MOST_TOKENS), "--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
     with ring.serve(model, flags, logs) as served, Worker(spec, logs) as offline:
         traffic = Traffic(batch, batch, prompt, output, warmup=2)
 
