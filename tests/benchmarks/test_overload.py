@@ -32,7 +32,7 @@ async def test_requests_are_counted_by_what_became_of_them(ring: Ring) -> None:
 
 
 async def test_what_could_not_end_in_its_time_is_no_good_answer(ring: Ring) -> None:
-    async with Flood(ring.address, Shape(prompt=12, output=1500, timeout=0.2)) as flood:
+    async with Flood(ring.address, Shape(prompt=12, output=1500, timeout=0.05)) as flood:
         async with background(flood.keep(1)):
             await until(lambda: flood.tally.others.total() + flood.tally.refused > 0)
         assert flood.tally.good == 0

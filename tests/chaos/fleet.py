@@ -24,7 +24,7 @@ from services.runtime.variables import PARENT_VARIABLE
 from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 
-START_TIMEOUT = 120.0
+START_TIMEOUT = 200.0
 STOP_MARGIN = 60.0
 DRAIN_GRACE = 0.2
 """Seconds: so little that what a process has when it drains goes on elsewhere, rather than ends before."""

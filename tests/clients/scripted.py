@@ -17,6 +17,8 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
 
+from tests.ports import HeldPort
+
 
 class Abort(Exception):
     """Raised by a script: the call (of a Session: the whole Session) ends with this status."""
@@ -247,11 +249,14 @@ class Served:
 
 @asynccontextmanager
 async def serving(service: ScriptedInference) -> AsyncIterator[Served]:
-    server = grpc.aio.server()
+    """Nobody else is given its port before the end, even if it is stopped before."""
+    server, port = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), HeldPort()
     add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"127.0.0.1:{port.number}"
+    server.add_insecure_port(address)
     await server.start()
     try:
-        yield Served(service, server, f"127.0.0.1:{port}")
+        yield Served(service, server, address)
     finally:
         await server.stop(None)
+        port.release()

@@ -211,8 +211,11 @@ async def test_a_refused_field_is_named_by_its_detail_or_its_text(server, ask):
 async def test_a_timeout_is_sent_and_kept_even_if_the_server_does_not(server, ask, monkeypatch):
     monkeypatch.setattr("ringline.retry.GRACE", 0.05)
     server.plays(forever)
-    outcome = await ask(timeout=2.5)  # of which the first tokens take a hundredth
+    for seconds in (1.5, 10, 60):  # longer where the first tokens took all of it
+        outcome = await ask(timeout=seconds)
+        if outcome.text:
+            break
     assert type(outcome.error) is ringline.DeadlineExceeded
     assert isinstance(outcome.error, TimeoutError)
     assert outcome.error.partial.choices[0].text == outcome.text != ""
-    assert 0 < server.service.requests[0].timeout_ms <= 2500
+    assert 0 < server.service.requests[-1].timeout_ms <= seconds * 1000

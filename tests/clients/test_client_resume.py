@@ -19,7 +19,6 @@ from tests.clients.scripted import (
     ScriptedInference,
     admitted,
     delta,
-    forever,
     play,
     refusal,
     serving,
@@ -266,37 +265,39 @@ async def test_nothing_goes_on_without_patience(server, ask):
 async def test_a_request_goes_on_at_another_address(kind, form):
     """Whichever was asked first is lost for good; later requests find the other without a failure."""
     async with serving(ScriptedInference()) as one, serving(ScriptedInference()) as other:
-        by_service = {one.service: one, other.service: other}
 
-        def begins(service):
-            async def script(request):
-                yield taken()
-                if not request.resume:
-                    yield delta(0, [10], "a")
-                    asyncio.get_running_loop().call_later(0.05, lambda: stops.append(stop(service)))
-                    async for _ in forever(request):
-                        await asyncio.sleep(0.01)
-                yield delta(1, [11], "b")
-                yield terminal(completion=2)
+        async def script(request):
+            yield taken()
+            if not request.resume:
+                yield delta(0, [10], "a")
+                await asyncio.Event().wait()  # for its server's end
+            yield delta(1, [11], "b")
+            yield terminal(completion=2)
 
-            return script
+        async def stop_the_first():
+            for served in (one, other):
+                if served.service.requests:
+                    await served.server.stop(None)
 
-        stops = []
+        def blocking():
+            with client, client.stream("Hi") as stream:
+                next(stream)
+                asyncio.run_coroutine_threadsafe(stop_the_first(), loop).result()
+                return stream.result()
 
-        def stop(service):
-            return asyncio.ensure_future(by_service[service].server.stop(None))
-
-        for service, served in by_service.items():
-            served.plays(begins(service))
+        loop = asyncio.get_running_loop()
+        for served in (one, other):
+            served.plays(script)
         client = kind(form([one.address, other.address]), timeout=60)
         if kind is ringline.Client:
-            with client:
-                answer = await asyncio.to_thread(client.generate, "Hi")
+            answer = await asyncio.to_thread(blocking)
         else:
-            async with client:
-                answer = await client.generate("Hi")
+            async with client, client.stream("Hi") as stream:
+                await anext(stream)
+                await stop_the_first()
+                answer = await stream.result()
         assert (answer.text, answer.resumed) == ("ab", 1)
-        assert sorted(len(service.requests) for service in by_service) == [1, 1]
+        assert sorted(len(served.service.requests) for served in (one, other)) == [1, 1]
 
 
 @pytest.mark.parametrize("address", ["", "a:1,,b:2", [], ["a:1", ""]])

@@ -13,14 +13,13 @@ from ringline.retry import Attempts, Deadline, RetryPolicy
 from tests.clients.scripted import (
     Abort,
     Cut,
-    ScriptedInference,
     admitted,
     hello,
     play,
     refusal,
-    serving,
     terminal,
 )
+from tests.ports import HeldPort
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -122,8 +121,8 @@ async def test_a_later_attempt_has_the_time_that_is_left(server, ask):
 
 @pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
 async def test_nobody_listening_is_unavailable(kind):
-    async with serving(ScriptedInference()) as served:
-        address = served.address
+    port = HeldPort()
+    address = f"127.0.0.1:{port.number}"
     if kind is ringline.Client:
         with kind(address, patience=0.3) as client, pytest.raises(ringline.Unavailable):
             await asyncio.to_thread(client.generate, "Hi")
@@ -132,6 +131,7 @@ async def test_nobody_listening_is_unavailable(kind):
             outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
         assert len({id(outcome) for outcome in outcomes}) == 20
+    port.release()
 
 
 async def test_unary_calls_are_tried_again_too(server):

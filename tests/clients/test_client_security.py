@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from services.runtime.authority import Authority
 from tests.clients.scripted import admitted, delta, terminal
 
 HOUR = timedelta(hours=1)
-
+_SECONDS = itertools.count(1)
 
 FINISH = output_pb2.FINISH_CAUSE_LENGTH
 
@@ -53,8 +55,11 @@ class Mirror(inference_pb2_grpc.InferenceServiceServicer):
 def write(folder: Path, authority: Authority, name: str) -> None:
     now = datetime.now(UTC)
     issued = authority.issue(name, hosts=["localhost"], uri="spiffe://ringline/client", begin=now, end=now + HOUR)
-    (folder / "key.pem").write_bytes(issued.key)
-    (folder / "cert.pem").write_bytes(issued.certificate)
+    # Told apart by their times, which a file system may keep in steps that are longer than what is between two writes.
+    written = next(_SECONDS) * 10**9
+    for file, content in (("key.pem", issued.key), ("cert.pem", issued.certificate)):
+        (folder / file).write_bytes(content)
+        os.utime(folder / file, ns=(written, written))
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])

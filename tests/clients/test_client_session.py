@@ -174,7 +174,7 @@ def link_tasks() -> list[str]:
 async def test_a_killed_server_cuts_its_requests():
     async with serving(ScriptedInference()) as served:
         served.plays(forever)
-        async with ringline.AsyncClient(served.address) as client:
+        async with ringline.AsyncClient(served.address, patience=1.0) as client:
             stream = client.stream("Hi")
             await anext(stream)
             await served.server.stop(None)

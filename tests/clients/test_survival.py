@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import ringline
 
-from tests.clients.processors import Processors
+from tests.clients.processors import START_TIMEOUT, Processors
 from tests.ring import Ring
 
 pytestmark = pytest.mark.long
@@ -70,12 +70,14 @@ async def begin(client: ringline.Client, kind: str) -> asyncio.Task[ringline.Gen
     return reading
 
 
-async def begin_all(client: ringline.AsyncClient, kinds: Sequence[str]) -> asyncio.Future[list[ringline.Generation]]:
+async def begin_all(
+    client: ringline.AsyncClient, kinds: Sequence[str], **others: float
+) -> asyncio.Future[list[ringline.Generation]]:
     """Ask for all at once; returns when each has tokens."""
     begun = [asyncio.Event() for _ in kinds]
 
     async def ask(kind: str, event: asyncio.Event) -> ringline.Generation:
-        async with client.stream(PROMPT, **KINDS[kind]) as stream:
+        async with client.stream(PROMPT, **(KINDS[kind] | others)) as stream:
             async for _ in stream:
                 event.set()
             return await stream.result()
@@ -143,9 +145,10 @@ async def test_silence_of_the_engine_is_no_alarm(processors: Processors, calm: C
 
 async def test_the_only_processor_is_waited_for(processors: Processors, calm: Calm) -> None:
     only = processors.all[0]
-    async with ringline.AsyncClient(only.address) as client:
-        asking, _ = await processors.kill_holder(lambda: begin_all(client, ["choices"]))
-        unadmitted = await client.generate(PROMPT, **KINDS["sampled"])
+    while_it_starts = {"timeout": START_TIMEOUT}
+    async with ringline.AsyncClient(only.address, patience=START_TIMEOUT) as client:
+        asking, _ = await processors.kill_holder(lambda: begin_all(client, ["choices"], **while_it_starts))
+        unadmitted = await client.generate(PROMPT, **(KINDS["sampled"] | while_it_starts))
         (answer,) = await asking
     same(answer, calm["choices"])
     same(unadmitted, calm["sampled"])
