@@ -19,8 +19,9 @@ def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
     """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
 
     The second sequence takes all rows that the others leave; the first asks for prompt log probabilities, for which
-    all rows go through all of every layer; the last is as long as any may become. Every block table names block 0 alone, so that one block of cache is enough. The sampler
-    works on a few rows at a time, so more demanding ones than some would take longer, but no more memory.
+    all rows go through all of every layer; the last is as long as any may become. Every block table names block 0
+    alone, so that one block of cache is enough. The sampler works on a few rows at a time, so more demanding ones than
+    some would take longer, but no more memory.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     rows_left = limits.max_num_batched_tokens
