@@ -21,6 +21,7 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # of a whole file
 @pytest.mark.parametrize("file", sorted(INTERPRETED.glob("test_*.py")), ids=lambda path: path.stem)
 def test_interpreted(file: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(file)]
