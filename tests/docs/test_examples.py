@@ -17,6 +17,8 @@ BUF = Path(sys.executable).parent / "buf"
 PYTHON, TYPESCRIPT = blocks("python"), blocks("ts")
 SILENT = {"clients/python/README.md-3", "docs/client.md-2", "docs/client.md-3", "docs/client.md-4"}
 """Examples that print nothing."""
+TRIES = 5
+"""Answers of some are drawn: one may be empty, as its first token may be the end; but not all."""
 
 IMPORTS = """\
 import { credentials } from "@grpc/grpc-js";
@@ -35,8 +37,13 @@ def with_addresses(code: str, ring: Ring) -> str:
 def test_python(block: Block, ring: Ring, monkeypatch, capsys) -> None:
     monkeypatch.chdir(ROOT)
     code = with_addresses(block.code, ring)
-    exec(compile(code, str(block), "exec"), {"__name__": "__main__"})
-    assert bool(capsys.readouterr().out.strip()) == (str(block) not in SILENT)
+
+    def prints() -> bool:
+        exec(compile(code, str(block), "exec"), {"__name__": "__main__"})
+        return bool(capsys.readouterr().out.strip())
+
+    silent = str(block) in SILENT
+    assert any(prints() for _ in range(1 if silent else TRIES)) != silent
 
 
 @pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="Node and npm are not installed")
@@ -55,4 +62,4 @@ def test_typescript(block: Block, ring: Ring, tmp_path: Path) -> None:
 
     run(BUF, "generate", ROOT / "protos", "-o", tmp_path, cwd=NODE_CLIENT)
     run("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=tmp_path)
-    assert run("node", "build/js/smoke.js", cwd=tmp_path).strip()
+    assert any(run("node", "build/js/smoke.js", cwd=tmp_path).strip() for _ in range(TRIES))

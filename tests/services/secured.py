@@ -91,8 +91,9 @@ class Service:
     address: str = ""
 
     def records(self) -> list[dict[str, object]]:
-        """What it has logged: gRPC's own lines are not among them."""
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        """What it has logged: gRPC's own lines are not among them, nor is a line that is just being written."""
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
 
 def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:

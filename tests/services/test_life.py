@@ -120,7 +120,7 @@ async def read_until(
     condition: Callable[[inference_pb2.SessionResponse], bool],
 ) -> None:
     """Read a session until a frame that is one of those, or brings it about."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(200):
         while True:
             frame = await call.read()
             for response in frame.responses:
@@ -142,7 +142,7 @@ def take(shown: dict[str, Shown], response: inference_pb2.GenerateResponse) -> N
 
 
 async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(200):
         while not all(one.complete for one in shown.values()):
             for response in (await call.read()).responses:
                 take(shown, response)

@@ -88,7 +88,7 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
 
 async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, door) -> None:
     flood = door.Session(metadata=(("x-ringline-tenant", "flood"),))
-    await write(flood, *(request(str(i), 1000) for i in range(2 * PLACES)))
+    await write(flood, *(request(str(i), 1500) for i in range(2 * PLACES)))
     refused = 0
     while refused < PLACES:
         frame = await flood.read()

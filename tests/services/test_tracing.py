@@ -14,7 +14,8 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.collector import Collector, Received, collecting
 from tests.ring import Ring, start_ring, stop_ring
-from tests.services.streams import Shown, ask, generate, read_session
+from tests.services import streams
+from tests.services.streams import Shown, generate, read_session
 
 pytestmark = pytest.mark.long
 
@@ -54,6 +55,13 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 async def door(traced: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
     async with grpc.aio.insecure_channel(traced.address) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+def ask(name: str, **fields) -> inference_pb2.GenerateRequest:
+    """A request whose answer has more than its end."""
+    request = streams.ask(name, **fields)
+    request.stopping.ignore_eos = True
+    return request
 
 
 def context(*, sampled: bool = True) -> tuple[str, str, str]:
@@ -163,7 +171,6 @@ async def test_a_failover_is_an_event_of_its_request(door, traced: Ring, collect
     for _ in range(TRIES):
         trace_id, span_id, traceparent = context()
         request = ask("a", max_tokens=200)
-        request.stopping.ignore_eos = True
         shown, killed = Shown(), False
         async for response in door.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
             shown.take(response)

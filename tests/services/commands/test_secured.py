@@ -13,6 +13,9 @@ from services.cli import cli
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.secured import Certificates, user_token, write_tokens
 
+SECONDS = 60.0
+"""For which a service may stand still before it is said to be unreachable."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,9 +50,11 @@ def run(stack: Ring, folder: Path):
     return run
 
 
-def test_commands_are_let_in(run, stack: Ring) -> None:
-    assert run("health", stack.address).output == "SERVING\n"
-    assert json.loads(run("generate", "Once", "--max-tokens", "4", "--json").output)["usage"]["completion_tokens"] == 4
+def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.commands.status._TIMEOUT", SECONDS)
+    assert run("health", stack.address, "--timeout", str(SECONDS)).output == "SERVING\n"
+    generated = run("generate", "Once", "--max-tokens", "4", "--ignore-eos", "--json")
+    assert json.loads(generated.output)["usage"]["completion_tokens"] == 4
     load = run("bench", "--requests", "2", "--input-len", "4", "--output-len", "4", "--json")
     assert json.loads(load.output)["completed"] == 2
     (shown,) = json.loads(run("status", "--address", stack.address, "--json").output)["stacks"]
@@ -59,7 +64,8 @@ def test_commands_are_let_in(run, stack: Ring) -> None:
 
 def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> None:
     assert run("health", stack.address, RINGLINE_TLS_CA_FILE=None).output == "UNREACHABLE\n"
-    assert run("health", stack.address, RINGLINE_TOKEN_FILE=None).output == "SERVING\n"
+    without_token = run("health", stack.address, "--timeout", str(SECONDS), RINGLINE_TOKEN_FILE=None)
+    assert without_token.output == "SERVING\n"
     refused = run("generate", "Once", RINGLINE_TOKEN_FILE=None)
     assert "UNAUTHENTICATED: authorization: missing" in str(refused.exception)
     in_clear = run("generate", "Once", "--address", "203.0.113.1:50051", RINGLINE_TLS_CA_FILE=None)

@@ -131,8 +131,12 @@ class Stack:
         self.until(lambda: self.events("ready"))
 
     def events(self, name):
-        records = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        records = [json.loads(line) for line in self.lines() if line.startswith("{")]
         return [record for record in records if record["event"] == name]
+
+    def lines(self):
+        """Of the log, without one that is just being written."""
+        return self.log.read_text().rpartition("\n")[0].splitlines()
 
     def serving(self):
         """What ``ringline status`` shows when it finds everything well; it gives services two seconds to answer."""
@@ -153,7 +157,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
     stack = Stack({**environment, **variables}, tmp_path, *flags)
     try:
         stack.ready()
-        events = [json.loads(line)["event"] for line in stack.log.read_text().splitlines()]
+        events = [json.loads(line)["event"] for line in stack.lines()]
         assert (events.count("serving"), events.count("ready")) == (3, 1)
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")

@@ -56,6 +56,7 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2)]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("services.commands.status._TIMEOUT", 60.0)  # whatever stands still meanwhile
     with engine("127.0.0.1", running=3) as port, engine("127.0.0.2", running=5, port=port):
         result = ask("--engine", f"engine.ring:{port}", "--json")
         [stack] = json.loads(result.stdout)["stacks"]

@@ -171,7 +171,7 @@ def test_nobody_is_told_when_a_client_resumes(world: World) -> None:
 def test_every_submit_says_what_remains_of_the_time(world: World) -> None:
     call = world.ask(ask())
     assert not sent_submits(world)[0].HasField("timeout_ms")
-    call.deadline = time.monotonic() + 10.0
+    call.deadline = time.monotonic() + 1000.0
     world.kill_engine("engine-0")
     world.heal()
     processors_stream(world).write()
@@ -179,7 +179,7 @@ def test_every_submit_says_what_remains_of_the_time(world: World) -> None:
         detokenizer_stream.write()
         detokenizer_stream.read()
     (submit,) = sent_submits(world)
-    assert 9_000 < submit.timeout_ms <= 10_000
+    assert 900_000 < submit.timeout_ms <= 1_000_000
     assert submit.epoch == 2
 
 

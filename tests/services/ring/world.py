@@ -338,9 +338,9 @@ class World:
         self._look()
 
     def _look(self) -> None:
-        self.peers._watched_at = time.monotonic()
-        self.peers.watch(time.monotonic())
-        self.ring.tick(time.monotonic())
+        now = self.peers._watched_at = time.monotonic()
+        self.peers.watch(now)
+        self.ring.tick(now)
 
     # Movements
 

@@ -23,6 +23,8 @@ from services.runtime.settings import ServerSettings
 
 SERVICE = "ringline.inference.v1.InferenceService"
 SMALL_SERVICE = Path(__file__).with_name("small_service.py")
+SECONDS = 60.0
+"""For which whoever asks for health waits: a server may stand still for a while."""
 
 
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
@@ -73,14 +75,14 @@ async def serving(settings=None, interceptors=()):
 
 async def test_health_follows_the_service_and_ends_with_it():
     async with serving() as (server, channel, _):
-        assert await check_health(channel) == "NOT_SERVING"
+        assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
         waiting = asyncio.create_task(wait_serving(channel))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await server.set_serving(True)
         await asyncio.wait_for(waiting, 30)
-        assert await check_health(channel, SERVICE) == "SERVING"
-        assert await check_health(channel, "no.such.Service") == "SERVICE_UNKNOWN"
+        assert await check_health(channel, SERVICE, SECONDS) == "SERVING"
+        assert await check_health(channel, "no.such.Service", SECONDS) == "SERVICE_UNKNOWN"
     async with open_channel(server.address) as channel:
         assert await check_health(channel, seconds=0.5) == "UNREACHABLE"
 
@@ -204,7 +206,7 @@ async def test_two_servers_cannot_share_a_port_or_a_socket(tmp_path):
         ):
             with pytest.raises(FatalError, match=words):
                 await Server(settings, []).start()
-        assert await check_health(channel) == "NOT_SERVING"
+        assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
         assert server.address == f"unix:{path}"
     assert list(tmp_path.iterdir()) == []
 
@@ -215,7 +217,7 @@ async def test_the_socket_of_a_dead_process_is_taken_over_but_a_file_is_not(tmp_
         dead.bind(str(stale))
     file.write_text("precious")
     async with serving(ServerSettings(uds=str(stale))) as (_, channel, _):
-        assert await check_health(channel) == "NOT_SERVING"
+        assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
     with pytest.raises(FatalError, match="is no socket"):
         await Server(ServerSettings(uds=str(file)), []).start()
     assert file.read_text() == "precious"

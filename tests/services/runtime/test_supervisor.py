@@ -42,7 +42,7 @@ def child(name, code):
 class Running:
     """A supervisor under way, with what its children said."""
 
-    def __init__(self, *specs, grace=5.0, show=lambda name, line: None):
+    def __init__(self, *specs, grace=60.0, show=lambda name, line: None):
         self.lines = []
         self.show = show
         self.heard = asyncio.Event()
