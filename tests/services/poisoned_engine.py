@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 import engine_core.startup
@@ -27,6 +28,7 @@ class PoisonedCore(EngineCore):
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         outputs = super().step(starting)
         if self._poisonous:
+            time.sleep(1.0)  # so that they are told before this process ends
             raise RuntimeError("poison")
         return outputs
 
