@@ -48,7 +48,7 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     rng = random.Random(4)
     # It finds nothing that waits, so that it is not refused because its time is seen to be too short.
     late = ask("late", max_tokens=400)
-    late.stopping.ignore_eos, late.timeout_ms = True, 1
+    late.stopping.ignore_eos, late.timeout_ms, late.sampling.n = True, 1, 1
     requests: dict[str, inference_pb2.GenerateRequest] = {"late": late}
     await nothing_is_left(ring)
     cancels: set[str] = set()
