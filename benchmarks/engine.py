@@ -31,7 +31,7 @@ _STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _PREFIX_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
 _WARM_UP_PROMPT = 16
-_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4": 0.5}
+_WEIGHT_BYTES = {None: 2.0, "int8": 1.0}
 
 Run = Callable[[Work], Outcome]
 

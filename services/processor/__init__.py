@@ -6,7 +6,7 @@ intake         where clients' requests begin, are refused and end
 validation     what a request may ask for
 admission      a request → prompt ids and everything resolved
 lookups        what is answered from the vocabulary alone
-desk           requests waiting to be admitted, off the event loop
+desk           what waits to be tokenized, off the event loop
 turns          the order in which they are: tenants in turns
 tenants        whose a call is, as its metadata says
 callers        who asks, and whether it was proved

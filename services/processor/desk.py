@@ -1,18 +1,20 @@
-"""The admission desk: requests wait here while they are tokenized, off the event loop and in batches.
+"""The admission desk: what has to be tokenized waits here, and is tokenized off the event loop and in batches.
 
-A batch takes one hop to a worker thread, however many small requests it holds; a large one does not hold up those
-behind it, because there are several threads. Tenants take turns, and one may fill as much of the room as it leaves
-free, so that a flood of one does not hold up or turn away the others.
+Requests and look-ups wait in the same turns. A batch takes one hop to a worker thread, however many small ones it
+holds; a large one does not hold up those behind it, because there are several threads. Tenants take turns, and one may
+fill as much of the room as it leaves free, so that a flood of one does not hold up or turn away the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 from ringline.inference.v1 import inference_pb2
@@ -35,19 +37,25 @@ _T = TypeVar("_T")
 
 THREADS = 4
 BATCH_BYTES = 64 << 10
-"""Prompts are batched up to this size together."""
+"""Messages are batched up to this size together."""
 MAX_WAITING_BYTES = 64 << 20
-"""Requests that wait for a thread are held up to this size together."""
+"""Messages that wait for a thread are held up to this size together."""
+LEAST_BYTES = 64
+"""What the smallest message counts for: an empty one takes its time, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request that waits, or is tokenized."""
+    """A message that waits for a thread, or is worked on in one."""
 
-    call: ClientRequest
-    request: inference_pb2.GenerateRequest
+    name: str
+    tenant: str
     size: int
-    """Bytes of its message."""
+    """Bytes that it counts for."""
+    do: Callable[[], object]
+    """In a worker thread."""
+    tell: Callable[[Any], None]
+    """On the event loop: what ``do`` returned, or the exception that it raised."""
 
 
 class Desk:
@@ -63,8 +71,9 @@ class Desk:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._free = THREADS
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
+        self._look_ups = itertools.count(1)
         self._bytes = Shares(max_waiting_bytes)
-        """Of what waits here, and of what ``run`` was given."""
+        """Of what waits here."""
         self._speed = Speed()
         """Bytes that leave, per second, while any wait."""
 
@@ -83,28 +92,32 @@ class Desk:
         stopping = request.stopping
         self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._ring.meter.check(tenant, call.arrived)
-        size = request.ByteSize()
+        size = max(request.ByteSize(), LEAST_BYTES)
         self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
         self._ring.meter.enter(call.ring_id, tenant, call.arrived)
-        self._waiting.append(tenant, call.ring_id, _Work(call, request, size))
-        self._next_batch()
+        self._append(
+            _Work(call.ring_id, tenant, size, partial(self._admit_one, call, request), partial(self._admitted, call))
+        )
 
     def drop(self, call: ClientRequest) -> None:
         """Let go of a request that ended, if it waits here: its message may be large."""
-        if (work := self._waiting.remove(call.client.tenant, call.ring_id)) is not None:
-            self._bytes.give_back(call.client.tenant, work.size)
+        self._drop(call.client.tenant, call.ring_id)
 
-    async def run(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
+    async def look_up(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
         """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
 
         Raises ``Refused`` while too much waits already, and what ``function`` raises.
         """
+        size = max(size, LEAST_BYTES)
         self._make_room(tenant, size)
+        name = f"look-up {next(self._look_ups)}"
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._append(_Work(name, tenant, size, function, partial(_answer, answer)))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+            return await answer
         finally:
-            self._leave(tenant, size)
+            self._drop(tenant, name)
 
     def _make_room(self, tenant: str, size: int) -> None:
         if not self._bytes.has_room(tenant, size):
@@ -118,9 +131,13 @@ class Desk:
             self._speed.begin(time.monotonic())
         self._bytes.take(tenant, size)
 
-    def _leave(self, tenant: str, size: int) -> None:
-        self._bytes.give_back(tenant, size)
-        self._speed.add(size, time.monotonic())
+    def _append(self, work: _Work) -> None:
+        self._waiting.append(work.tenant, work.name, work)
+        self._next_batch()
+
+    def _drop(self, tenant: str, name: str) -> None:
+        if (work := self._waiting.remove(tenant, name)) is not None:
+            self._bytes.give_back(tenant, work.size)
 
     def _wait(self, tenant: str) -> float | None:
         """Seconds until what waits of a tenant has left, in turns with others'; None while that is not known."""
@@ -130,28 +147,25 @@ class Desk:
     def _next_batch(self) -> None:
         while self._free and self._waiting:
             batch = self._waiting.take()
+            now = time.monotonic()
             for work in batch:
-                self._leave(work.call.client.tenant, work.size)
+                self._bytes.give_back(work.tenant, work.size)
+                self._speed.add(work.size, now)
             self._free -= 1
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._pool, self._admit_all, batch)
-            future.add_done_callback(lambda done, batch=batch: self._admitted(batch, done))  # type: ignore[misc]
+            future = loop.run_in_executor(self._pool, _do_all, batch)
+            future.add_done_callback(partial(self._done, batch))
 
-    def _admit_all(self, batch: list[_Work]) -> list[Admission | Status]:
-        """In a worker thread."""
-        results: list[Admission | Status] = []
-        for work in batch:
-            try:
-                results.append(self._admit_one(work.call, work.request))
-            except Refused as refused:
-                results.append(refused.status)
-            except Exception:
-                ring_id = work.call.ring_id
-                log.exception("admission failed", request_id=ring_id)
-                results.append(Status(Code.INTERNAL, f"internal error; the log has it under {ring_id}"))
-        return results
+    def _done(self, batch: list[_Work], done: asyncio.Future[list[object]]) -> None:
+        self._free += 1
+        if done.cancelled():
+            return
+        for work, outcome in zip(batch, done.result(), strict=True):
+            work.tell(outcome)
+        self._next_batch()
 
     def _admit_one(self, call: ClientRequest, request: inference_pb2.GenerateRequest) -> Admission:
+        """In a worker thread."""
         if call.ended:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # nobody hears it
         vocabulary = self._vocabulary.current
@@ -161,24 +175,23 @@ class Desk:
         traceparent = call.trace.traceparent if call.trace is not None else ""
         return admit(request, vocabulary, call.client.tenant, self._me, traceparent)
 
-    def _admitted(self, batch: list[_Work], done: asyncio.Future[list[Admission | Status]]) -> None:
-        self._free += 1
-        if done.cancelled():
+    def _admitted(self, call: ClientRequest, outcome: Admission | Exception) -> None:
+        """On the event loop."""
+        if call.ended:
             return
-        for work, result in zip(batch, done.result(), strict=True):
-            call = work.call
-            if call.ended:
-                continue
-            if isinstance(result, Status):
-                self._ring.end(call, Cause.ERROR, result)
-            elif self._vocabulary.current is None or self._vocabulary.current.model is not result.model:
-                message = "the engines serve something else since it came"
-                self._ring.end(call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
-            elif call.deadline is not None and time.monotonic() >= call.deadline:
-                self._ring.end(call, Cause.DEADLINE)
-            else:
-                self._start(call, result)
-        self._next_batch()
+        if isinstance(outcome, Refused):
+            self._ring.end(call, Cause.ERROR, outcome.status)
+        elif isinstance(outcome, Exception):
+            log.error("admission failed", request_id=call.ring_id, exc_info=outcome)
+            message = f"internal error; the log has it under {call.ring_id}"
+            self._ring.end(call, Cause.ERROR, Status(Code.INTERNAL, message))
+        elif self._vocabulary.current is None or self._vocabulary.current.model is not outcome.model:
+            message = "the engines serve something else since it came"
+            self._ring.end(call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
+        elif call.deadline is not None and time.monotonic() >= call.deadline:
+            self._ring.end(call, Cause.DEADLINE)
+        else:
+            self._start(call, outcome)
 
     def _start(self, call: ClientRequest, admission: Admission) -> None:
         ring = RingRequest(call.ring_id, admission.admitted.prompt_tokens, admission.choices)
@@ -186,3 +199,23 @@ class Desk:
             self._ring.start(LiveRequest(call, admission, ring))
         except Refused as refused:
             self._ring.end(call, Cause.ERROR, refused.status)
+
+
+def _do_all(batch: list[_Work]) -> list[object]:
+    """In a worker thread."""
+    outcomes: list[object] = []
+    for work in batch:
+        try:
+            outcomes.append(work.do())
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _answer(future: asyncio.Future[_T], outcome: _T | Exception) -> None:
+    if future.done():  # whoever asked has gone
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

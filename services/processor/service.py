@@ -217,7 +217,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return look_up(request, vocabulary)
 
         try:
-            return await self._desk.run(known, tenant, request.ByteSize())
+            return await self._desk.look_up(known, tenant, request.ByteSize())
         except Refused as refused:
             await _abort(context, refused.status)
 

@@ -52,8 +52,8 @@ class FrontDoor:
         self.go = threading.Event()
 
     def hold_up(self) -> list[asyncio.Task[object]]:
-        """Occupy every thread until ``go``, and the places behind them."""
-        return [asyncio.create_task(self.desk.run(self.go.wait, "", 0)) for _ in range(THREADS)]
+        """Occupy every thread until ``go``."""
+        return [asyncio.create_task(self.desk.look_up(self.go.wait, "", 0)) for _ in range(THREADS)]
 
     def counted(self) -> dict[tuple[str, str], float]:
         """Terminals by reason, refusals by code, as far as there are any."""

@@ -44,7 +44,7 @@ class Office:
         self.clients = {"": self.client}
         self._asked = 0
         self._go = threading.Event()
-        self._held = [asyncio.create_task(self.desk.run(self._go.wait, "", 0)) for _ in range(THREADS)]
+        self._held = [asyncio.create_task(self.desk.look_up(self._go.wait, "", 0)) for _ in range(THREADS)]
 
     def ask(self, name: str, size: int, tenant: str = "") -> ClientRequest:
         client = self.clients.setdefault(tenant, ClientStream(tenant))
@@ -54,11 +54,6 @@ class Office:
         self.desk.admit(call, request)
         client.add(call)
         return call
-
-    def occupy(self) -> None:
-        """Give every thread something to do next."""
-        for index in range(THREADS):
-            self.ask(f"in work {index}", LARGE)
 
     async def go(self) -> None:
         """Let the threads work, until every request is on the ring or has ended."""
@@ -86,7 +81,6 @@ def refused_with(office: Office, size: int) -> Refused:
 
 
 async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come_again(office: Office) -> None:
-    office.occupy()
     calls = [office.ask("first", LARGE), office.ask("second", LARGE)]
     status = refused_with(office, 2 * LARGE).status
     assert status.code is Code.RESOURCE_EXHAUSTED
@@ -100,7 +94,6 @@ async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come
 
 
 async def test_who_finds_no_room_is_told_when_half_of_what_waits_will_be_gone(office: Office) -> None:
-    office.occupy()
     office.ask("of another", 10, tenant="other")
     office.ask("first", 2 * LARGE)
     office.desk._speed.begin(0.0)
@@ -115,13 +108,11 @@ async def test_who_finds_no_room_is_told_when_half_of_what_waits_will_be_gone(of
 
 
 async def test_a_large_request_may_wait_alone(office: Office) -> None:
-    office.occupy()
     office.ask("huge", 10 * LARGE)
     assert refused_with(office, 1).status.code is Code.RESOURCE_EXHAUSTED
 
 
 async def test_room_is_there_again_when_a_batch_has_begun(office: Office) -> None:
-    office.occupy()
     office.ask("huge", 10 * LARGE)
     await office.go()
     small = office.ask("small", 10)
@@ -130,7 +121,6 @@ async def test_room_is_there_again_when_a_batch_has_begun(office: Office) -> Non
 
 
 async def test_what_ended_while_it_waited_leaves_nothing_behind(office: Office) -> None:
-    office.occupy()
     request = inference_pb2.GenerateRequest(request_id="large", text="a" * (10 * LARGE))
     call = ClientRequest(ring_id(1, 100), "large", 1, office.client, time.monotonic(), None)
     office.desk.admit(call, request)
@@ -144,15 +134,40 @@ async def test_what_ended_while_it_waited_leaves_nothing_behind(office: Office) 
 
 
 async def test_other_work_counts_while_it_waits(office: Office) -> None:
-    office.occupy()
-    detokenize = asyncio.create_task(office.desk.run(lambda: "text", "", 3 * LARGE))
+    detokenize = asyncio.create_task(office.desk.look_up(lambda: "text", "", 3 * LARGE))
     await asyncio.sleep(0)
-    assert refused_with(office, 1).status.code is Code.RESOURCE_EXHAUSTED
+    assert refused_with(office, LARGE).status.code is Code.RESOURCE_EXHAUSTED
     with pytest.raises(Refused):
-        await office.desk.run(lambda: "more", "", 1)
+        await office.desk.look_up(lambda: "more", "", LARGE)
     await office.go()
     assert await detokenize == "text"
     office.ask("after", 10)
+
+
+async def test_a_look_up_that_is_given_up_leaves_nothing_behind(office: Office) -> None:
+    given_up = asyncio.create_task(office.desk.look_up(lambda: "text", "", 4 * LARGE))
+    await asyncio.sleep(0)
+    assert refused_with(office, 3 * LARGE).status.code is Code.RESOURCE_EXHAUSTED
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert not office.desk._waiting
+    office.ask("in its place", 3 * LARGE)
+
+
+async def test_what_a_look_up_raises_is_raised_where_it_was_asked_for(office: Office) -> None:
+    def fail() -> None:
+        raise LookupError("it is not there")
+
+    beside = [asyncio.create_task(office.desk.look_up(fail, "", 1)), asyncio.create_task(_told(office, 1))]
+    await asyncio.sleep(0)
+    await office.go()
+    assert await beside[1] == 1, "of the same batch"
+    with pytest.raises(LookupError, match="it is not there"):
+        await beside[0]
+
+
+async def _told(office: Office, answer: int) -> int:
+    return await office.desk.look_up(lambda: answer, "", 1)
 
 
 async def test_what_ended_while_it_was_tokenized_does_not_set_out(
@@ -178,7 +193,6 @@ async def test_what_ended_while_it_was_tokenized_does_not_set_out(
 
 
 async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(office: Office) -> None:
-    call = office.ask("r", 10)
     reading = office.source.current
     assert reading is not None
 
@@ -187,30 +201,58 @@ async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(offi
         return admit(request, reading, "", PeerId("processor", 1))  # type: ignore[arg-type]
 
     office.desk._admit_one = admitted_meanwhile  # type: ignore[method-assign]
+    call = office.ask("r", 10)
     await office.go()
     (response,) = [response for response in office.client.take() if response.HasField("terminal")]
     assert response.terminal.error.code == Code.UNAVAILABLE
     assert call.live is None
 
 
-async def test_a_flood_leaves_room_and_waits_behind_itself(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    office.occupy()
+async def test_a_flood_leaves_room_and_waits_behind_itself(office: Office) -> None:
     for index in range(3):
         office.ask(f"flood {index}", 3 * BATCH_BYTES // 5, "flood")
     with pytest.raises(Refused):
-        office.ask("one too many", BATCH_BYTES, "flood")
+        office.ask("one too many", 3 * BATCH_BYTES, "flood")
     office.ask("late", 10, "other")
+    order = batches(office)
+    await office.go()
+    assert order[0] == ["flood 0", "late"]
+
+
+@pytest.mark.parametrize("late", ["request", "look-up"])
+async def test_a_flood_of_look_ups_waits_behind_itself(late: str, office: Office) -> None:
+    async def nothing(tenant: str, size: int) -> None:
+        await office.desk.look_up(lambda: None, tenant, size)
+
+    asked = [asyncio.create_task(nothing("flood", 3 * BATCH_BYTES // 5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused):
+        await nothing("flood", 3 * BATCH_BYTES)
+    if late == "request":
+        office.ask("late", 10, "other")
+    else:
+        asked.append(asyncio.create_task(nothing("other", 10)))
+        await asyncio.sleep(0)
+    order = batches(office)
+    await office.go()
+    await asyncio.gather(*asked)
+    assert order[0] == ["of flood", "late" if late == "request" else "of other"]
+    assert [len(batch) for batch in order] == [2, 1, 1]
+
+
+def batches(office: Office) -> list[list[str]]:
+    """What the desk gives to its threads from now on: clients' names of requests, and whose look-ups there are."""
     order: list[list[str]] = []
     take = office.desk._waiting.take
+    names = {call.ring_id: call.client_id for client in office.clients.values() for call in client.requests()}
 
     def told() -> list[_Work]:
         batch = take()
-        order.append([work.call.client_id for work in batch])
+        order.append([names.get(work.name, f"of {work.tenant}") for work in batch])
         return batch
 
-    monkeypatch.setattr(office.desk._waiting, "take", told)
-    await office.go()
-    assert order[0] == ["flood 0", "late"]
+    office.desk._waiting.take = told  # type: ignore[method-assign]
+    return order
 
 
 async def test_what_is_under_way_is_bounded_by_its_bytes_too(office: Office) -> None:

@@ -12,7 +12,6 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
 from services.processor.backlog import Backlog, BacklogLimits
-from services.processor.desk import THREADS
 from services.processor.validation import MAX_REQUEST_ID_BYTES
 from services.ring.events import Code
 from tests.services.processor.doors import (
@@ -57,10 +56,6 @@ async def test_a_name_may_be_as_long_as_the_contract_says(front) -> None:
 async def test_a_request_that_is_cancelled_while_it_waits_makes_room(door: FrontDoor, front) -> None:
     held = door.hold_up()
     call = front.Session()
-    for _ in range(THREADS):  # each thread's next batch
-        await write(call, ask("taken", "a" * ROOM))
-        await cancel(call, "taken")
-        await read_terminals(call, 1)
     await write(call, ask("waits", "a" * ROOM), ask("is refused", "a" * ROOM))
     (refused,) = await read_terminals(call, 1)
     assert refused.request_id == "is refused"
