@@ -69,6 +69,18 @@ class Shown:
         return None in self.ends or any(end.HasField("usage") for end in self.ends.values())
 
 
+LONG_CHOICES, LONG_TOKENS = 32, 1500
+
+
+def long_work(name: str = "") -> inference_pb2.GenerateRequest:
+    """A request that takes an engine many seconds, whatever the machine: what is done to it meanwhile finds it live,
+    even where this process stands still for a while.
+    """
+    request = ask(name, max_tokens=LONG_TOKENS, n=LONG_CHOICES)
+    request.stopping.ignore_eos = True
+    return request
+
+
 async def generate(front, request: inference_pb2.GenerateRequest, shown: Shown | None = None) -> Shown:
     """One Generate call, to its end; what it showed is in ``shown``, also when it fails."""
     shown = shown or Shown()

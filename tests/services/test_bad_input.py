@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable
 
@@ -180,15 +181,23 @@ async def test_garbage_on_the_port(front, ring: Ring) -> None:
 
 async def test_too_many_live_requests_are_told_when_to_come_back(front) -> None:
     call = front.Session(timeout=250)
-    limits = (await call.read()).limits
-    for index in range(limits.max_live_requests + 5):
-        request = ask(f"r{index}", text="a", max_tokens=1500)
-        request.stopping.ignore_eos = True  # else the first end before the last are written
-        await call.write(inference_pb2.SessionRequest(generate=request))
+    assert (await call.read()).limits.max_live_requests > 0
     refused: list[status_pb2.Status] = []
+
+    async def write() -> None:
+        """As many as it takes: the first may end meanwhile, where this process stands still."""
+        for index in itertools.count():
+            request = ask(f"r{index}", text="a", max_tokens=1500)
+            request.stopping.ignore_eos = True
+            await call.write(inference_pb2.SessionRequest(generate=request))
+            if refused:
+                return
+
+    writer = asyncio.create_task(write())
     while not refused:
         frame = await call.read()
         refused += [r.terminal.error for r in frame.responses if r.in_reply_to and r.terminal.HasField("error")]
+    await writer
     call.cancel()
     assert refused[0].code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     info = error_details_pb2.RetryInfo()

@@ -14,6 +14,7 @@ from ringline.types.v1 import link_pb2
 
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
+from tests.services.streams import LONG_CHOICES, LONG_TOKENS
 
 _lives = itertools.count(time.time_ns())
 
@@ -191,8 +192,8 @@ async def test_calls_out_of_range_are_refused_by_the_name_of_their_field(engine,
 
 
 async def test_stop_cuts_a_choice_and_done_forgets_it(backend: Backend, engine) -> None:
-    long = backend.submit(1, max_tokens=1500)
-    long.submit.sampling.n = 16  # seconds of work: it is not at its end when the stop comes
+    long = backend.submit(1, max_tokens=LONG_TOKENS)
+    long.submit.sampling.n = LONG_CHOICES  # it is not at its end when the stop comes
     await backend.send(long)
     key = (backend.request_id(1), 0)
     await backend.until(lambda: len(backend.ids.get(key, ())) >= 3)
@@ -200,10 +201,9 @@ async def test_stop_cuts_a_choice_and_done_forgets_it(backend: Backend, engine) 
     await backend.send(engine_pb2.Command(stop=stop))
     await backend.until(lambda: key in backend.ends)
     assert backend.ends[key].position == 2
-    ledgers = (await engine.GetLoad(engine_pb2.GetLoadRequest())).load.ledgers
-    assert ledgers >= 1
+    assert (await engine.GetLoad(engine_pb2.GetLoadRequest())).load.ledgers >= 1
     await backend.send(engine_pb2.Command(done=engine_pb2.Done(request_id=key[0], epoch=1)))
-    await backend.until(lambda: backend.loads and backend.loads[-1].ledgers < ledgers)
+    await idle(engine)
 
 
 async def test_redirect_replays_from_the_start(backend: Backend, engine) -> None:

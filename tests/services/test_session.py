@@ -12,7 +12,7 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
 from tests.ring import Ring
-from tests.services.streams import Shown, ask, generate, read_session
+from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session
 
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
 HURRIED_MS = 40
@@ -154,10 +154,8 @@ async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
 
 async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
     call = front.Session(timeout=250)
-    long = ask("same", max_tokens=1500)  # so that it is live when its name is read again
-    long.stopping.ignore_eos = True
     for _ in range(2):
-        await call.write(inference_pb2.SessionRequest(generate=long))
+        await call.write(inference_pb2.SessionRequest(generate=long_work("same")))
     refused, taken = [], Shown()
     async for frame in call:
         for response in frame.responses:
@@ -219,10 +217,8 @@ async def test_cached_tokens_are_counted(front) -> None:
 
 
 async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None:
-    request = ask("c", max_tokens=1500)
-    request.stopping.ignore_eos = True
     call = front.Session(timeout=250)
-    await call.write(inference_pb2.SessionRequest(generate=request))
+    await call.write(inference_pb2.SessionRequest(generate=long_work("c")))
     shown = Shown()
     cancelled = False
     async for frame in call:
@@ -233,5 +229,5 @@ async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None
             await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="c")))
         if shown.complete:
             break
-    assert shown.ends[0].cause == output_pb2.FINISH_CAUSE_CANCELLED
-    assert shown.usage.completion_tokens == len(shown.ids[0]) < 1500
+    assert {end.cause for end in shown.ends.values()} == {output_pb2.FINISH_CAUSE_CANCELLED}
+    assert 0 < shown.usage.completion_tokens == sum(map(len, shown.ids.values())) < LONG_CHOICES * LONG_TOKENS
