@@ -15,10 +15,10 @@ from tests.services.ring.world import ORPHAN_GRACE, World
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds by which the clock is fast."""
-    fast, real = [0.0], time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + fast[0])
-    return fast
+    """Seconds that have passed: as many as the test says."""
+    passed, begin = [0.0], time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: begin + passed[0])
+    return passed
 
 
 def engine_dies_computing(world: World, name: str = "engine-0") -> None:

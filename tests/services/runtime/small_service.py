@@ -1,9 +1,10 @@
 """A service that does nothing but live as every service does. Run as ``small_service.py UDS_OR_PORT [DRAIN_SECONDS]``.
 
-On SIGUSR1 it is asked to stop with exit code 7; on SIGUSR2 its work raises.
+On SIGUSR1 it is asked to stop with exit code 7; on SIGUSR2 its work raises; on SIGHUP it has nothing left to drain.
 """
 
 import asyncio
+import contextlib
 import signal
 import sys
 
@@ -20,10 +21,11 @@ log = structlog.get_logger()
 async def main(place, drain_seconds):
     server_settings = ServerSettings(uds=place) if place.startswith("/") else ServerSettings(port=int(place))
     server = Server(server_settings, ["small.Service"])
-    broken = asyncio.Event()
+    broken, drained = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, server.request_stop, 7)
     loop.add_signal_handler(signal.SIGUSR2, broken.set)
+    loop.add_signal_handler(signal.SIGHUP, drained.set)
 
     async def work():
         await server.set_serving(True)
@@ -33,7 +35,8 @@ async def main(place, drain_seconds):
 
     async def drain(grace):
         log.info("drain begins", grace=grace)
-        await asyncio.sleep(min(drain_seconds, grace))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained.wait(), min(drain_seconds, grace))
         log.info("drain ends")
 
     return await server.run(work, drain)

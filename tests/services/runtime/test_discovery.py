@@ -20,6 +20,7 @@ from services.runtime import discovery
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery, resolve
+from tests.ports import HeldPort
 
 ME = PeerId("processor-0", 1)
 INTERVAL = 0.1
@@ -168,8 +169,12 @@ async def test_an_engine_with_two_addresses_is_linked_once_and_stays_when_one_go
 async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
     names, owner = Names("127.0.0.1"), Owner()
     names.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    held = HeldPort()
     with capture_logs() as logs:
-        async with engine("a", "127.0.0.1") as (port, server), following(names, owner, f"engine:{port}"):
+        async with (
+            engine("a", "127.0.0.1", port=held.number) as (port, server),
+            following(names, owner, f"engine:{port}"),
+        ):
             await names.asked_again()
             names.error = None
             await owner.until("a")
@@ -179,6 +184,7 @@ async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
             await names.asked_again()
             async with engine("a", "127.0.0.1", port=port):
                 await owner.until("a")
+    held.release()
     told = [entry["reason"] for entry in logs if entry["event"] == "name not resolved"]
     assert told == ["Temporary failure in name resolution"] * 2, "once each time that it begins"
 

@@ -261,12 +261,13 @@ class Process:
 
 
 def test_a_signal_drains_with_health_saying_so_while_open_streams_go_on():
-    process = Process("0", drain_seconds=1.0)
+    process = Process("0", drain_seconds=30.0)
     with grpc.insecure_channel(process.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="small.Service"))
         statuses = [next(watch).status]
         process.popen.send_signal(signal.SIGTERM)
         statuses.append(next(watch).status)
+        process.popen.send_signal(signal.SIGHUP)
         assert statuses == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
         code, rest = process.end()
     assert code == 0
