@@ -101,8 +101,9 @@ async def test_the_loop_over_tokens_does_not_notice_a_kill(processors: Processor
 async def test_many_requests_of_a_session_survive_kills_in_turn(processors: Processors, calm: Calm) -> None:
     async with ringline.AsyncClient(",".join(processors.addresses)) as client:
         kinds = [*KINDS, *KINDS]
-        asking, first = await processors.kill_holder(lambda: begin_all(client, kinds))
-        with processors.engine_paused():
+        async with processors.caught(lambda: begin_all(client, kinds)) as (asking, first):
+            first.kill()
+            first.start()
             second = await processors.holder(asking)
             assert second is not None, "they went to the other, or wait for it"
             assert second is not first
@@ -158,8 +159,8 @@ async def test_the_only_processor_is_waited_for(processors: Processors, calm: Ca
 async def test_a_name_with_several_addresses(processors: Processors, calm: Calm) -> None:
     """As DNS gives them; gRPC turns to the others by itself."""
     with ringline.Client(f"ipv4:{','.join(processors.addresses)}") as client:
-        reading, victim = await processors.kill_holder(lambda: begin(client, "sampled"))
-        victim.kill()
+        async with processors.caught(lambda: begin(client, "sampled")) as (reading, victim):
+            victim.kill()
         answer = await reading
     same(answer, calm["sampled"])
     assert answer.resumed == 1

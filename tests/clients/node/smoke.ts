@@ -41,6 +41,8 @@ async function generate(): Promise<Request> {
 async function session(promptTokenIds: number[]): Promise<Request[]> {
   const requests = new Map(["text", "ids", "cancelled", "refused"].map((name) => [name, new Request(name)]));
   const greedy = { sampling: { temperature: 0 }, stopping: { maxTokens: 16, ignoreEos: true } };
+  // Seconds of work: the cancel finds it unfinished, even where it comes late.
+  const long = { sampling: { n: 32 }, stopping: { ignoreEos: true } };
   const call = client.session(options());
   const send = (frame: SessionRequest["frame"]) => call.write({ frame });
   const begin = (requestId: string, request: DeepPartial<GenerateRequest>) =>
@@ -48,7 +50,7 @@ async function session(promptTokenIds: number[]): Promise<Request[]> {
 
   begin("text", { prompt: { $case: "text", value: PROMPT }, ...greedy });
   begin("ids", { prompt: { $case: "tokenIds", value: { ids: promptTokenIds } }, ...greedy });
-  begin("cancelled", { prompt: { $case: "text", value: PROMPT }, stopping: { ignoreEos: true } });
+  begin("cancelled", { prompt: { $case: "text", value: PROMPT }, ...long });
   send({ $case: "cancel", value: { requestId: "cancelled" } });
   begin("refused", { prompt: { $case: "text", value: PROMPT }, sampling: { temperature: -1 } });
 

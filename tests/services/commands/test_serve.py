@@ -278,7 +278,11 @@ def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environ
 
 def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(checkpoint, environment):
     command = [sys.executable, "-m", "services.cli", "demo", "--model", str(checkpoint)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert any(line.startswith("  engine:") for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+    codes = []
+    while 130 not in codes and len(codes) < 5:  # it may come to its end before it hears of the signal
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert any(line.startswith("  engine:") for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            codes.append(process.wait(60))
+    assert codes[-1] == 130
+    assert not any(codes[:-1])
