@@ -160,6 +160,8 @@ class LiveRequest:
     """Numerics of the engine that computes it."""
     begun: float | None = None
     """When the first of it was heard from an engine."""
+    charged: bool = False
+    """Whether its prompt is among the tokens that its tenant has had."""
     prompt_scores: int = 0
     """How many of the prompt's log probabilities the client was given."""
     first_delta_at: float | None = None

@@ -121,6 +121,8 @@ class Ring:
             self._close(call, end_without_choice(cause, error))
             return
         live = call.live
+        if cause is not Cause.ERROR and live.route is not None:
+            self._charge_prompt(live)
         for choice, end in live.ring.abort(cause, error).items():
             self._deliver_end(live, choice, end)
         self._finish(live)
@@ -177,10 +179,19 @@ class Ring:
             self.meter.begun(live.ring.request_id)
 
     def _computes(self, live: LiveRequest) -> None:
-        """An engine has begun: the tenant has had the prompt, even if it waits for no token."""
-        if live.begun is None:
-            self.meter.computed(live.call.client.tenant, live.ring.prompt_tokens, time.monotonic())
+        """An engine has begun."""
+        self._charge_prompt(live)
         self._heard(live)
+
+    def _charge_prompt(self, live: LiveRequest) -> None:
+        """The tenant has had the prompt, even if it waits for no token.
+
+        Also of a request that is given up while an engine has it: word that it was begun may be on its way, and who
+        gives up before that comes must not compute prompts for nothing.
+        """
+        if not live.charged:
+            live.charged = True
+            self.meter.computed(live.call.client.tenant, live.ring.prompt_tokens, time.monotonic())
 
     def _prefilled(self, prefill: engine_pb2.Prefill, woken: set[asyncio.Event]) -> None:
         live = self._live.get(prefill.request_id)
@@ -244,6 +255,8 @@ class Ring:
             return
         verdict = live.ring.end(epoch, choice, end)
         if verdict is Verdict.ACCEPT:
+            if end.cause is not Cause.ERROR:
+                self._charge_prompt(live)
             self._deliver_end(live, choice, end)
             self._heard(live)
             woken.add(live.call.client.wake)

@@ -12,7 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
 from services.processor.client import LiveRequest
-from services.ring.events import Cause, Code
+from services.ring.events import Cause, ChoiceEnd, Code, Status
 from tests.services.processor.asking import (
     ask,
     end,
@@ -232,11 +232,17 @@ def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
     assert world.quiet
 
 
+@pytest.fixture
+def charged(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens, as they are taken out of a tenant's."""
+    tokens: list[int] = []
+    monkeypatch.setattr(world.ring.meter, "computed", lambda tenant, amount, now: tokens.append(amount))
+    return tokens
+
+
 def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_computed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, charged: list[int]
 ) -> None:
-    charged: list[int] = []
-    monkeypatch.setattr(world.ring.meter, "computed", lambda tenant, tokens, now: charged.append(tokens))
     call = world.ask(ask())
     prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
     begun = engine_pb2.Prefill(request_id=call.ring_id, epoch=1, prompt_tokens=prompt)
@@ -248,6 +254,32 @@ def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_comp
     world.ask(ask(max_tokens=7))
     settle(world)
     assert sum(charged) == prompt + 7
-    charged.clear()
+
+
+@pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.DEADLINE])
+def test_who_gives_up_before_word_of_the_beginning_comes_is_charged_the_prompt(
+    cause: Cause, world: World, charged: list[int]
+) -> None:
+    call = world.ask(ask())
+    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
+    world.ring.end(call, cause)
+    settle(world)
+    assert charged == [prompt]
+
+
+def test_a_prompt_that_no_engine_has_is_not_charged(world: World, charged: list[int]) -> None:
+    world.kill_engine("engine-0")
     world.ring.end(world.ask(ask()), Cause.CANCELLED)
-    assert not charged, "no engine had begun it"
+    world.heal()
+    settle(world)
+    refused = world.ask(ask())
+    world.ring.end(refused, Cause.ERROR, Status(Code.UNAVAILABLE, "it is the ring's own fault"))
+    settle(world)
+    assert not charged
+
+
+def test_a_prompt_whose_time_runs_out_at_the_engine_is_charged(world: World, charged: list[int]) -> None:
+    call = world.ask(ask())
+    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
+    world.ring._end(call.ring_id, 1, 0, ChoiceEnd(Cause.DEADLINE, 0), set())
+    assert charged == [prompt]
