@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission
-from services.processor.responses import refusal, responses_of
+from services.processor.responses import refusal, write_news
 from services.processor.traces import RequestTrace
 from services.ring.crashes import Crashes
 from services.ring.events import Status
@@ -102,19 +102,23 @@ class ClientStream:
         self._refusals.clear()
         self.outbox.clear()
 
-    def take(self) -> list[inference_pb2.GenerateResponse]:
-        """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live."""
-        responses, self._refusals = self._refusals, []
+    def take(self) -> inference_pb2.SessionResponse | None:
+        """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live.
+
+        None if there is nothing.
+        """
+        frame = inference_pb2.SessionResponse(responses=self._refusals)
+        self._refusals.clear()
         self.room_for_refusals.set()
         for news in self.outbox.take(MAX_FRAME_BYTES):
             call = self._by_ring_id[news.request_id]
-            responses.extend(responses_of(news, call.client_id, call.ordinal))
+            write_news(frame, news, call.client_id, call.ordinal)
             if news.closing is not None:
                 if call.trace is not None:
                     self._closed_traces.append(call.trace)
                 del self._by_ring_id[call.ring_id]
                 del self._by_client_id[call.client_id]
-        return responses
+        return frame if frame.responses else None
 
 
 @dataclass(slots=True, eq=False)

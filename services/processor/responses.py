@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
@@ -26,55 +24,52 @@ def end_without_choice(cause: Cause, status: Status | None) -> inference_pb2.Ter
     return terminal
 
 
-def responses_of(news: RequestNews, name: str, ordinal: int) -> Iterator[inference_pb2.GenerateResponse]:
-    """One request's news, in order; the last terminal carries the usage.
+def write_news(frame: inference_pb2.SessionResponse, news: RequestNews, name: str, ordinal: int) -> None:
+    """Add one request's news to ``frame``, in order; the last terminal carries the usage.
 
-    ``name`` is the client's for the request, ``ordinal`` which frame of its stream asked for it.
+    ``name`` is the client's for the request, ``ordinal`` which frame of its stream asked for it. What comes with every
+    token is made in its place: protobuf copies a message that is put into another.
     """
+    add = frame.responses.add
     if isinstance(news.opening, inference_pb2.Admitted):
-        yield inference_pb2.GenerateResponse(request_id=name, admitted=news.opening)
+        add(request_id=name, admitted=news.opening)
     if news.prefill is not None:
         progress = inference_pb2.PrefillProgress(
             computed_tokens=news.prefill.computed_tokens, cached_tokens=news.prefill.cached_tokens
         )
-        yield inference_pb2.GenerateResponse(request_id=name, prefill=progress)
+        add(request_id=name, prefill=progress)
     if news.prompt_logprobs is not None:
-        yield inference_pb2.GenerateResponse(
-            request_id=name,
-            prompt_logprobs=packed_to_proto(news.prompt_logprobs),
-            prompt_logprobs_offset=news.prompt_offset,
-        )
+        scores = packed_to_proto(news.prompt_logprobs)
+        add(request_id=name, prompt_logprobs=scores, prompt_logprobs_offset=news.prompt_offset)
     for notice in news.notices:
         if isinstance(notice, inference_pb2.Continued):
-            yield inference_pb2.GenerateResponse(request_id=name, continued=notice)
-    usage = news.closing if isinstance(news.closing, inference_pb2.Usage) else None
-    last = next((choice for choice in reversed(news.choices) if news.choices[choice].end is not None), None)
+            add(request_id=name, continued=notice)
+    last = None
     for choice, part in news.choices.items():
         if part.ids or any(part.texts):
-            yield inference_pb2.GenerateResponse(request_id=name, delta=_delta(choice, part))
+            _write_delta(add(request_id=name).delta, choice, part)
         if part.end is not None:
-            terminal = _terminal(choice, part.end, usage if choice == last else None)
-            yield inference_pb2.GenerateResponse(request_id=name, terminal=terminal)
+            last = add(request_id=name, terminal=_terminal(choice, part.end)).terminal
+    if isinstance(news.closing, inference_pb2.Usage) and last is not None:
+        last.usage.CopyFrom(news.closing)
     if isinstance(news.closing, inference_pb2.Terminal):
-        yield inference_pb2.GenerateResponse(request_id=name, in_reply_to=ordinal, terminal=news.closing)
+        add(request_id=name, in_reply_to=ordinal, terminal=news.closing)
 
 
-def _delta(choice: int, part: ChoiceNews) -> inference_pb2.Delta:
-    return inference_pb2.Delta(
-        choice=choice,
-        first_position=part.first_position,
-        text="".join(part.texts),
-        token_ids=part.ids,
-        logprobs=pack_logprobs(part.logprobs) if part.logprobs else None,
-    )
+def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceNews) -> None:
+    delta.choice = choice
+    delta.first_position = part.first_position
+    delta.text = "".join(part.texts)
+    delta.token_ids.extend(part.ids)
+    if part.logprobs:
+        delta.logprobs.CopyFrom(pack_logprobs(part.logprobs))
 
 
-def _terminal(choice: int, end: ChoiceEnd, usage: inference_pb2.Usage | None) -> inference_pb2.Terminal:
+def _terminal(choice: int, end: ChoiceEnd) -> inference_pb2.Terminal:
     terminal = inference_pb2.Terminal(
         choice=choice,
         cause=output_pb2.FinishCause.ValueType(end.cause),
         error=None if end.error is None else status_to_proto(end.error),
-        usage=usage,
     )
     if end.stop_string is not None:
         terminal.stop_string = end.stop_string

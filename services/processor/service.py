@@ -130,10 +130,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         while True:
             await client.wake.wait()
             client.wake.clear()
-            for response in client.take():
-                await self._send(context, response)
-                if response.HasField("terminal") and response.terminal.HasField("error"):
-                    error = status_from_proto(response.terminal.error)
+            if (frame := client.take()) is not None:
+                for response in frame.responses:
+                    await self._send(context, response)
+                    if response.HasField("terminal") and response.terminal.HasField("error"):
+                        error = status_from_proto(response.terminal.error)
             client.written()
             if client.num_live == 0:
                 return error
@@ -158,8 +159,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 draining = inference_pb2.SessionResponse()
                 draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
                 await self._send(context, draining)
-            while responses := client.take():
-                await self._send(context, inference_pb2.SessionResponse(responses=responses))
+            while (frame := client.take()) is not None:
+                await self._send(context, frame)
                 client.written()
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:

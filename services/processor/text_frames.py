@@ -24,16 +24,16 @@ class TextEntry(NamedTuple):
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
-    """Every delta, in order."""
-    ids = list(outputs.token_ids)
+    """Every delta, in order. Arrays are taken whole: protobuf's own are slow to walk."""
+    ids = outputs.token_ids[:]
     logprobs = {scored.entry: unpack_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(
-        outputs.request_ids,
-        outputs.epochs,
-        outputs.choices,
-        outputs.first_positions,
-        outputs.token_counts,
-        outputs.texts,
+        outputs.request_ids[:],
+        outputs.epochs[:],
+        outputs.choices[:],
+        outputs.first_positions[:],
+        outputs.token_counts[:],
+        outputs.texts[:],
         strict=True,
     )
     start = 0

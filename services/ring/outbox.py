@@ -28,6 +28,8 @@ class ChoiceNews:
     end: ChoiceEnd | None = None
     sizes: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each delta that is in here: ids, log probabilities, bytes."""
+    wire_bytes: int = _CHOICE_BYTES
+    """An upper estimate of all of it."""
 
     def add(self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob]) -> None:
         """Add a delta."""
@@ -38,10 +40,7 @@ class ChoiceNews:
         if logprobs:
             size += len(logprobs) * wire_bytes(len(logprobs[0].top_ids))  # all have equally many
         self.sizes.append((len(ids), len(logprobs), size))
-
-    def wire_bytes(self) -> int:
-        """An upper estimate."""
-        return _CHOICE_BYTES + sum(size for _, _, size in self.sizes)
+        self.wire_bytes += size
 
     def cut(self, room: int) -> tuple[ChoiceNews, int]:
         """The first deltas, as many as begin within ``room`` bytes and at least one, and their bytes.
@@ -59,6 +58,7 @@ class ChoiceNews:
         head = ChoiceNews(self.first_position, self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs])
         del self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs], self.sizes[:count]
         self.first_position += num_ids
+        self.wire_bytes -= used - _CHOICE_BYTES
         return head, used
 
 
@@ -97,7 +97,9 @@ class RequestNews:
         used = _REQUEST_BYTES + self.opening_bytes
         if self.prompt_logprobs is not None:
             used += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
-        whole = used + sum(part.wire_bytes() for part in self.choices.values())
+        whole = used
+        for part in self.choices.values():
+            whole += part.wire_bytes
         if whole <= room:
             return None, whole
         rest = RequestNews(self.request_id, self.epoch)

@@ -360,7 +360,8 @@ class World:
             self.ring.text(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
 
     def client_reads(self) -> None:
-        self.received += self.client.take()
+        if (frame := self.client.take()) is not None:
+            self.received += frame.responses
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
