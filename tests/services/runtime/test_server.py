@@ -121,6 +121,11 @@ async def test_a_status_that_a_handler_chose_and_an_answer_pass_through():
         assert [answer.request_id for answer in answers] == ["r"]
 
 
+def logged(caplog):
+    """What was logged here. gRPC brings the end of a call that an earlier test left to whichever loop runs now."""
+    return [one for one in caplog.records if not one.exc_info or str(one.exc_info[1]) != "Event loop is closed"]
+
+
 @pytest.mark.parametrize(("request_text", "tracebacks"), [("refuse twice", 0), ("refuse and break", 1)])
 async def test_what_fails_after_the_status_was_sent_changes_nothing_and_is_logged_at_most_once(
     request_text, tracebacks, caplog, capsys
@@ -133,7 +138,7 @@ async def test_what_fails_after_the_status_was_sent_changes_nothing_and_is_logge
         answer = await stub.Tokenize(inference_pb2.TokenizeRequest(text="hello"))
         assert answer.rendered == "hello"
     printed = "".join(capsys.readouterr())
-    assert (caplog.records, printed.count("unexpected error in an RPC")) == ([], tracebacks)
+    assert (logged(caplog), printed.count("unexpected error in an RPC")) == ([], tracebacks)
 
 
 BROKEN_UTF8 = inference_pb2.TokenizeRequest(text="abcd").SerializeToString().replace(b"abcd", b"\xff\xfe\xfd\xfc")
@@ -181,7 +186,7 @@ async def test_a_client_that_cancels_is_not_an_error(caplog):
         await session.read()
         session.cancel()
         assert await session.code() is grpc.StatusCode.CANCELLED
-    assert not caplog.records
+    assert not logged(caplog)
 
 
 async def test_a_taken_port_is_refused_in_words():
