@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import engine_core.startup
 from engine_core.engine import EngineCore
@@ -14,6 +16,8 @@ from services.cli import main
 
 POISON = 7
 """A token id."""
+MAY_FAIL = "POISONED_ENGINE_MAY_FAIL"
+"""Variable with the path of a file that is there once the services have heard what begins."""
 
 
 class PoisonedCore(EngineCore):
@@ -28,7 +32,8 @@ class PoisonedCore(EngineCore):
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         outputs = super().step(starting)
         if self._poisonous:
-            time.sleep(1.0)  # so that they are told before this process ends
+            while not Path(os.environ[MAY_FAIL]).exists():
+                time.sleep(0.01)
             raise RuntimeError("poison")
         return outputs
 

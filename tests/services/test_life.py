@@ -8,18 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
-from tests.services.poisoned_engine import POISON
+from tests.services.poisoned_engine import MAY_FAIL, POISON
+from tests.services.runtime.test_process import wait_until
 from tests.services.streams import Shown, ask, generate, long_work, read_session
 
 pytestmark = pytest.mark.long
@@ -200,23 +203,39 @@ async def test_requests_end_unavailable_when_no_engine_comes_back(services: Serv
             assert one.usage.completion_tokens == sum(map(len, one.ids.values())) >= 3
 
 
-async def test_what_makes_a_step_raise_is_given_to_no_other_engine(services: Services) -> None:
+async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In its very first step: the engine says what it begins, and does not say that it drains."""
+    monkeypatch.setenv(MAY_FAIL, str(services.directory / "may-fail"))
+    metrics = HeldPort()
     services.start("engine", module="tests.services.poisoned_engine")
     services.start("detokenizer")
-    services.start("processor", "--max-crash-resubmits", "1", "--patience", "8")
+    services.start("processor", "--max-crash-resubmits", "1", "--metrics", "--metrics-port", str(metrics.number))
     await wait_until_serving(services.address)
     request = inference_pb2.GenerateRequest(token_ids={"ids": [5, POISON]})
     async with grpc.aio.insecure_channel(services.address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await generate(front, long_request("", 5))).usage.completion_tokens == 5
         shown = Shown()
+        asking = asyncio.create_task(generate(front, request, shown))
+        await asyncio.to_thread(wait_until, lambda: is_begun(metrics.number))
+        (services.directory / "may-fail").touch()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await generate(front, request, shown)
+            await asking
+    metrics.release()
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "died while they had this request" in (caught.value.details() or "")
     assert shown.usage.completion_tokens == 0
     assert services.processes.pop("engine").wait(30) == 1
+
+
+def is_begun(metrics_port: int) -> bool:
+    """Whether a processor that has one request knows that an engine has begun it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    return (values["ringline_live_requests"], values["ringline_waiting_requests"]) == (1, 0)
 
 
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
