@@ -30,10 +30,10 @@ RUN pip --python /opt/ringline install --no-deps ./clients/python .
 
 
 # Nothing in an image is written to at run time: the root file system may be read-only. Ports are open to the outside of
-# the container, which decides who reaches them.
+# the container, which decides who reaches them. Volumes mounted below /certs take their owner from these directories.
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 ringline && useradd --uid 10001 --gid ringline --no-create-home --shell /bin/false ringline \
-    && install -d -o ringline -g ringline /certs
+    && install -d -o ringline -g ringline /certs/authority /certs/processor /certs/detokenizer /certs/engine
 ENV HOME=/tmp \
     PATH=/opt/ringline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

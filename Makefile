@@ -41,7 +41,7 @@ compile-gpu: $(FULL)  ## compile every kernel for GPUs in all its configurations
 chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
 
-compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--no-build" to choose
+compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--step one --step tls" to choose
 	.venv/bin/python -m tests.compose $(COMPOSE_TEST)
 
 fuzz: $(FULL)  ## send 100,000 damaged messages to each service; FUZZ="--inputs 5000 --seed 1" to choose

@@ -12,6 +12,9 @@ from services.runtime.authority import Authority
 from services.runtime.errors import FatalError
 
 ROLES = ("processor", "engine", "detokenizer", "operator", "client")
+AUTHORITY = "authority"
+CA_FILE = "ca.crt"
+"""Names are those of Kubernetes' secrets for TLS, which a role's directory can be made into."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 
@@ -27,14 +30,14 @@ _AUTHORITY_DAYS = 3650
 @click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, help="Only these. Can be repeated.")
 @click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Valid for so long.")
 def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], days: float) -> None:
-    """Write ca.pem and ca-key.pem into DIRECTORY, and ROLE.pem and ROLE-key.pem for each role.
+    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all that it needs to be given.
 
-    An authority that is there already is kept, and the certificates are replaced: running services take the new ones.
-    For development: real ones are best made by what makes your other certificates.
+    The authority's own key stays in DIRECTORY/authority, which is for no service. An authority that is there already
+    is kept, and the certificates are replaced: running services take the new ones. For development: real ones are best
+    made by what makes your other certificates.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        authority = _authority(directory)
+        authority = _authority(directory / AUTHORITY)
         now = datetime.now(UTC)
         for role in roles or ROLES:
             issued = authority.issue(
@@ -44,13 +47,16 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], days:
                 begin=now,
                 end=now + timedelta(days=days),
             )
-            replace_file(directory / f"{role}-key.pem", issued.key, 0o600)
-            replace_file(directory / f"{role}.pem", issued.certificate, 0o644)
+            own = directory / role
+            own.mkdir(parents=True, exist_ok=True)
+            replace_file(own / CA_FILE, authority.certificate, 0o644)
+            replace_file(own / "tls.key", issued.key, 0o600)
+            replace_file(own / "tls.crt", issued.certificate, 0o644)
     except OSError as error:
         raise FatalError(f"{error.filename or directory} cannot be written: {error.strerror}") from None
     except ValueError as error:
         raise FatalError(f"{directory}: {error}") from None
-    click.echo(f"{', '.join(roles or ROLES)}: certificates for {days:g} days, by {directory / 'ca.pem'}")
+    click.echo(f"{', '.join(roles or ROLES)}: certificates for {days:g} days, by {directory / AUTHORITY}")
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
@@ -63,7 +69,8 @@ def replace_file(path: Path, content: bytes, mode: int) -> None:
 
 
 def _authority(directory: Path) -> Authority:
-    certificate, key = directory / "ca.pem", directory / "ca-key.pem"
+    directory.mkdir(parents=True, exist_ok=True)
+    certificate, key = directory / CA_FILE, directory / "ca.key"
     if certificate.exists() and key.exists():
         return Authority(certificate.read_bytes(), key.read_bytes())
     authority = Authority.make("ringline development", valid=timedelta(days=_AUTHORITY_DAYS))

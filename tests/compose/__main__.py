@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.compose.engine import Failed, Stack, Unusable, compose_command, free_ports
-from tests.compose.run import everything, say
+from tests.compose.run import STEPS, say, try_steps
 
 PORTS = 6
 
@@ -17,14 +17,16 @@ def main() -> int:
     """0 if everything holds, 1 if something does not, 2 if it cannot be tried."""
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
     parser.add_argument("--build-network", help="network that images are built in, such as host")
-    parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run")
+    parser.add_argument(
+        "--step", choices=STEPS, action="append", help="only this, with the images of an earlier run; can be repeated"
+    )
     given = parser.parse_args()
     try:
         compose = compose_command()
         say(f"with {' '.join(compose)}")
         with tempfile.TemporaryDirectory(prefix="ringline-compose-") as directory:
             stack = Stack(Path(directory), free_ports(PORTS), given.build_network, compose)
-            everything(stack, Path(directory), with_build=not given.no_build)
+            try_steps(stack, Path(directory), given.step or STEPS)
     except Unusable as error:
         print(error, file=sys.stderr)
         return 2

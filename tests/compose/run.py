@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,13 @@ try:
 except OSError:
     writable = False
 print(os.getuid(), writable, ",".join(heavy))
+"""
+
+CERTIFICATES = """
+import hashlib, os, pathlib
+files = sorted(str(path) for path in pathlib.Path("/certs").rglob("*") if not path.is_dir())
+(key,) = (text for text in (pathlib.Path(path).read_bytes() for path in files) if b"PRIVATE KEY" in text)
+print(*files, hashlib.sha256(key).hexdigest(), os.getuid(), sep="\\n")
 """
 
 
@@ -149,8 +157,10 @@ def speak_tls(stack: Stack, directory: Path) -> None:
     """With compose.tls.yaml the door takes those alone who speak TLS, and links are made by certificates."""
     secured = replace(stack, overrides=("compose.tls.yaml",))
     start(secured, ONE)
-    authority = directory / "ca.pem"
-    authority.write_text(run("docker", "exec", stack.containers("processor")[0], "cat", "/certs/ca.pem"))
+    look_at_keys(secured)
+    authority = directory / "ca.crt"
+    (processor,) = stack.containers("processor")
+    authority.write_text(run("docker", "exec", processor, "cat", "/certs/processor/ca.crt"))
     generate(secured, ca=str(authority))
     try:
         generate(secured)
@@ -160,17 +170,46 @@ def speak_tls(stack: Stack, directory: Path) -> None:
         raise Failed("plaintext is taken")
 
 
-def everything(stack: Stack, directory: Path, *, with_build: bool) -> None:
-    """All steps; whatever was started is gone afterwards."""
+def look_at_keys(stack: Stack) -> None:
+    """Each container can read its own certificate and key and the authority's certificate, and there is no more."""
+    digests = set()
+    for kind in KINDS:
+        (container,) = stack.containers(kind)
+        *files, digest, user = run("docker", "exec", container, "python", "-c", CERTIFICATES).split()
+        seen = [f"/certs/{kind}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")]
+        check(files == seen and user != "0", f"{kind}: sees {', '.join(seen)}, as user {user}")
+        digests.add(digest)
+    check(len(digests) == len(KINDS), "no two services have the same key")
+
+
+def use_one(stack: Stack) -> None:
+    """One of each service."""
+    start(stack, ONE)
+    look_inside(stack)
+    generate(stack)
+
+
+def scale(stack: Stack) -> None:
+    """Two of each, disturbed under load."""
+    start(stack, TWO)
+    asyncio.run(disturb(stack))
+
+
+STEPS: dict[str, Callable[[Stack, Path], None]] = {
+    "build": lambda stack, _: build(stack),
+    "one": lambda stack, _: use_one(stack),
+    "scale": lambda stack, _: scale(stack),
+    "tls": speak_tls,
+}
+"""In this order; each goes on with what the one before left running, and starts what it needs by itself."""
+
+
+def try_steps(stack: Stack, directory: Path, names: Collection[str]) -> None:
+    """Those steps, in their order; whatever was started is gone afterwards."""
     try:
-        if with_build:
-            build(stack)
-        start(stack, ONE)
-        look_inside(stack)
-        generate(stack)
-        start(stack, TWO)
-        asyncio.run(disturb(stack))
-        speak_tls(stack, directory)
+        for name, step in STEPS.items():
+            if name in names:
+                step(stack, directory)
     finally:
         stack("down", "--remove-orphans", "--volumes", "--timeout", "10")
     left = run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={stack.project}")

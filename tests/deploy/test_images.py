@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from services.cli import cli
 from services.commands.certs import ROLES
@@ -189,27 +190,44 @@ def test_a_gpu_is_asked_for() -> None:
     assert engine["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
 
-def test_each_service_shows_its_own_certificate() -> None:
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Where a service sees which volume, and how."""
+    return dict(volume.split(":", 1) for volume in service["volumes"])
+
+
+def test_certificates_are_made_before_services_start(tmp_path: Path) -> None:
     maker = TLS["services"]["certs"]
-    program, command, directory = maker["entrypoint"]
-    assert (program, command) == ("ringline", "certs")
-    assert cli.get_command(click.Context(cli), command) is not None
+    program, command, directory, *options = maker["entrypoint"]
+    assert program == "ringline"
     assert maker["image"] == SERVICES["processor"]["image"]
     assert maker["build"]["target"] == "processor"
     assert maker["healthcheck"] == {"disable": True}  # it ends, and must count as having done so
-    assert maker["volumes"] == [f"certs:{directory}"]
+    done = CliRunner().invoke(cli, [command, str(tmp_path), *options], standalone_mode=False)
+    assert done.exit_code == 0
+    written = {f"{directory}/{path.name}" for path in tmp_path.iterdir()}
+    assert written == set(mounts(maker).values()), "all of it is in volumes, as the rest is read-only"
+    (made,) = (line for line in stages()["runtime"].all("RUN") if "install -d" in line)
+    assert set(made.split(" -g ringline ")[1].split()) == written  # a volume takes its owner from what is there
+    for kind in PORTS:
+        assert TLS["services"][kind]["depends_on"] == {"certs": {"condition": "service_completed_successfully"}}
+
+
+def test_each_service_sees_its_own_key_alone() -> None:
+    making = mounts(TLS["services"]["certs"])
+    assert set(TLS["volumes"]) == set(making)
     for kind in PORTS:
         assert kind in ROLES
         service = TLS["services"][kind]
-        assert service["depends_on"] == {"certs": {"condition": "service_completed_successfully"}}
-        assert service["volumes"] == [f"certs:{directory}:ro"]
+        ((volume, target),) = mounts(service).items()
+        own = target.removesuffix(":ro")
+        assert target != own
+        assert making[volume] == own == f"/certs/{kind}"
         assert service["environment"] == {
-            "RINGLINE_TLS_CA_FILE": f"{directory}/ca.pem",
-            "RINGLINE_TLS_CERT_FILE": f"{directory}/{kind}.pem",
-            "RINGLINE_TLS_KEY_FILE": f"{directory}/{kind}-key.pem",
+            "RINGLINE_TLS_CA_FILE": f"{own}/ca.crt",
+            "RINGLINE_TLS_CERT_FILE": f"{own}/tls.crt",
+            "RINGLINE_TLS_KEY_FILE": f"{own}/tls.key",
         }
-    (made,) = (line for line in stages()["runtime"].all("RUN") if "install -d" in line)
-    assert made.endswith(directory)  # a volume takes its owner from what is there
+        assert not [each for each in SERVICES[kind].get("volumes", ()) if "/certs" in each]
 
 
 def test_prometheus_asks_each_service_where_its_metrics_are() -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from services.cli import cli
+from services.commands.certs import ROLES
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.secured import Certificates, user_token, write_tokens
 
@@ -79,11 +80,17 @@ def test_certs_and_tokens_are_made(tmp_path: Path) -> None:
     runner = CliRunner()
     first = runner.invoke(cli, ["certs", str(tmp_path), "--host", "engine-1", "--days", "2"], standalone_mode=False)
     assert "certificates for 2 days" in first.output
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    files = {str(path.relative_to(tmp_path)) for path in before}
+    own = {f"{role}/{name}" for role in ROLES for name in ("tls.crt", "tls.key", "ca.crt")}
+    assert files == own | {"authority/ca.crt", "authority/ca.key"}
+    keys = [text for path, text in before.items() if path.suffix == ".key"]
+    assert len(set(keys)) == len(ROLES) + 1, "no two have the same, nor the authority's"
+    assert {text for path, text in before.items() if path.name == "ca.crt"} == {before[tmp_path / "authority/ca.crt"]}
     runner.invoke(cli, ["certs", str(tmp_path), "--role", "engine"], standalone_mode=False)
-    changed = {path.name for path in tmp_path.iterdir() if path.read_bytes() != before[path.name]}
-    assert changed == {"engine.pem", "engine-key.pem"}
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*-key.pem")} == {0o600}
+    changed = {path for path, text in before.items() if path.read_bytes() != text}
+    assert changed == {tmp_path / "engine/tls.crt", tmp_path / "engine/tls.key"}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*.key")} == {0o600}
     made = runner.invoke(cli, ["token", "blue"], standalone_mode=False)
     token, line = made.stderr.strip(), made.stdout.strip()
     assert token.startswith("rl-")
