@@ -25,13 +25,17 @@ import grpc
 import jwt
 import pytest
 import ringline
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands.certs import replace_file
 from services.runtime.authority import Authority
 from tests.ring import MODEL, ROOT, START_TIMEOUT
 
+SECONDS = 60
+"""In which a call must end one way or the other."""
 HOSTS = ("localhost", "127.0.0.1")
 HOUR = timedelta(hours=1)
 
@@ -66,7 +70,11 @@ class Certificates:
         shown = (None, None) if name is None else (self._read(f"{name}-key"), self._read(name))
         return grpc.ssl_channel_credentials(self.authority.certificate, *shown)
 
-    def serial(self, address: str, name: str) -> str:
+    def issued_serial(self, role: str) -> int:
+        """Of the certificate that was issued last."""
+        return x509.load_pem_x509_certificate(self._read(role)).serial_number
+
+    def serial(self, address: str, name: str) -> int:
         """Of the certificate that a server shows to a new connection; ``name`` is shown to it."""
         context = ssl.create_default_context(cafile=self.path("ca"))
         context.load_cert_chain(self.path(name), self.path(f"{name}-key"))
@@ -76,7 +84,7 @@ class Certificates:
         with context.wrap_socket(plain, server_hostname=host) as connection:
             shown = connection.getpeercert()
         assert shown is not None
-        return str(shown["serialNumber"])
+        return int(str(shown["serialNumber"]), 16)
 
     def _read(self, name: str) -> bytes:
         return Path(self.path(name)).read_bytes()
@@ -96,8 +104,8 @@ class Service:
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
 
-def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:
-    """Start a service on a free port and wait until it serves."""
+def launch_service(folder: Path, name: str, role: str, *flags: str) -> Service:
+    """Start a service on a free port."""
     log = folder / f"{name}.log"
     command = [sys.executable, "-m", "services.cli", role, "--port=0", "--no-metrics", "--log-format=json"]
     with log.open("wb") as output:
@@ -108,12 +116,17 @@ def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    service = Service(process, log)
+    return Service(process, log)
+
+
+def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:
+    """Start a service and wait until it serves."""
+    service = launch_service(folder, name, role, *flags)
     end = time.monotonic() + START_TIMEOUT
     while not service.address:
-        if process.poll() is not None or time.monotonic() > end:
-            process.kill()
-            raise AssertionError(f"{name} did not start:\n{log.read_text()[-4000:]}")
+        if service.process.poll() is not None or time.monotonic() > end:
+            service.process.kill()
+            raise AssertionError(f"{name} did not start:\n{service.log.read_text()[-4000:]}")
         time.sleep(0.05)
         service.address = next((str(line["address"]) for line in service.records() if line["event"] == "serving"), "")
     return service
@@ -222,6 +235,29 @@ def start_secured(folder: Path) -> SecuredRing:
         f"--tenants-file={folder / 'tenants.toml'}",
     )
     return SecuredRing(certificates, service_token, key, engine, detokenizer, processor, guarded)
+
+
+def engine_load(
+    secured: SecuredRing, credentials: grpc.ChannelCredentials | None, token: str | None = None
+) -> engine_pb2.Load:
+    """What the engine says of itself, on a new connection. ``token``: default the services'."""
+    address = secured.engine.address
+    shown = (("authorization", f"Bearer {secured.service_token if token is None else token}"),) if token != "" else ()
+    channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+    with channel:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        return stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=SECONDS, metadata=shown).load
+
+
+def refusal_of_engine(
+    secured: SecuredRing, credentials: grpc.ChannelCredentials | None, token: str | None = None
+) -> grpc.StatusCode | None:
+    """With which code the engine refuses to tell its load; None if it tells."""
+    try:
+        engine_load(secured, credentials, token)
+    except grpc.RpcError as error:
+        return error.code()
+    return None
 
 
 USERS = ("blue", "narrow", "slow", "short", "elsewhere")

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import json
 from datetime import timedelta
+from secrets import token_hex
 from typing import Any
 
 import grpc
@@ -17,9 +18,10 @@ import ringline
 from cryptography.hazmat.primitives.asymmetric import ec
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from tests.services.secured import USERS, SecuredRing, user_token
+from services.commands.certs import replace_file
+from tests.services.lasting import check_streams_outlast
+from tests.services.secured import SECONDS, USERS, SecuredRing, refusal_of_engine, user_token
 
-SECONDS = 30
 CANARY_TOKEN = "rl-canary-do-not-tell-0123456789"
 CANARY = "xylophonic quagga"
 
@@ -128,26 +130,46 @@ async def test_prefixes_are_found_by_the_tenant_that_brought_them_alone(secured:
 
 async def test_a_file_of_tokens_is_replaced_while_streams_go_on(secured: SecuredRing) -> None:
     shown = [user_token("blue")]
-    options = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
     others = {user_token(tenant): tenant for tenant in USERS if tenant != "blue"}
     try:
         async with secured.client(lambda: shown[0]) as client:
-            expected = await client.generate("Once upon a time", **options)
-            streams = [client.stream("Once upon a time", **options) for _ in range(4)]
-            for stream in streams:
-                await anext(aiter(stream))
-            secured.write_tokens({**others, "rl-new": "blue"})
-            # On the stream that stands nothing more begins with the old token; it ends in its own time.
-            with pytest.raises(ringline.PermissionDenied, match="the token is not known") as caught:
-                await client.generate("Once", max_tokens=1)
-            assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
-            shown[0] = "rl-new"
-            await client.generate("Once", max_tokens=1, request_id="with-the-new-token")
-            answers = [await stream.result() for stream in streams]
+
+            async def replace() -> None:
+                new = f"{shown[0]}-new"
+                secured.write_tokens({**others, new: "blue"})
+                # On the stream that stands nothing more begins with the old token; it ends in its own time.
+                with pytest.raises(ringline.PermissionDenied, match="the token is not known") as caught:
+                    await client.generate("Once", max_tokens=1)
+                assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+                shown[0] = new
+                await client.generate("Once", max_tokens=1, request_id="with-the-new-token")
+
+            await check_streams_outlast(secured, client, replace)
     finally:
         secured.write_tokens({user_token(tenant): tenant for tenant in USERS})
-    assert [(answer.text, answer.resumed) for answer in answers] == [(expected.text, 0)] * 4
     assert tenants_of(secured, "with-the-new-token") == {"blue"}
+
+
+async def test_the_services_token_is_replaced_while_streams_go_on(secured: SecuredRing) -> None:
+    """As the guide says: the new one below the old one, then above it, then alone."""
+    file, operator = secured.folder / "service-token", secured.certificates.credentials("operator")
+    first = secured.service_token
+    try:
+        async with secured.client(user_token("blue")) as client:
+
+            async def replace() -> None:
+                old, new = secured.service_token, token_hex(32)
+                for lines in ([old, new], [new, old], [new]):
+                    replace_file(file, "\n".join(lines).encode(), 0o600)
+                    for token in (old, new):
+                        told = await asyncio.to_thread(refusal_of_engine, secured, operator, token)
+                        assert told is (None if token in lines else grpc.StatusCode.UNAUTHENTICATED)
+                secured.service_token = new
+
+            await check_streams_outlast(secured, client, replace)
+    finally:
+        secured.service_token = first
+        replace_file(file, first.encode(), 0o600)
 
 
 async def test_a_tenant_has_so_many_requests_at_a_time(secured: SecuredRing) -> None:

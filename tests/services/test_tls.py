@@ -5,20 +5,28 @@ streams go on.
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 
 import grpc
 import pytest
 import ringline
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
-from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from tests.services.secured import Certificates, SecuredRing, user_token
-
-SECONDS = 30
-"""In which a call must end one way or the other."""
+from tests.services.door import Door
+from tests.services.lasting import check_streams_outlast
+from tests.services.secured import (
+    SECONDS,
+    Certificates,
+    SecuredRing,
+    launch_service,
+    refusal_of_engine,
+    stop_services,
+    user_token,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +35,6 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     certificates = Certificates(tmp_path_factory.mktemp("others"))
     certificates.issue("processor")
     return certificates
-
-
-def refusal_of_engine(
-    secured: SecuredRing, credentials: grpc.ChannelCredentials | None, token: str | None = None
-) -> grpc.StatusCode | None:
-    """With which code the engine refuses to tell its load; None if it tells. ``token``: default the services'."""
-    address = secured.engine.address
-    shown = (("authorization", f"Bearer {secured.service_token if token is None else token}"),) if token != "" else ()
-    channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
-    with channel:
-        try:
-            stub = engine_pb2_grpc.EngineServiceStub(channel)
-            stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=SECONDS, metadata=shown)
-        except grpc.RpcError as error:
-            return error.code()
-    return None
 
 
 def test_every_hop_is_encrypted_and_answers(secured: SecuredRing) -> None:
@@ -109,25 +101,42 @@ def test_an_engine_takes_no_token_but_the_services(secured: SecuredRing, token: 
 
 
 async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRing) -> None:
+    """Of the servers of every link, and while every link carries what the streams are made of."""
     ours = secured.certificates
-    before = [ours.serial(service.address, "operator") for service in (secured.engine, secured.processor)]
-    async with ringline.AsyncClient(secured.processor.address, ca=ours.path("ca")) as client:
-        expected = await client.generate("Once upon a time", max_tokens=160, temperature=0, ignore_eos=True)
-        streams = [client.stream("Once upon a time", max_tokens=160, temperature=0, ignore_eos=True) for _ in range(4)]
-        begun = [await anext(aiter(stream)) for stream in streams]
-        for role in ("engine", "detokenizer", "processor"):
+    servers = {"engine": secured.engine, "detokenizer": secured.detokenizer, "processor": secured.processor}
+
+    def shown() -> dict[str, int]:
+        """Serial numbers, each by a new connection."""
+        return {role: ours.serial(server.address, "operator") for role, server in servers.items()}
+
+    async def replace() -> None:
+        before = await asyncio.to_thread(shown)
+        for role in servers:
             ours.issue(role)
-        after = await asyncio.gather(
-            *(
-                asyncio.to_thread(ours.serial, service.address, "operator")
-                for service in (secured.engine, secured.processor)
-            )
-        )
-        answers = [await stream.result() for stream in streams]
-    assert len(begun) == 4
-    assert not set(before) & set(after), "new connections are shown the new certificates"
-    assert [(answer.text, answer.resumed) for answer in answers] == [(expected.text, 0)] * 4
+        after = await asyncio.to_thread(shown)
+        assert after == {role: ours.issued_serial(role) for role in servers}
+        assert not set(before.values()) & set(after.values())
+
+    async with ringline.AsyncClient(secured.processor.address, ca=ours.path("ca")) as client:
+        await check_streams_outlast(secured, client, replace)
     assert refusal_of_engine(secured, ours.credentials("operator")) is None
+
+
+@pytest.mark.parametrize(("role", "peers"), [("detokenizer", ("engines",)), ("processor", ("engines", "detokenizers"))])
+def test_new_links_show_peers_the_new_certificate(
+    secured: SecuredRing, tmp_path: Path, role: str, peers: tuple[str, ...]
+) -> None:
+    """Of the clients of every link: doors take the places of engines and detokenizers, and look at who dials them."""
+    ours = secured.certificates
+    with ExitStack() as stack:
+        doors = [stack.enter_context(Door(ours)) for _ in peers]
+        dialled = [f"--{peer}=localhost:{door.port}" for peer, door in zip(peers, doors, strict=True)]
+        service = launch_service(tmp_path, role, role, *ours.flags(role), *dialled)
+        stack.callback(stop_services, [service])
+        for _ in range(2):
+            for door in doors:
+                door.wait_for(ours.issued_serial(role))
+            ours.issue(role)
 
 
 async def test_files_that_do_not_fit_are_not_taken(secured: SecuredRing) -> None:
