@@ -53,7 +53,7 @@ class Scheduler:
         self._queue = WaitingQueue(quantum=1)
         budget = config.max_num_batched_tokens
         # Where prompts are not computed in parts, each has to fit.
-        prompt_tokens = max(1, budget // 2) if config.enable_chunked_prefill else budget
+        prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
         self._tenants = Tenants(config.max_num_seqs, cache_size.num_blocks, prompt_tokens)
         self._sequences = Lifecycle(
             self._kv, self._queue, self._tenants, model, self._counters, fair=config.policy == "priority"

@@ -2,8 +2,8 @@
 
 A flood would else take every running place in one step, and as its sequences begin together, none would give its place
 back before they end together; and its long prompts would fill step after step. So the last sixteenth of places and
-blocks is kept from a tenant that has its share of them already, and its prompts fill at most half of a step. A tenant
-that was alone for a while is kept from nothing.
+blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
+tenant that was alone for a while is kept from nothing.
 """
 
 from __future__ import annotations

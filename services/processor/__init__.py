@@ -7,6 +7,7 @@ validation     what a request may ask for
 admission      a request → prompt ids and everything resolved
 lookups        what is answered from the vocabulary alone
 desk           what waits to be tokenized, off the event loop
+window         how far a tenant's requests go before engines need them
 turns          the order in which they are: tenants in turns
 tenants        whose a call is, as its metadata says
 callers        who asks, and whether it was proved

@@ -7,6 +7,7 @@ in bursts. It takes in whatever holds the engines up: full batches, a full KV ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.processor.speed import Speed
@@ -37,6 +38,8 @@ class Backlog:
         self._places = Shares(limits.max_requests)
         self._waiting: dict[str, str] = {}
         """Tenants by ring id."""
+        self.on_leave: Callable[[str], None] = lambda ring_id: None
+        """Is told of each request that waits no longer."""
         self._speed = Speed()
         self._fresh_tokens = 0
         """Computed since the last look."""
@@ -86,6 +89,7 @@ class Backlog:
         """An engine has begun it, or it has ended. Idempotent."""
         if (tenant := self._waiting.pop(ring_id, None)) is not None:
             self._places.give_back(tenant, 1)
+            self.on_leave(ring_id)
 
     def computed(self, tokens: int) -> None:
         """So many tokens, of prompts and outputs, came from engines."""

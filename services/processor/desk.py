@@ -1,8 +1,9 @@
 """The admission desk: what has to be tokenized waits here, and is tokenized off the event loop and in batches.
 
-Requests and look-ups wait in the same turns. A batch takes one hop to a worker thread, however many small ones it
-holds; a large one does not hold up those behind it, because there are several threads. Tenants take turns, and one may
-fill as much of the room as it leaves free, so that a flood of one does not hold up or turn away the others.
+Requests and look-ups wait in the same turns, and a request only when engines may soon need it (``window``). A batch
+takes one hop to a worker thread, however many small ones it holds; a large one does not hold up those behind it,
+because there are several threads. Tenants take turns, and one may fill as much of the room as it leaves free, so that a
+flood of one does not hold up or turn away the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from services.processor.ring import Ring
 from services.processor.speed import Speed
 from services.processor.turns import Turns
 from services.processor.vocabulary import VocabularySource
+from services.processor.window import LEAST, Window
 from services.ring.events import Cause, Code, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
@@ -62,16 +64,29 @@ class Desk:
     """Admits requests and sends them out on the ring."""
 
     def __init__(
-        self, vocabulary: VocabularySource, ring: Ring, me: PeerId, *, max_waiting_bytes: int = MAX_WAITING_BYTES
+        self,
+        vocabulary: VocabularySource,
+        ring: Ring,
+        me: PeerId,
+        *,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        seats: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """``max_waiting_bytes``: how much may wait here; one request that is larger may wait alone."""
+        """``max_waiting_bytes``: how much may wait here; one request that is larger may wait alone.
+
+        ``seats``: choices that engines compute at a time; None where there is no engine, or it is not known.
+        """
         self._vocabulary = vocabulary
         self._ring = ring
         self._me = me
+        self._seats = seats
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._free = THREADS
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._look_ups = itertools.count(1)
+        self._window: Window[_Work] = Window()
+        self._release_due = False
+        ring.backlog.on_leave = self._left
         self._bytes = Shares(max_waiting_bytes)
         """Of what waits here."""
         self._speed = Speed()
@@ -79,6 +94,7 @@ class Desk:
 
     def close(self) -> None:
         """Admit nothing more."""
+        self._window.clear()
         self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -96,13 +112,22 @@ class Desk:
         self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
         self._ring.meter.enter(call.ring_id, tenant, call.arrived)
-        self._append(
-            _Work(call.ring_id, tenant, size, partial(self._admit_one, call, request), partial(self._admitted, call))
-        )
+        work = _Work(call.ring_id, tenant, size, partial(self._admit_one, call, request), partial(self._admitted, call))
+        if self._window.enter(tenant, request.priority, call.ring_id, work, self._most_ahead(tenant)):
+            self._append(work)
 
     def drop(self, call: ClientRequest) -> None:
         """Let go of a request that ended, if it waits here: its message may be large."""
-        self._drop(call.client.tenant, call.ring_id)
+        if (work := self._window.remove(call.ring_id)) is not None:
+            self._bytes.give_back(work.tenant, work.size)
+        else:
+            self._drop(call.client.tenant, call.ring_id)
+
+    def release(self) -> None:
+        """Let go on what engines may soon need. Call a few times a second: engines come and go."""
+        self._release_due = False
+        for work in self._window.release(self._most_ahead):
+            self._append(work)
 
     async def look_up(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
         """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
@@ -118,6 +143,23 @@ class Desk:
             return await answer
         finally:
             self._drop(tenant, name)
+
+    def _left(self, ring_id: str) -> None:
+        """An engine has begun a request, or it has ended; where many do so at a time, it is seen to once."""
+        self._window.leave(ring_id)
+        if self._window and not self._release_due:
+            self._release_due = True
+            asyncio.get_running_loop().call_soon(self.release)
+
+    def _most_ahead(self, tenant: str) -> int | None:
+        """Requests of a tenant that may wait at engines; None for any number.
+
+        Without an engine, each of them loses patience for itself; and tokens are counted where a limit of them is set.
+        """
+        seats = self._seats()
+        if seats is None or self._ring.meter.policies.of(tenant).max_queued_tokens is not None:
+            return None
+        return max(LEAST, seats)
 
     def _make_room(self, tenant: str, size: int) -> None:
         if not self._bytes.has_room(tenant, size):

@@ -114,7 +114,7 @@ class _Processor:
             ),
         ]
         self._overview = Overview(me.name, self._peers, self._metrics)
-        self._desk = Desk(vocabulary, self._ring, me)
+        self._desk = Desk(vocabulary, self._ring, me, seats=lambda: self._peers.seats)
         self._server = Server(
             server,
             [SERVICE],
@@ -167,6 +167,7 @@ class _Processor:
                 now = time.monotonic()
                 self._peers.watch(now)
                 self._ring.tick(now)
+                self._desk.release()
                 reading = self._reading()
                 self._metrics.update(reading)
                 self._overview.tick(now, reading, self._metrics.serving)

@@ -132,6 +132,11 @@ class Peers:
             node.link.send(commands)
 
     @property
+    def seats(self) -> int | None:
+        """Choices that engines compute at a time; None where there are no engines, or it is not known."""
+        return self._routes.seats()
+
+    @property
     def ready(self) -> bool:
         """Whether any pair is joined."""
         return self._routes.any_joined()

@@ -148,6 +148,11 @@ class Routes:
         """Whether any pair takes work."""
         return bool(self._engines_taking())
 
+    def seats(self) -> int | None:
+        """Choices that the engines which take work compute at a time; None if there are none, or one did not say."""
+        known = [node.seats for node in self._engines_taking()]
+        return sum(filter(None, known)) if known and None not in known else None
+
     def loads(self) -> dict[str, int]:
         """What each engine has to do, by its name."""
         return {name: node.load for name, node in self._engines.items()}

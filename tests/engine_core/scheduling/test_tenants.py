@@ -84,8 +84,8 @@ def test_without_fairness_nothing_is_kept():
     assert len(engine.scheduler._sequences.running) == 16
 
 
-@pytest.mark.parametrize(("before", "tokens"), [("other", 32), ("flood", 64)])
-def test_prompts_of_a_flood_fill_half_of_a_step(before, tokens):
+@pytest.mark.parametrize(("before", "tokens"), [("other", 16), ("flood", 64)])
+def test_prompts_of_a_flood_fill_a_quarter_of_a_step(before, tokens):
     engine = flooded(4, before=before, prompt=300, max_num_batched_tokens=64, max_model_len=400)
     engine.step()
     assert sum(count for _, _, count in engine.batch) == tokens
@@ -96,9 +96,9 @@ def test_prompts_of_a_flood_fill_half_of_a_step(before, tokens):
 def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():
     engine = flooded(4, prompt=300, max_num_batched_tokens=64, max_model_len=400)
     engine.step()
-    engine.add("late", 30, tenant="other")
+    engine.add("late", 16, tenant="other")
     assert ("late", 0) in engine.step()
-    assert engine.batch == [("flood 0", 0, 32), ("late", 0, 30)]
+    assert engine.batch == [("flood 0", 0, 16), ("late", 0, 16)]
 
 
 def test_prompts_that_are_not_computed_in_parts_may_fill_a_step():

@@ -1,5 +1,6 @@
 """Rings of one process, which log nothing; and a front door without a ring."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 from structlog.testing import capture_logs
 
 from tests.services.processor.doors import FrontDoor, served
+from tests.services.processor.offices import LARGE, Office
 from tests.services.ring.world import World
 
 
@@ -37,3 +39,12 @@ async def door() -> AsyncIterator[FrontDoor]:
 async def front(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     async with served(door, tmp_path) as stub:
         yield stub
+
+
+@pytest.fixture
+async def office() -> AsyncIterator[Office]:
+    office = Office(max_waiting_bytes=4 * LARGE + 2000)
+    await asyncio.sleep(0)
+    yield office
+    await office.go()
+    office.desk.close()

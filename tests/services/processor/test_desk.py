@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,63 +13,14 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
-from services.processor.client import ClientRequest, ClientStream
-from services.processor.desk import BATCH_BYTES, THREADS, Desk, _Work
-from services.processor.peers import Peers
+from services.processor.client import ClientRequest
+from services.processor.desk import BATCH_BYTES, _Work
 from services.processor.ring import Ring
-from services.processor.vocabulary import VocabularySource
 from services.ring.events import Cause, Code, Refused
 from services.ring.identity import PeerId, ring_id
 from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
-from tests.services.processor.vocabularies import vocabulary
-
-LARGE = BATCH_BYTES + 1
-
-
-class Office:
-    """A desk whose threads can be held up, and a client before it."""
-
-    def __init__(self, max_waiting_bytes: int) -> None:
-        source = self.source = VocabularySource()
-        source.current = vocabulary()
-        me = PeerId("processor", 1)
-        peers = self.peers = Peers(source, random.Random(0))
-        self.ring = Ring(peers, ProcessorMetrics(), roomy(), patience=60.0)
-        peers.events = self.ring
-        self.desk = Desk(source, self.ring, me, max_waiting_bytes=max_waiting_bytes)
-        self.client = ClientStream("")
-        self.clients = {"": self.client}
-        self._asked = 0
-        self._go = threading.Event()
-        self._held = [asyncio.create_task(self.desk.look_up(self._go.wait, "", 0)) for _ in range(THREADS)]
-
-    def ask(self, name: str, size: int, tenant: str = "") -> ClientRequest:
-        client = self.clients.setdefault(tenant, ClientStream(tenant))
-        request = inference_pb2.GenerateRequest(request_id=name, text="a" * size)
-        self._asked += 1
-        call = ClientRequest(ring_id(1, self._asked), name, 1, client, time.monotonic(), None)
-        self.desk.admit(call, request)
-        client.add(call)
-        return call
-
-    async def go(self) -> None:
-        """Let the threads work, until every request is on the ring or has ended."""
-        self._go.set()
-        await asyncio.gather(*self._held)
-        async with asyncio.timeout(30):
-            while any(call.live is None and not call.ended for call in self.client.requests()):
-                await self.client.wake.wait()
-                self.client.wake.clear()
-
-
-@pytest.fixture
-async def office() -> AsyncIterator[Office]:
-    office = Office(max_waiting_bytes=4 * LARGE + 2000)
-    await asyncio.sleep(0)
-    yield office
-    await office.go()
-    office.desk.close()
+from tests.services.processor.offices import LARGE, Office
 
 
 def refused_with(office: Office, size: int) -> Refused:
