@@ -67,7 +67,7 @@ class Processor:
         """End it without a word."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(90)
 
     def release(self) -> None:
         """Let others have its ports."""

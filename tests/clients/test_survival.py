@@ -99,9 +99,9 @@ async def test_the_loop_over_tokens_does_not_notice_a_kill(processors: Processor
 
 
 async def test_many_requests_of_a_session_survive_kills_in_turn(processors: Processors, calm: Calm) -> None:
-    async with ringline.AsyncClient(",".join(processors.addresses)) as client:
+    async with ringline.AsyncClient(",".join(processors.addresses), patience=START_TIMEOUT) as client:
         kinds = [*KINDS, *KINDS]
-        async with processors.caught(lambda: begin_all(client, kinds)) as (asking, first):
+        async with processors.caught(lambda: begin_all(client, kinds, timeout=START_TIMEOUT)) as (asking, first):
             first.kill()
             first.start()
             second = await processors.holder(asking)

@@ -81,7 +81,7 @@ class Services:
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)
         process.send_signal(number)
-        return process.wait(30)
+        return process.wait(90)
 
     def stop(self) -> None:
         for name in list(self.processes):
@@ -187,7 +187,7 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
 
 
 async def test_requests_end_unavailable_when_no_engine_comes_back(services: Services) -> None:
-    for name, flags in (("engine", ()), ("detokenizer", ()), ("processor", ("--patience", "1"))):
+    for name, flags in (("engine", ()), ("detokenizer", ()), ("processor", ("--patience", "3"))):
         services.start(name, *flags)
     await wait_until_serving(services.address)
     async with grpc.aio.insecure_channel(services.address) as channel:
@@ -227,7 +227,7 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "died while they had this request" in (caught.value.details() or "")
     assert shown.usage.completion_tokens == 0
-    assert services.processes.pop("engine").wait(30) == 1
+    assert services.processes.pop("engine").wait(90) == 1
 
 
 def is_begun(metrics_port: int) -> bool:
@@ -271,7 +271,7 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         services.processes["engine"].send_signal(signal.SIGCONT)
         await finish(call, shown)
         assert shown["last"].usage.completion_tokens == 300
-        assert services.processes.pop("processor").wait(30) == 0
+        assert services.processes.pop("processor").wait(90) == 0
     for name in ("detokenizer", "engine"):
         assert services.kill(name, signal.SIGTERM) == 0
 
