@@ -6,7 +6,6 @@ Where nobody is to be asked there is no gate, and nothing to pay for.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -16,13 +15,13 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health
 
+from services.runtime.rate_limited_log import RateLimitedLog
+
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _OPEN = f"/{health.SERVICE_NAME}/"
-_QUIET = 1.0
-"""Seconds after a line of the log before the next: who is denied again and again must not fill it."""
 
 
 class Denied(Exception):
@@ -38,8 +37,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def __init__(self, admit: Callable[[Context], None]) -> None:
         self._admit = admit
-        self._told_at = -_QUIET
-        self._untold = 0
+        self._denials = RateLimitedLog(log, "denied")
 
     async def intercept_service(
         self,
@@ -74,23 +72,8 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             self._admit(context)
         except Denied as denied:
-            self._tell(context, method, denied)
+            self._denials.tell(method=method, peer=context.peer(), code=denied.code.name, reason=str(denied))
             await context.abort(denied.code, str(denied))
-
-    def _tell(self, context: Context, method: str, denied: Denied) -> None:
-        now = time.monotonic()
-        if now - self._told_at < _QUIET:
-            self._untold += 1
-            return
-        log.info(
-            "denied",
-            method=method,
-            peer=context.peer(),
-            code=denied.code.name,
-            reason=str(denied),
-            not_logged_before=self._untold,
-        )
-        self._told_at, self._untold = now, 0
 
 
 async def _as_it_is(requests: Any, context: Context) -> Any:

@@ -19,6 +19,8 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from services.runtime.rate_limited_log import RateLimitedLog
+
 log = structlog.get_logger()
 
 
@@ -31,6 +33,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[Any]] = set()
+        self._malformed = RateLimitedLog(log, "malformed message")
 
     async def wait_ended(self, seconds: float) -> None:
         """Wait until every RPC's handler has returned, for at most ``seconds``.
@@ -51,10 +54,12 @@ class Guard(grpc.aio.ServerInterceptor):
         if task is not None:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
-        return handler if handler is None else _guarded(handler, str(handler_call_details.method))
+        return handler if handler is None else _guarded(handler, str(handler_call_details.method), self._malformed)
 
 
-def _guarded(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def _guarded(
+    handler: grpc.RpcMethodHandler[Any, Any], method: str, malformed: RateLimitedLog
+) -> grpc.RpcMethodHandler[Any, Any]:
     """``handler`` with every behaviour wrapped; the four kinds of RPC have a field and a constructor each."""
     kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
     behavior = getattr(handler, "_".join(kind))
@@ -62,7 +67,7 @@ def _guarded(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcM
     make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
     parse = handler.request_deserializer
     deserializer = _raising(parse) if handler.request_streaming else _returning(parse)
-    return make(wrap(behavior, method), deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+    return make(wrap(behavior, method, malformed), deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
 
 def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -93,25 +98,40 @@ def _returning(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] |
     return deserialize
 
 
-def _around_coroutine(behavior: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+def _around_coroutine(
+    behavior: Callable[..., Awaitable[Any]], method: str, malformed: RateLimitedLog
+) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        async with _watched(request, context, method):
+        async with _watched(request, context, method, malformed):
             return await behavior(request, context)
 
     return call
 
 
-def _around_generator(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        async with _watched(request, context, method), aclosing(behavior(request, context)) as responses:  # type: ignore[type-var]
+def _around_generator(
+    behavior: Callable[..., AsyncIterator[Any]], method: str, malformed: RateLimitedLog
+) -> Callable[..., Awaitable[None]]:
+    """A handler that writes what a generator yields.
+
+    gRPC does not close a generator whose caller has gone: it would be closed some time after its call was freed, and
+    whatever it then asked its context would end the process.
+    """
+
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async with (
+            _watched(request, context, method, malformed),
+            aclosing(behavior(request, context)) as responses,  # type: ignore[type-var]
+        ):
             async for response in responses:
-                yield response
+                await context.write(response)
 
     return call
 
 
 @asynccontextmanager
-async def _watched(request: Any, context: grpc.aio.ServicerContext[Any, Any], method: str) -> AsyncIterator[None]:
+async def _watched(
+    request: Any, context: grpc.aio.ServicerContext[Any, Any], method: str, malformed: RateLimitedLog
+) -> AsyncIterator[None]:
     """Log the RPC at debug level, and turn what its handler raises into a status."""
     start = time.monotonic()
     try:
@@ -121,11 +141,11 @@ async def _watched(request: Any, context: grpc.aio.ServicerContext[Any, Any], me
     except asyncio.CancelledError:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code="CANCELLED")
         raise
-    except (grpc.aio.AbortError, GeneratorExit):
+    except grpc.aio.AbortError:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
         raise
     except MalformedMessage as error:
-        log.info("malformed message", method=method, peer=context.peer(), error=str(error))
+        malformed.tell(method=method, peer=context.peer(), error=str(error))
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
     except Exception as error:
         if context.done() and isinstance(error, grpc.aio.BaseError):  # nobody is there to be written to or aborted

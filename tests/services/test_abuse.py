@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 import ringline
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ring import Ring
@@ -103,6 +104,7 @@ async def test_strangers_disturb_nobody(ring: Ring) -> None:
         await ping_flood(ring.address)
         await continuation_flood(ring.address)
         await large_metadata(ring.address)
+        await reflection_that_is_dropped(ring.address)
         answer = await client.generate("Once upon a time", max_tokens=16, temperature=0)
         assert answer.text == expected.text
         rest = await stream.result()
@@ -147,3 +149,14 @@ async def large_metadata(address: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=large, timeout=WAIT)
     assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+async def reflection_that_is_dropped(address: str) -> None:
+    """Answers that nobody waits for: what is left of them once ended the process."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        for _ in range(500):
+            call = stub.ServerReflectionInfo(timeout=WAIT)
+            await call.write(reflection_pb2.ServerReflectionRequest(file_by_filename="x"))
+            await call.read()
+            call.cancel()

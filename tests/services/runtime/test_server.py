@@ -32,6 +32,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self):
         self.seen = []
+        self.closed = asyncio.Event()
 
     async def Tokenize(self, request, context):
         if request.text == "break":
@@ -49,6 +50,14 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.TokenizeResponse(rendered=request.text)
 
     async def Generate(self, request, context):
+        if request.request_id == "on and on":
+            task = asyncio.current_task()
+            try:
+                while True:
+                    yield inference_pb2.GenerateResponse(request_id="x" * (1 << 20))
+            finally:
+                self.seen.append("in its own task" if asyncio.current_task() is task else "later")
+                self.closed.set()
         yield inference_pb2.GenerateResponse(request_id=request.request_id)
         if request.request_id == "break":
             raise KeyError("a secret")
@@ -187,6 +196,35 @@ async def test_a_client_that_cancels_is_not_an_error(caplog):
         session.cancel()
         assert await session.code() is grpc.StatusCode.CANCELLED
     assert not logged(caplog)
+
+
+async def test_a_generator_is_closed_while_its_call_is_there():
+    """Closed later, as gRPC leaves it to be, what it asks its context ends the process."""
+    async with serving() as (_, channel, servicer):
+        call = channel.unary_stream(f"/{SERVICE}/Generate")(
+            inference_pb2.GenerateRequest(request_id="on and on").SerializeToString()
+        )
+        await call.read()
+        await asyncio.sleep(0.1)  # likely it waits for room on the connection then
+        call.cancel()
+        await asyncio.wait_for(servicer.closed.wait(), SECONDS)
+        assert servicer.seen == ["in its own task"]
+
+
+async def test_malformed_messages_are_logged_once_a_second(capsys):
+    async with serving() as (_, channel, _):
+        calls = [
+            channel.unary_unary(f"/{SERVICE}/Tokenize"),
+            channel.unary_unary("/grpc.health.v1.Health/Check"),
+            channel.unary_stream("/grpc.health.v1.Health/Watch"),
+        ]
+        for make in calls * 10:
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be parsed"):
+                await drained(make(b"\xff\xff\xff"))
+    told = [line for line in "".join(capsys.readouterr()).splitlines() if "malformed message" in line]
+    assert told
+    assert len(told) < 30, "unless each took a second"
+    assert "not_logged_before=0" in told[0]
 
 
 async def test_a_taken_port_is_refused_in_words():
