@@ -130,7 +130,8 @@ async def test_a_processor_that_hangs_is_noticed(processors: Processors, calm: C
         answers["greedy"] = await held
     for kind, answer in answers.items():
         same(answer, calm[kind])
-        assert answer.resumed == (kind in kinds)
+        assert answer.resumed <= (kind in kinds)
+    assert any(answers[kind].resumed for kind in kinds), "one of them had not ended before"
 
 
 async def test_silence_of_the_engine_is_no_alarm(processors: Processors, calm: Calm) -> None:
