@@ -93,9 +93,11 @@ def _new_locked() -> tuple[Path, IO[str]]:
         except OSError as error:
             raise FatalError(f"no directory for sockets in {base}: {error.strerror}; {_ELSEWHERE}") from None
         lock = _lock(path, "a")
-        if lock is not None:
+        if lock is None:
+            continue  # somebody who looks for dead directories came between the two lines, and removes this one
+        if os.fstat(lock.fileno()).st_nlink:
             return path, lock
-        # Somebody who looked for dead directories came between the two lines, and removes this one.
+        lock.close()  # or has removed it
 
 
 def running_stacks() -> list[StackState]:

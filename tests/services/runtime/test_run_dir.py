@@ -1,5 +1,6 @@
 """Running stacks are found, and what dead ones left is removed."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -66,6 +67,22 @@ def test_two_stacks_do_not_disturb_each_other_and_a_killed_one_is_removed():
         assert path.exists()
         assert running_stacks() == [STATE]
         assert not path.exists()
+
+
+def test_one_that_was_taken_for_dead_before_it_was_locked_is_not_used(monkeypatch):
+    lock, looked = fcntl.flock, []
+
+    def look_first(file, operation):
+        if not looked:
+            looked.append(file)
+            running_stacks()
+        lock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", look_first)
+    with run_directory() as directory:
+        directory.write(STATE)
+        assert running_stacks() == [STATE]
+    assert looked
 
 
 def test_starting_removes_what_a_killed_one_left():
