@@ -11,7 +11,7 @@ from tests.docs.documents import DOCUMENTS, ROOT, anchors, inline_code, links
 
 BASES = (".", "engine_core", "clients/python")
 """Where paths in running text begin, besides the document's own folder."""
-MADE_BY_COMMANDS = {"results/", "results/offline.json"}
+MADE_BY_COMMANDS = {"authority/", "results/", "results/offline.json"}
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*(/|/[\w*-]+\.\w+|/[\w-]+\*)")
 _MODULE = re.compile(r"(benchmarks|engine_core|services)(\.\w+)+")
 
