@@ -28,9 +28,16 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series that an expression has now."""
-        data = urllib.parse.urlencode({"query": expression}).encode()
+        return self._ask("query", expression)
+
+    def query_range(self, expression: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+        """The series that it had in a time, seconds since the epoch, each ``step`` of them."""
+        return self._ask("query_range", expression, start=begin, end=end, step=step)
+
+    def _ask(self, kind: str, expression: str, **more: float) -> list[dict[str, Any]]:
+        data = urllib.parse.urlencode({"query": expression, **more}).encode()
         try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/query", data, timeout=60) as answer:
+            with urllib.request.urlopen(f"{self._url}/api/v1/{kind}", data, timeout=60) as answer:
                 return json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}: {error.read().decode()}") from None
