@@ -1,10 +1,12 @@
 """More than the ring can do: what is still done, how fast the rest is refused, and what memory that takes.
 
     python -m benchmarks.overload --minutes 5 --plot overload.png   # 10 × the peak, some readers that never read
-    python -m benchmarks.overload --tenants                         # one tenant floods: what another notices
+    python -m benchmarks.overload --minutes 2 --tenants             # one tenant floods: what another notices
+    python -m benchmarks.overload --model qwen3-0.6b --streams 64 --max-num-seqs 64 --max-model-len 2048
 
 Starts ``ringline serve``, finds the peak (the most tokens per second of answers that were complete, with always as many
-requests under way), and then offers many times as much at random times, whatever becomes of it.
+requests under way), and then offers many times as much at random times, whatever becomes of it. Both take turns, for
+machines change. Options that are not known here are given to ``ringline serve``.
 """
 
 from __future__ import annotations
@@ -14,19 +16,18 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from array import array
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.plots import plot_memory
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.served import ring
-from benchmarks.served.flood import Flood, Shape, Tally, come_and_go, never_read
+from benchmarks.served.beside import SHARE, beside
+from benchmarks.served.flood import Flood, Shape, Tally, background, never_read, part, together
 from benchmarks.served.processes import end_children_when_terminated
-from benchmarks.served.usage import Watch
+from benchmarks.served.usage import Watch, cpu_seconds
 from benchmarks.shapes import find_model, model_options
-from services.bench.measure import Spread
 from services.runtime.run_dir import StackState, running_stacks
 
 SERVICES = ("processor", "engine", "detokenizer")
@@ -37,10 +38,6 @@ _DEAF_SHARE = 0.02
 """Of the requests that are offered, those of readers that never read."""
 _DEAF_LIFE = 45.0
 """Seconds; longer than the processor's ``--stall-timeout``."""
-_OTHER_SHARE, _NEIGHBOUR_SHARE = 0.1, 0.7
-"""Of the peak: what the tenant offers that does not flood, and the other one before it does."""
-_FLOOD_LIFE = 2.0
-"""Seconds of each of the floods that begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,135 +49,120 @@ class Plan:
     shape: Shape
     streams: tuple[int, ...]
     times: float
+    rounds: int
+    """Turns that things take which are compared."""
     settle: float
     """Seconds before anything is counted."""
     count: float
-    """Seconds of each measurement but the long one."""
+    """Seconds of each measurement of the peak."""
     seconds: float
-    """Of the long one."""
+    """Of the load, or beside each neighbour, all rounds together."""
 
     def watch(self) -> Watch:
         """The processes of the ring."""
         return Watch({name: self.stack.services[name].pid for name in SERVICES})
 
-
-@contextlib.asynccontextmanager
-async def background(*work: object) -> AsyncIterator[None]:
-    """Run coroutines while the body runs; what one of them raises is raised at the end."""
-    tasks = [asyncio.ensure_future(one) for one in work]  # type: ignore[call-overload]
-    try:
-        yield
-    finally:
-        failed = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    if failed and failed[0] is not None:
-        raise failed[0]
+    def cpu_seconds(self) -> dict[str, float]:
+        """What its processes have computed so far, and this one."""
+        used = {name: cpu_seconds(self.stack.services[name].pid) for name in SERVICES}
+        return {**used, "client": time.process_time()}
 
 
-async def peak_of(plan: Plan) -> tuple[float, float, list[Row]]:
-    """Tokens and requests per second at the best of several loads, and all of them."""
+async def at_peak(plan: Plan, streams: int) -> tuple[Tally, float]:
+    """``streams`` requests are always under way; also the CPU share of this process."""
+    async with Flood(plan.address, plan.shape) as flood:
+        cpu = time.process_time()
+        async with background(flood.keep(streams)):
+            await asyncio.sleep(plan.settle)
+            flood.fresh_tally()
+            await asyncio.sleep(plan.count)
+            tally = flood.fresh_tally()
+        return tally, (time.process_time() - cpu) / (plan.settle + plan.count)
+
+
+async def peak_of(plan: Plan) -> tuple[int, float, list[Row]]:
+    """The best of several loads: its streams, and its requests per second; and all of them."""
     rows: list[Row] = []
     for streams in plan.streams:
-        async with Flood(plan.address, plan.shape) as flood:
-            cpu = time.process_time()
-            async with background(flood.keep(streams)):
-                await asyncio.sleep(plan.settle)
-                flood.fresh_tally()
-                await asyncio.sleep(plan.count)
-                tally = flood.fresh_tally()
-            rows.append(
-                {
-                    "streams": streams,
-                    "tok/s": tally.good_tokens / tally.seconds,
-                    "requests/s": tally.good / tally.seconds,
-                    "TPOT p50 ms": _part(tally.tpot, "p50"),
-                    "client CPU": (time.process_time() - cpu) / (plan.settle + plan.count),
-                }
-            )
+        tally, share = await at_peak(plan, streams)
+        rows.append(
+            {
+                "streams": streams,
+                "tok/s": tally.goodput,
+                "requests/s": tally.good / tally.seconds,
+                "TPOT p50 ms": part(tally.tpot, "p50"),
+                "client CPU": share,
+            }
+        )
     best = max(rows, key=lambda row: float(row["tok/s"]))
-    return float(best["tok/s"]), float(best["requests/s"]), rows
+    return int(best["streams"]), float(best["requests/s"]), rows
 
 
-async def overload(plan: Plan, requests_per_second: float) -> tuple[Tally, Watch, float]:
-    """``times`` the load, with readers that never read; also the CPU share of this process."""
-    rate = plan.times * requests_per_second
+@dataclass(slots=True)
+class Turns:
+    """What the peak and the load brought in turns."""
+
+    peaks: list[Tally] = field(default_factory=list)
+    loads: list[Tally] = field(default_factory=list)
+    cpu: dict[str, float] = field(default_factory=dict)
+    """Seconds that each process took under the load, and this one."""
+    seconds: float = 0.0
+    """Under the load, those that are not counted among them."""
+
+    @property
+    def shares(self) -> list[float]:
+        """Goodput under the load, of the peak before and after it."""
+        around = zip(self.loads, self.peaks, self.peaks[1:], strict=False)
+        return [2 * load.goodput / (before.goodput + after.goodput) for load, before, after in around]
+
+
+async def overload(plan: Plan, streams: int, requests_per_second: float) -> tuple[Turns, Watch]:
+    """``times`` the load, with readers that never read, in turns with the peak: the machine may change meanwhile."""
+    turns = Turns()
+    async with plan.watch() as watch:
+        for _ in range(plan.rounds):
+            turns.peaks.append((await at_peak(plan, streams))[0])
+            await _at_overload(plan, plan.times * requests_per_second, turns)
+        turns.peaks.append((await at_peak(plan, streams))[0])
+    return turns, watch
+
+
+async def _at_overload(plan: Plan, rate: float, turns: Turns) -> None:
     deaf = [
         never_read(plan.address, plan.shape, rate * _DEAF_SHARE / _DEAF_SESSIONS, _DEAF_LIFE)
         for _ in range(_DEAF_SESSIONS)
     ]
+    cpu, begun = plan.cpu_seconds(), time.perf_counter()
     async with (
         Flood(plan.address, plan.shape) as flood,
-        plan.watch() as watch,
         background(flood.offer(rate * (1 - _DEAF_SHARE)), *deaf),
     ):
         await asyncio.sleep(plan.settle)
         flood.fresh_tally()
-        cpu = time.process_time()
-        await asyncio.sleep(plan.seconds)
-        tally = flood.fresh_tally()
-        share = (time.process_time() - cpu) / tally.seconds
-    return tally, watch, share
+        await asyncio.sleep(plan.seconds / plan.rounds - plan.settle)
+        turns.loads.append(flood.fresh_tally())
+        turns.seconds += time.perf_counter() - begun
+        for name, seconds in plan.cpu_seconds().items():
+            turns.cpu[name] = turns.cpu.get(name, 0.0) + seconds - cpu[name]
 
 
-async def tenants(plan: Plan, requests_per_second: float) -> list[Row]:
-    """What one tenant notices of another: none, one that behaves, one that floods, one that does so anew."""
-    flood_rate = plan.times * requests_per_second
-    neighbours = {
-        "nobody": None,
-        f"{_NEIGHBOUR_SHARE:.0%} of the peak": lambda: _offer(plan, _NEIGHBOUR_SHARE * requests_per_second),
-        "a flood": lambda: _offer(plan, flood_rate),
-        "floods that begin": lambda: come_and_go(plan.address, plan.shape, "other", flood_rate, _FLOOD_LIFE),
-    }
-    rows: list[Row] = []
-    for name, neighbour in neighbours.items():
-        async with Flood(plan.address, plan.shape, "one") as one:
-            work = [one.offer(_OTHER_SHARE * requests_per_second)]
-            if neighbour is not None:
-                work.append(neighbour())
-            cpu = time.process_time()
-            async with background(*work):
-                await asyncio.sleep(plan.settle)
-                one.fresh_tally()
-                await asyncio.sleep(plan.seconds)
-                tally = one.fresh_tally()
-            rows.append(
-                {
-                    "beside": name,
-                    "TTFT p50 ms": _part(tally.ttft, "p50"),
-                    "TTFT p99 ms": _part(tally.ttft, "p99"),
-                    "TPOT p50 ms": _part(tally.tpot, "p50"),
-                    "complete": tally.good,
-                    "refused": tally.refused,
-                    "failed": tally.others.total(),
-                    "client CPU": (time.process_time() - cpu) / (plan.settle + plan.seconds),
-                }
-            )
-    return rows
-
-
-async def _offer(plan: Plan, rate: float) -> None:
-    async with Flood(plan.address, plan.shape, "other") as other:
-        await other.offer(rate)
-
-
-def overload_rows(tally: Tally, watch: Watch, share: float, peak: float) -> tuple[Row, list[Row]]:
+def overload_rows(turns: Turns, watch: Watch) -> tuple[Row, list[Row]]:
     """The figures of the load, and of each process."""
-    goodput = tally.good_tokens / tally.seconds
+    tally = together(turns.loads)
     load: Row = {
-        "goodput tok/s": goodput,
-        "peak tok/s": peak,
-        "of the peak": goodput / peak,
+        "goodput tok/s": tally.goodput,
+        "peak tok/s": together(turns.peaks).goodput,
+        "of the peak": sum(turns.shares) / len(turns.shares),
+        "by round": " ".join(f"{share:.2f}" for share in turns.shares),
         "offered/s": (tally.good + tally.refused + tally.others.total()) / tally.seconds,
         "complete/s": tally.good / tally.seconds,
         "refused/s": tally.refused / tally.seconds,
         "failed": tally.others.total(),
-        "refusal p50 ms": _part(tally.refusal, "p50"),
-        "refusal p99 ms": _part(tally.refusal, "p99"),
-        "TTFT p50 ms": _part(tally.ttft, "p50"),
-        "TPOT p50 ms": _part(tally.tpot, "p50"),
-        "client CPU": share,
+        "refusal p50 ms": part(tally.refusal, "p50"),
+        "refusal p99 ms": part(tally.refusal, "p99"),
+        "TTFT p50 ms": part(tally.ttft, "p50"),
+        "TPOT p50 ms": part(tally.tpot, "p50"),
+        "client CPU": turns.cpu["client"] / turns.seconds,
     }
     return load, [
         {
@@ -188,23 +170,18 @@ def overload_rows(tally: Tally, watch: Watch, share: float, peak: float) -> tupl
             "MiB at 20 %": seen[len(seen) // 5] / 2**20,
             "MiB at the end": seen[-1] / 2**20,
             "most MiB": max(seen) / 2**20,
-            "CPU": watch.cpu_share[name],
+            "CPU": turns.cpu[name] / turns.seconds,
         }
         for name, seen in watch.resident.items()
     ]
 
 
-def _part(seconds: array[float], part: str) -> float | None:
-    spread = Spread.of(seconds)
-    return None if spread is None else float(getattr(spread, part))
-
-
 @contextlib.contextmanager
-def served(arguments: argparse.Namespace) -> Iterator[tuple[str, StackState]]:
+def served(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[tuple[str, StackState]]:
     """A ring of its own, and where its processes are."""
     with (
         tempfile.TemporaryDirectory() as logs,
-        ring.serve(find_model(arguments.model, arguments.models), _FLAGS, Path(logs)) as place,
+        ring.serve(find_model(arguments.model, arguments.models), (*_FLAGS, *flags), Path(logs)) as place,
     ):
         [stack] = [one for one in running_stacks() if one.services["processor"].address == place.processor]
         yield place.processor, stack
@@ -212,22 +189,23 @@ def served(arguments: argparse.Namespace) -> Iterator[tuple[str, StackState]]:
 
 async def measure(plan: Plan, arguments: argparse.Namespace) -> list[Row]:
     """Measure and print what was asked for."""
-    peak, requests, levels = await peak_of(plan)
+    streams, requests, levels = await peak_of(plan)
     print_table(levels, f"{arguments.model}: the peak")
     if arguments.tenants:
-        rows = await tenants(plan, requests)
-        print_table(rows, f"a tenant with {_OTHER_SHARE:.0%} of the peak, beside another")
+        seconds = plan.seconds / plan.rounds
+        rows = await beside(plan.address, plan.shape, requests, plan.times, plan.rounds, plan.settle, seconds)
+        print_table(rows, f"a tenant with {SHARE:.0%} of the peak, beside another")
         calm, *flooded = (float(row["TTFT p99 ms"]) for row in rows[1:])
         for row, ttft in zip(rows[2:], flooded, strict=True):
             print(
                 f"TTFT p99 beside {row['beside']} / beside {rows[1]['beside']}: {ttft / calm:.2f} (target: at most 2)"
             )
         return rows
-    tally, watch, share = await overload(plan, requests)
-    load, services = overload_rows(tally, watch, share, peak)
+    turns, watch = await overload(plan, streams, requests)
+    load, services = overload_rows(turns, watch)
     print_table([load], f"{arguments.times:g} × the peak for {plan.seconds:g} s")
     print_table(services)
-    for problem, count in tally.others.most_common(3):
+    for problem, count in together(turns.loads).others.most_common(3):
         print(f"failed {count} ×: {problem}")
     if arguments.plot is not None:
         plot_memory(watch.times, watch.resident, f"{arguments.times:g} × the peak", arguments.plot)
@@ -240,7 +218,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     model_options(parser, "tiny-llama")
     output_options(parser)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of the overload (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="of the overload, or beside each neighbour (%(default)s)"
+    )
     parser.add_argument("--times", type=float, default=10.0, help="the peak is offered (%(default)s)")
     parser.add_argument("--tenants", action="store_true", help="two tenants instead, one of which floods")
     parser.add_argument(
@@ -249,18 +229,20 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens (%(default)s)")
     parser.add_argument("--output", type=int, default=64, help="output tokens, on average (%(default)s)")
     parser.add_argument("--timeout", type=float, help="of each request, in seconds")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds that are not counted (%(default)s)")
-    parser.add_argument("--count", type=float, default=15.0, help="seconds of each load of the peak (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that are taken (%(default)s)")
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds that are not counted (%(default)s)")
+    parser.add_argument("--count", type=float, default=8.0, help="seconds of each load of the peak (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw resident memory over time")
-    arguments = parser.parse_args()
+    arguments, flags = parser.parse_known_args()
     end_children_when_terminated()
-    with served(arguments) as (address, stack):
+    with served(arguments, flags) as (address, stack):
         plan = Plan(
             address,
             stack,
             Shape(arguments.prompt, arguments.output, arguments.timeout),
             tuple(arguments.streams),
             arguments.times,
+            arguments.rounds,
             arguments.settle,
             arguments.count,
             60 * arguments.minutes,

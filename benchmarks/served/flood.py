@@ -13,6 +13,7 @@ import random
 import time
 from array import array
 from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,6 +22,7 @@ from ringline.types.v1 import output_pb2
 
 from benchmarks.served.stream import Stream, open_stream
 from benchmarks.work import text_of
+from services.bench.measure import Spread
 
 TENANT_HEADER = "x-ringline-tenant"
 _SESSION = "/ringline.inference.v1.InferenceService/Session"
@@ -55,8 +57,37 @@ class Tally:
     """Of the requests that were also written in this span."""
     tpot: array[float] = field(default_factory=lambda: array("d"))
     """Per output token after the first, of each request that ended well."""
-    retry: array[float] = field(default_factory=lambda: array("d"))
     seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count what ended in another span, too."""
+        self.good += other.good
+        self.good_tokens += other.good_tokens
+        self.refused += other.refused
+        self.others += other.others
+        self.refusal += other.refusal
+        self.ttft += other.ttft
+        self.tpot += other.tpot
+        self.seconds += other.seconds
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second of answers that were complete."""
+        return self.good_tokens / self.seconds
+
+
+def part(seconds: array[float], part: str) -> float | None:
+    """One figure of a spread, such as p99, in milliseconds; None where there is nothing."""
+    spread = Spread.of(seconds)
+    return None if spread is None else float(getattr(spread, part))
+
+
+def together(tallies: Iterable[Tally]) -> Tally:
+    """Of several spans."""
+    whole = Tally()
+    for tally in tallies:
+        whole.add(tally)
+    return whole
 
 
 class Flood:
@@ -167,6 +198,21 @@ class Flood:
         if self._refill:
             self._owed += 1
             self._due.set()
+
+
+@contextlib.asynccontextmanager
+async def background(*work: object) -> AsyncIterator[None]:
+    """Run coroutines while the body runs; what one of them raises is raised at the end."""
+    tasks = [asyncio.ensure_future(one) for one in work]  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        failed = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if failed and failed[0] is not None:
+        raise failed[0]
 
 
 async def come_and_go(address: str, shape: Shape, tenant: str, rate: float, seconds: float) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from benchmarks.overload import background
-from benchmarks.served.flood import Flood, Shape
+from benchmarks.overload import Turns
+from benchmarks.served.flood import Flood, Shape, Tally, background, together
 from benchmarks.served.usage import Watch
 from tests.ring import Ring
 
@@ -29,6 +29,24 @@ async def test_requests_are_counted_by_what_became_of_them(ring: Ring) -> None:
         assert (tally.refused, tally.others) == (0, {})
         async with background(flood.offer(rate=200.0)):
             await until(lambda: flood.tally.good >= 12)
+
+
+def test_spans_are_counted_together() -> None:
+    first, second = Tally(good=1, good_tokens=30, refused=2, seconds=1.0), Tally(good=2, good_tokens=60, seconds=2.0)
+    second.ttft.append(0.5)
+    second.others["lost"] += 1
+    whole = together([first, second, second])
+    assert (whole.good, whole.good_tokens, whole.refused, whole.seconds) == (5, 150, 2, 5.0)
+    assert (list(whole.ttft), whole.others) == ([0.5, 0.5], {"lost": 2})
+    assert whole.goodput == 30.0
+    assert (first.good, second.others) == (1, {"lost": 1})
+
+
+def test_goodput_is_compared_with_that_of_the_peaks_before_and_after() -> None:
+    peaks, loads = (
+        [Tally(good_tokens=tokens, seconds=1.0) for tokens in each] for each in ([100, 300, 100], [180, 100])
+    )
+    assert Turns(peaks, loads).shares == [0.9, 0.5]
 
 
 async def test_what_could_not_end_in_its_time_is_no_good_answer(ring: Ring) -> None:
