@@ -41,8 +41,17 @@ class Ring:
     def engine_address(self) -> str:
         return self.state.services["engine"].address
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of every service, by its name."""
+        return {name: service.address for name, service in self.state.services.items()}
+
     def pid(self, service: str) -> int:
         return self.state.services[service].pid
+
+    def process_lives(self, service: str) -> bool:
+        """Whether it is the process that was started first."""
+        return Path(f"/proc/{self.pid(service)}").exists()
 
     def metric(self, service: str, name: str) -> float:
         """A series of one service's metrics, now."""

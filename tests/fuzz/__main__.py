@@ -1,7 +1,8 @@
 """Fuzzes the three services of a ring of its own, beside a client that behaves: ``python -m tests.fuzz``.
 
-Prints per service how calls ended, its memory before and after, and the client's latency alone and meanwhile. Exit
-code 1 if a service failed, hung or died, or the client was answered wrongly.
+Prints per service how calls ended, its memory before and after, and the client's latency with and without it, measured
+in turns. Exit code 1 if a service failed, hung or died, the client was answered wrongly, or its slowest answers took
+more than twice as long.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ringline
 
-from tests.fuzz.targets import fuzzing
+from tests.fuzz.sender import Came, Order, sender
 from tests.ring import Ring, start_ring, stop_ring
 
-SERVICES = ("processor", "engine", "detokenizer")
-ALONE = 10.0
-"""Seconds for which the client is measured with nobody beside it."""
-_ASKED = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+RATES = {"processor": 300.0, "engine": 300.0, "detokenizer": 100.0}
+"""Of what a detokenizer is sent, the engine computes the most."""
+TURNS = 10
+ALONE = 2.0
+"""Seconds of each turn in which the client is measured with nobody beside it."""
+MOST = 2.0
+"""Times as long as alone may the client's 99th percentile be."""
+_ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
 def main() -> int:
@@ -31,52 +37,72 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=100_000, help="damaged messages per service")
     parser.add_argument("--seed", type=int, default=0, help="what is sent follows from it")
     parser.add_argument("--streams", type=int, default=4, help="calls at a time")
-    parser.add_argument("--service", choices=SERVICES, action="append", help="only this; can be repeated")
+    parser.add_argument("--rate", type=float, help=f"damaged messages a second; 0: as many as go; default: {RATES}")
+    parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
+    parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ring = start_ring(Path(folder))
         try:
-            services = arguments.service or SERVICES
-            return asyncio.run(_fuzz(ring, services, arguments.inputs, arguments.seed, arguments.streams))
+            orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
+            return asyncio.run(_fuzz(ring, orders, arguments.niceness))
         finally:
             stop_ring(ring)
 
 
-async def _fuzz(ring: Ring, services: Sequence[str], inputs: int, seed: int, streams: int) -> int:
+def _orders(ring: Ring, service: str, given: argparse.Namespace) -> list[Order]:
+    """What is sent to a service, turn by turn."""
+    rate = (RATES[service] if given.rate is None else given.rate) or None
+    return [
+        Order(ring.addresses, service, given.inputs // TURNS, given.seed * TURNS + turn, given.streams, rate)
+        for turn in range(TURNS)
+    ]
+
+
+async def _fuzz(ring: Ring, orders: Mapping[str, Sequence[Order]], niceness: int) -> int:
     bad = 0
-    async with ringline.AsyncClient(ring.address, patience=0) as client:
+    async with ringline.AsyncClient(ring.address, patience=0) as client, sender(niceness) as send:
         expected = (await client.generate("Once upon a time", **_ASKED)).text
-        alone = await _latencies(client, expected, asyncio.sleep(ALONE))
-        print(f"{'client alone':<14} p50 {_share(alone, 0.5):6.1f} ms   p99 {_share(alone, 0.99):6.1f} ms")
-        for service in services:
-            pid, address = ring.pid(service), ring.state.services[service].address
-            before, start = _resident(pid), time.monotonic()
-            codes: dict[str, int] = {}
-            broken: list[str] = []
-            work = [_one(address, service, inputs // streams, seed * 1000 + n, codes, broken) for n in range(streams)]
-            beside = await _latencies(client, expected, asyncio.gather(*work))
-            print(
-                f"{service:<14} p50 {_share(beside, 0.5):6.1f} ms   p99 {_share(beside, 0.99):6.1f} ms   "
-                f"{before:.0f} to {_resident(pid):.0f} MiB   "
-                f"{inputs} inputs in {time.monotonic() - start:.0f} s   {codes}"
-            )
-            for line in broken[:20]:
-                print("  " + line)
-            bad += len(broken)
+        for each in orders.values():
+            bad += await _fuzz_one(ring, client, expected, send, each)
     return 1 if bad or ring.process.poll() is not None else 0
 
 
-async def _one(address: str, service: str, inputs: int, seed: int, codes: dict[str, int], broken: list[str]) -> None:
-    async with fuzzing(address, seed) as fuzzer:
-        await fuzzer.run(service, inputs)
-    broken += fuzzer.broken
-    for code, count in fuzzer.codes.items():
-        codes[code] = codes.get(code, 0) + count
+async def _fuzz_one(
+    ring: Ring,
+    client: ringline.AsyncClient,
+    expected: str,
+    send: Callable[[Order], Awaitable[Came]],
+    orders: Sequence[Order],
+) -> int:
+    """Carry out the orders to one service, and leave it alone in between; returns how much was not as it should be."""
+    service, came, busy = orders[0].service, Came(0, {}, []), 0.0
+    alone: list[float] = []
+    beside: list[float] = []
+    before = _resident(ring.pid(service))
+    for order in orders:
+        alone += (await _latencies(client, expected, asyncio.sleep(ALONE)))[0]
+        start = time.monotonic()
+        found, more = await _latencies(client, expected, send(order))
+        busy += time.monotonic() - start
+        beside += found
+        came += more
+    slower = _share(beside, 0.99) / _share(alone, 0.99)
+    print(
+        f"{service}: {came.sent} inputs in {busy:.0f} s, {before:.0f} to {_resident(ring.pid(service)):.0f} MiB, "
+        f"{came.codes}\n  alone  {_told(alone)}\n  beside {_told(beside)}   p99 {slower:.2f} times as long",
+        flush=True,
+    )
+    for line in came.broken[:20]:
+        print("  " + line)
+    if slower > MOST:
+        print(f"  p99: expected at most {MOST:g} times as long")
+    return len(came.broken) + (slower > MOST)
 
 
-async def _latencies(client: ringline.AsyncClient, expected: str, work: object) -> list[float]:
-    """Milliseconds of request after request, one at a time, while ``work`` goes on."""
-    task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+async def _latencies(client: ringline.AsyncClient, expected: str, work: Awaitable[Any]) -> tuple[list[float], Any]:
+    """Milliseconds of request after request, one at a time, while ``work`` goes on; and what that returned."""
+    task = asyncio.ensure_future(work)
     found = []
     while not task.done():
         start = time.perf_counter()
@@ -85,11 +111,15 @@ async def _latencies(client: ringline.AsyncClient, expected: str, work: object) 
         if answer.text != expected:
             raise AssertionError(f"the client was told {answer.text!r}, not {expected!r}")
         await asyncio.sleep(0.01)
-    await task
-    return sorted(found)
+    return found, await task
 
 
-def _share(ordered: list[float], share: float) -> float:
+def _told(found: Sequence[float]) -> str:
+    return f"p50 {_share(found, 0.5):6.1f} ms   p99 {_share(found, 0.99):6.1f} ms   of {len(found)}"
+
+
+def _share(found: Sequence[float], share: float) -> float:
+    ordered = sorted(found)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

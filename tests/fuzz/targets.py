@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 from google.protobuf.message import Message
@@ -20,6 +21,8 @@ from tests.fuzz.mutations import changed, damaged
 
 PER_STREAM = 25
 """Damaged messages on one stream. The last one's bytes are, too: a message that cannot be parsed ends a stream."""
+REQUESTS = 4
+"""With damaged contexts on one stream: the engine computes each of them."""
 PATIENCE = 60.0
 """Seconds after which a call that has not ended hangs."""
 LOOK, LOOK_AT_STREAM = 0.05, 2.0
@@ -30,6 +33,10 @@ INFERENCE, ENGINE, DETOKENIZER = (
     "/ringline.engine.v1.EngineService/",
     "/ringline.detokenizer.v1.DetokenizerService/",
 )
+
+_PREFIXES = {"processor": INFERENCE, "engine": ENGINE, "detokenizer": DETOKENIZER}
+DETOKENIZER_NAME = "detokenizer-0"
+"""As ``ringline serve`` calls it."""
 
 _STOPPING = inference_pb2.StoppingParams(max_tokens=3)
 _GENERATE = (
@@ -74,27 +81,31 @@ _SUBMIT = engine_pb2.Submit(
 class Fuzzer:
     """Sends damaged messages, and counts what came of them."""
 
-    def __init__(self, channel: grpc.aio.Channel, rng: random.Random) -> None:
-        self._channel = channel
-        self.rng = rng
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel], seed: int) -> None:
+        self._channels = channels
+        self._seed = seed
+        self.rng = random.Random(seed)
         self._lives = 0
+        self._fingerprint: str | None = None
         self.sent = 0
         self.codes: dict[str, int] = {}
         self.broken: list[str] = []
         """What must not be: a service that failed, or hangs."""
 
-    async def run(self, service: str, inputs: int) -> None:
-        """Send so many to a service, by each of its RPCs in turn."""
-        rounds = _TARGETS[service]
-        end = self.sent + inputs
-        while self.sent < end:
+    async def run(self, service: str, inputs: int, rate: float | None = None) -> None:
+        """Send so many to a service, by each of its RPCs; at most ``rate`` a second, if that is given."""
+        rounds, begun, start = _TARGETS[service], self.sent, time.monotonic()
+        while (sent := self.sent - begun) < inputs:
+            if rate is not None:
+                await asyncio.sleep(start + sent / rate - time.monotonic())
             await self.rng.choice(rounds)(self)
 
     async def once(self, method: str, *good: Message) -> None:
         """One damaged message, as the only one of a call."""
         data = damaged(self.rng, self.rng.choice(good))
         self.sent += 1
-        await self._watch(method, data, self._look(self._channel.unary_stream(method)(data, timeout=PATIENCE), LOOK))
+        call = self._channel(method).unary_stream(method)(data, timeout=PATIENCE)
+        await self._watch(method, data, self._look(call, LOOK))
 
     async def stream(self, method: str, begin: list[Message], *good: Message) -> None:
         """A call that begins well and goes on with damaged messages."""
@@ -102,7 +113,7 @@ class Fuzzer:
         frames += [changed(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM - 1)]
         frames.append(damaged(self.rng, self.rng.choice(good)))
         self.sent += PER_STREAM
-        call = self._channel.stream_stream(method)(timeout=PATIENCE)
+        call = self._channel(method).stream_stream(method)(timeout=PATIENCE)
 
         async def speak() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -115,12 +126,67 @@ class Fuzzer:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
+    async def contexts(self) -> None:
+        """Requests that an engine computes for the detokenizer, with damaged contexts; a good one is answered after."""
+        hello = self.new_hello()
+        good = detokenizer_pb2.OutputContext(
+            reply_to=hello.name,
+            reply_incarnation=hello.incarnation,
+            prompt_tail=[5, 6, 7],
+            stop_strings=["fox", "Once upon"],
+            min_tokens=1,
+            tokenizer_fingerprint=await self._of_the_tokenizer(),
+        )
+        damage = [damaged(self.rng, good) for _ in range(REQUESTS)]
+        self.sent += REQUESTS
+        await self._watch(
+            "OutputContext", b"".join(damage[-3:]), self._decoded(hello, [*damage, good.SerializeToString()])
+        )
+
+    async def _decoded(self, hello: link_pb2.Hello, contexts: list[bytes]) -> None:
+        """Return when the text of a request with the last of ``contexts`` was read."""
+        subscribe = DETOKENIZER + "Subscribe"
+        begin = detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString()
+        texts = self._channel(subscribe).unary_stream(subscribe)(begin, timeout=PATIENCE)
+        engine = self._channel(ENGINE).stream_stream(ENGINE + "Attach")(timeout=PATIENCE)
+        try:
+            await texts.read()  # Welcome
+            await engine.write(engine_pb2.AttachRequest(hello=hello).SerializeToString())
+            for number, context in enumerate(contexts):
+                submit = engine_pb2.Submit(deliver_to=DETOKENIZER_NAME, output_context=context)
+                submit.MergeFrom(_SUBMIT)
+                submit.request_id = f"{hello.incarnation}-{number}"
+                submit.max_tokens = 1
+                command = engine_pb2.Command(submit=submit)
+                await engine.write(engine_pb2.AttachRequest(commands=[command]).SerializeToString())
+            while (frame := await texts.read()) is not grpc.aio.EOF:
+                outputs = detokenizer_pb2.SubscribeResponse.FromString(frame).outputs
+                if any(finish.request_id == submit.request_id for finish in outputs.finishes):
+                    return
+        finally:
+            texts.cancel()
+            engine.cancel()
+
+    async def _of_the_tokenizer(self) -> str:
+        """The fingerprint that contexts must have."""
+        if self._fingerprint is None:
+            call = self._channel(ENGINE).unary_unary(ENGINE + "GetModel")
+            model = engine_pb2.GetModelResponse.FromString(await call(b"", timeout=PATIENCE))
+            self._fingerprint = model.tokenizer_fingerprint
+        return self._fingerprint
+
     def new_hello(self) -> link_pb2.Hello:
         """Of a peer that was never there."""
         self._lives += 1
         return link_pb2.Hello(
-            name=f"fuzz-{self._lives % 50}", incarnation=self._lives, contract_version=CONTRACT_VERSION
+            name=f"fuzz-{self._seed}-{self._lives % 10}",
+            incarnation=self._seed * 10**7 + self._lives,
+            contract_version=CONTRACT_VERSION,
         )
+
+    def _channel(self, method: str) -> grpc.aio.Channel:
+        """To the service that has it."""
+        return next(channel for prefix, channel in self._channels.items() if method.startswith(prefix))
 
     async def _look(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float) -> None:
         """Read for a while; raises how the call ended, if it did."""
@@ -192,6 +258,7 @@ _TARGETS: dict[str, list[_Round]] = {
         lambda fuzzer: fuzzer.once(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
     ],
     "detokenizer": [
+        Fuzzer.contexts,
         lambda fuzzer: fuzzer.once(
             DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=fuzzer.new_hello())
         ),
@@ -201,8 +268,12 @@ _TARGETS: dict[str, list[_Round]] = {
 
 
 @asynccontextmanager
-async def fuzzing(address: str, seed: int) -> AsyncIterator[Fuzzer]:
-    """A fuzzer of a service's."""
+async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzzer]:
+    """A fuzzer of a ring's services, whose addresses are given by their names; no two have the same seed."""
     options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 << 20)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        yield Fuzzer(channel, random.Random(seed))
+    async with AsyncExitStack() as stack:
+        channels = {}
+        for service, prefix in _PREFIXES.items():
+            channel = grpc.aio.insecure_channel(addresses[service], options=options)
+            channels[prefix] = await stack.enter_async_context(channel)
+        yield Fuzzer(channels, seed)
