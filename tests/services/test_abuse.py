@@ -16,7 +16,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.ring import Ring
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 1, 3, 4, 6, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
 END_HEADERS = 4
 CANCEL = 8
 WAIT = 60.0
@@ -105,6 +105,7 @@ async def test_strangers_disturb_nobody(ring: Ring) -> None:
         await continuation_flood(ring.address)
         await large_metadata(ring.address)
         await reflection_that_is_dropped(ring.address)
+        await half_open_streams(ring)
         answer = await client.generate("Once upon a time", max_tokens=16, temperature=0)
         assert answer.text == expected.text
         rest = await stream.result()
@@ -160,3 +161,21 @@ async def reflection_that_is_dropped(address: str) -> None:
             await call.write(reflection_pb2.ServerReflectionRequest(file_by_filename="x"))
             await call.read()
             call.cancel()
+
+
+async def half_open_streams(ring: Ring) -> None:
+    """Calls whose messages begin and do not go on, and one that goes on a byte at a time."""
+    begun = frame(DATA, 0, 1, b"\0\0\0\1\0" + b"\x0a")  # 256 bytes are announced
+    async with Stranger(ring.address) as stranger:
+        await stranger.greet()
+        for stream in range(1, 4_001, 2):
+            path = "/ringline.inference.v1.InferenceService/" + ("Session", "Generate")[stream // 2 % 2]
+            call = frame(HEADERS, END_HEADERS, stream, headers(**{":path": path}))
+            if not await stranger.say(call + begun[:5] + struct.pack(">I", stream) + begun[9:]):
+                break
+        for _ in range(20):
+            if not await stranger.say(frame(DATA, 0, 1, b"x")):
+                break
+        async with ringline.AsyncClient(ring.address) as client:
+            await client.generate("Once", max_tokens=1)
+    assert ring.metric("processor", "ringline_waiting_requests") == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from dataclasses import replace
 from datetime import timedelta
 from secrets import token_hex
 from typing import Any
@@ -16,6 +17,7 @@ import jwt
 import pytest
 import ringline
 from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands.certs import replace_file
@@ -170,6 +172,45 @@ async def test_the_services_token_is_replaced_while_streams_go_on(secured: Secur
     finally:
         secured.service_token = first
         replace_file(file, first.encode(), 0o600)
+
+
+async def test_a_file_that_cannot_be_used_is_said_and_not_taken(secured: SecuredRing) -> None:
+    """What the file said before goes on, of each kind of file."""
+    broken = {
+        "--auth-token-file": ("tokens", "blue sha256:broken"),
+        "--auth-jwks-file": ("jwks.json", '{"keys": []}'),
+        "--tenants-file": ("tenants.toml", "[tenants.narrow]\nmax_concurrent = 1"),
+    }
+    for flag, (name, text) in broken.items():
+        before = (secured.folder / name).read_bytes()
+        replace_file(secured.folder / name, text.encode(), 0o600)
+        try:
+            for token in (user_token("blue"), secured.web_token()):
+                async with secured.client(token) as client:
+                    await client.generate("Once", max_tokens=1)
+            async with secured.client(user_token("elsewhere")) as client:
+                assert await client.models() == (), "its policy holds"
+            unknown = await refusal(secured, ("authorization", f"Bearer {CANARY_TOKEN}"))
+            assert unknown == (grpc.StatusCode.UNAUTHENTICATED, "authorization: the token is not known")
+        finally:
+            replace_file(secured.folder / name, before, 0o600)
+        told = [str(line["reason"]) for line in secured.guarded.records() if "not usable" in str(line["event"])]
+        assert [reason.split(":")[0] for reason in told].count(flag) == 1
+        assert text not in told[-1]
+
+
+async def test_keys_of_web_tokens_are_replaced_in_the_running_process(secured: SecuredRing) -> None:
+    before = (secured.folder / "jwks.json").read_bytes()
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "one", "use": "sig"}
+    replace_file(secured.folder / "jwks.json", json.dumps({"keys": [public]}).encode(), 0o600)
+    try:
+        told = await refusal(secured, ("authorization", f"Bearer {secured.web_token()}"))
+        assert told == (grpc.StatusCode.UNAUTHENTICATED, "authorization: the token's signature is not valid")
+        async with secured.client(replace(secured, signing_key=key).web_token()) as client:
+            await client.generate("Once", max_tokens=1)
+    finally:
+        replace_file(secured.folder / "jwks.json", before, 0o600)
 
 
 async def test_a_tenant_has_so_many_requests_at_a_time(secured: SecuredRing) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,3 +100,33 @@ def test_certs_and_tokens_are_made(tmp_path: Path) -> None:
     tenant, digest = line.split(" ")
     write_tokens(tmp_path, {token: "blue"})
     assert (tmp_path / "tokens").read_text() == f"{tenant} {digest}"
+
+
+PEERS = ("--engines=127.0.0.1:1", "--detokenizers=127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("processor", *PEERS, "--tls-cert-file=absent"), 2, "--tls-cert-file (RINGLINE_TLS_CERT_FILE): 'absent'"),
+        (("processor", *PEERS, "--tls-cert-file=absent", "--tls-key-file=absent"), 3, "--tls-cert-file: absent cannot"),
+        (("processor", *PEERS, "--host=0.0.0.0", "--auth-token-file=useless"), 2, "network of 0.0.0.0 in clear"),
+        (("processor", *PEERS, "--auth-token-file=useless"), 3, "--auth-token-file: line 1 is not usable"),
+        (("processor", *PEERS, "--tenants-file=useless"), 3, "--tenants-file: it is not TOML"),
+        (("detokenizer", PEERS[0], "--service-token-file=useless"), 3, "--service-token-file: token 1 is not usable"),
+    ],
+)
+def test_a_process_does_not_start_with_what_it_cannot_enforce(
+    arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "useless").write_text("too short")
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", arguments[0], "--port=0", "--no-metrics", *arguments[1:]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (done.returncode, words in done.stderr, "too short" in done.stderr) == (code, True, False), done.stderr
