@@ -284,7 +284,13 @@ async def idle(engine) -> None:
 
 
 async def begun(engine, profile: engine_pb2.ProfileRequest) -> asyncio.Future[engine_pb2.ProfileResponse]:
-    """Ask for a profile; returns when it waits for steps: the engine does what it is asked in the order it is asked."""
+    """Ask for a profile; returns when it waits for steps: the engine does what it is asked in the order it is asked.
+
+    First it waits for what was submitted for requests that are gone: each of these calls lies behind such a step, of
+    which there are two at most.
+    """
+    for _ in range(2):
+        await engine.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest())
     profiling = asyncio.ensure_future(engine.Profile(profile))
     await engine.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest())
     return profiling
