@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import difflib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from engine_core.config import EngineConfig, ModelSpec, options_of
-from engine_core.errors import ConfigError, QueueFullError
+from engine_core.errors import ConfigError, InvalidRequestError, QueueFullError
 from engine_core.progress import StartupProgress
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
@@ -124,7 +124,7 @@ class LLM:
             raise ValueError(f"{len(params)} params for {len(prompts)} prompts: give one for all, or one for each")
         requests = []
         for prompt, chosen in zip(prompts, params, strict=True):
-            requests.append(Request(f"offline-{self._next_id}", tuple(prompt), chosen))
+            requests.append(Request(f"offline-{self._next_id}", _token_ids(prompt), chosen))
             self._next_id += 1
         return requests
 
@@ -145,6 +145,14 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _token_ids(prompt: object) -> tuple[int, ...]:
+    """Of one prompt. Raises ``InvalidRequestError`` for text, and for a prompt that is not in a list of prompts."""
+    if isinstance(prompt, str) or not isinstance(prompt, Iterable):
+        expected = "expected a list of prompts, each of token ids: a tokenizer makes them of text"
+        raise InvalidRequestError("prompts", f"{prompt!r} is not a list of token ids: {expected}")
+    return tuple(prompt)
 
 
 def _empty_result(request: Request) -> Result:

@@ -81,7 +81,8 @@ class Scheduler:
         # Those without a sequence first: they need not inherit the place of one that goes too.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if cause is None else Finish(cause)
-        return sum(self._sequences.end(group, each, finish) for each in choices) > 0
+        ended = [self._sequences.end(group, each, finish) for each in choices]
+        return any(ended)
 
     def take_started(self) -> list[str]:
         """Requests that the step just planned begins to compute."""
@@ -249,7 +250,7 @@ class Scheduler:
     def _blocks_kept(self, tenant: str) -> int:
         """Blocks that are not for this tenant now."""
         pool = self._kv.pool
-        if pool.num_free > pool.num_blocks // 2:
+        if pool.num_free > pool.num_blocks // 2 or not self._tenants.others_came(tenant):
             return 0
         held = sum(len(seq.block_ids) for seq in self._sequences.running if seq.group.tenant == tenant)
         return self._tenants.blocks_kept(tenant, held)
@@ -257,7 +258,7 @@ class Scheduler:
     def _admit(self, seq: Sequence, prefix: list[int], kept: int) -> bool:
         """Give blocks to who is next, if there are enough without taking any from running sequences.
 
-        ``kept`` are left free besides, and then none are taken from prompts that are held either.
+        ``kept`` more have to stay free; where any are kept, none are taken from idle prompts either.
         """
         headroom = len(self._sequences.running) + kept
         while not self._kv.admit(seq, prefix, headroom):

@@ -63,7 +63,7 @@ class Tenants:
 
     def prompt_room(self, tenant: str, budget: int) -> int:
         """How many more they may be, of ``budget`` that the step has left."""
-        if not self._shares(tenant):
+        if not self.others_came(tenant):
             return budget
         return min(budget, max(0, self._prompt_tokens - self._planned[tenant]))
 
@@ -77,12 +77,12 @@ class Tenants:
         """Blocks that its next sequence must leave free when it starts, if its others hold so many."""
         return _kept(self._num_blocks) if self._has_its_share(tenant, held, self._num_blocks) else 0
 
+    def others_came(self, tenant: str) -> bool:
+        """Whether another tenant brought a request lately."""
+        at = self._other_at if tenant == self._last else self._last_at
+        return self._now - at < LATELY
+
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
         """Of those that run a tenant has an equal part of what is not kept, and half of it where it runs alone."""
         part = (count - _kept(count)) // max(2, len(self._running))
-        return held >= max(1, part) and self._shares(tenant)
-
-    def _shares(self, tenant: str) -> bool:
-        """Whether somebody else was here lately."""
-        at = self._other_at if tenant == self._last else self._last_at
-        return self._now - at < LATELY
+        return held >= max(1, part) and self.others_came(tenant)

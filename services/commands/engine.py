@@ -12,7 +12,7 @@ import click
 from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.loading.location import check_location, local_directory
-from services.runtime.errors import FatalError
+from services.runtime.errors import FatalError, unusable
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import build, settings_of
 from services.runtime.settings import EngineServiceSettings
@@ -68,7 +68,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
         if config.model.tokenizer:
             local_directory(config.model.tokenizer)
     except ConfigError as error:
-        raise click.UsageError(f"{error}.") from None
+        raise click.UsageError(f"{unusable(error.option, error.value, error.accepted)}.") from None
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config

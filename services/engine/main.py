@@ -23,7 +23,7 @@ from services.engine.wire import model_message
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.runtime.drain import wait_until_idle
-from services.runtime.errors import ExitCode, FatalError
+from services.runtime.errors import ExitCode, FatalError, unusable
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics_endpoint import start_metrics
@@ -50,12 +50,12 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
     warn_of_unknown_variables()
 
     async def main() -> int:
-        return await _Engine(settings, config).run()
+        try:
+            return await _Engine(settings, config).run()
+        except ConfigError as error:
+            raise FatalError(unusable(error.option, error.value, error.accepted), ExitCode.USAGE) from error
 
-    return run_service(
-        main,
-        {ConfigError: ExitCode.USAGE, EngineError: ExitCode.STARTUP},
-    )
+    return run_service(main, {EngineError: ExitCode.STARTUP})
 
 
 class _Engine:

@@ -17,6 +17,11 @@ class ExitCode(IntEnum):
     """It cannot start for a reason outside of it: a checkpoint, memory, a port."""
 
 
+def unusable(option: str, value: object, accepted: str) -> str:
+    """That an option has a value that cannot be used, in the words of the command line."""
+    return f"--{option.replace('_', '-')}={value} is not usable: expected {accepted}"
+
+
 class FatalError(Exception):
     """The process must end; the text is one sentence fit to show a person."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,12 @@ def test_choices_differ_and_repeat_with_their_seed(llm: LLM) -> None:
     assert len(set(map(tuple, streams))) == 3
     other = llm.generate([PROMPTS[0]], replace(params, seed=9))[0]
     assert other.choices[0].token_ids != streams[0]
+
+
+@pytest.mark.parametrize("prompts", ["Once upon a time", ["Once upon a time"], [1, 2, 3]])
+def test_what_are_no_lists_of_ids_is_refused_with_what_to_do(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompts: .* is not a list of token ids: expected"):
+        llm.generate(prompts, GREEDY)
 
 
 @torch.inference_mode()
