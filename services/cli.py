@@ -83,6 +83,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code; what a person should know is one line, without a traceback."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: it prints lines of its own to stderr
     if "RINGLINE_PARENT_PID" in os.environ:  # before anything slow: a parent killed meanwhile must leave no orphan
         from services.runtime.process import die_with_parent
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 import ringline
 
+from services.commands._handshake import tls_trouble
 from services.runtime.addresses import valid_address
 from services.runtime.options import VARIABLE_PREFIX
 from services.runtime.peer_credentials import PeerCredentials, peer_credentials
@@ -214,12 +215,12 @@ def usage_errors() -> Iterator[None]:
 
 
 @contextmanager
-def server_errors(address: str) -> Iterator[None]:
+def server_errors(address: str, connection: Connection) -> Iterator[None]:
     """A failure of the request is one readable line, and exit code 1."""
     try:
         yield
     except ringline.RingError as error:
-        raise click.ClickException(describe(error, address)) from None
+        raise click.ClickException(describe(error, address, connection)) from None
 
 
 def _as_flag(error: ringline.InvalidRequest) -> str:
@@ -231,13 +232,16 @@ def _as_flag(error: ringline.InvalidRequest) -> str:
     return f"--{name.replace('_', '-')}{text.removeprefix(name)}" if name in _OPTION_NAMES else text
 
 
-def describe(error: ringline.RingError, address: str) -> str:
+def describe(error: ringline.RingError, addresses: str, connection: Connection) -> str:
     """One sentence for a person."""
     if type(error) is ringline.Unavailable:
+        for address in addresses.split(","):
+            if trouble := tls_trouble(address.strip(), connection):
+                return f"{address.strip()}: {trouble}"
         reason = str(error)
         if reason.startswith(_NO_CONNECTION):
             reason = (
                 f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
             )
-        return f"{address} is not available: {reason}"
+        return f"{addresses} is not available: {reason}"
     return f"{error.code.name}: {error}"

@@ -35,13 +35,13 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
     with usage_errors():
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
-        with server_errors(address):
+        with server_errors(address, connection):
             model = next((model for model in client.models() if flags["model"] in (None, model.name)), None)
         if model is None:
             raise click.ClickException(f"{address} does not serve a model {flags['model']!r}")
         if not model.has_chat_template:
             raise click.ClickException(f"{model.name} has no chat template; `ringline generate` continues plain text")
-        conversation = Conversation(client, address, system, to_options(flags))
+        conversation = Conversation(client, address, connection, system, to_options(flags))
         if sys.stdin.isatty():
             click.echo(f"{model.name} at {address}. {HELP}", err=True)
             _talk(conversation)
@@ -71,9 +71,17 @@ def _talk(conversation: Conversation) -> None:
 class Conversation:
     """What was said so far, and how the next answer is asked for."""
 
-    def __init__(self, client: ringline.Client, address: str, system: str | None, options: ringline.Options) -> None:
+    def __init__(
+        self,
+        client: ringline.Client,
+        address: str,
+        connection: Connection,
+        system: str | None,
+        options: ringline.Options,
+    ) -> None:
         self._client = client
         self._address = address
+        self._connection = connection
         self._system = system
         self._options = options
         self._messages: list[ringline.Message] = []
@@ -109,8 +117,8 @@ class Conversation:
             self._messages.pop()
             click.echo()
             if not keep_going:
-                raise click.ClickException(describe(error, self._address)) from None
-            click.echo(f"Error: {describe(error, self._address)}", err=True)
+                raise click.ClickException(describe(error, self._address, self._connection)) from None
+            click.echo(f"Error: {describe(error, self._address, self._connection)}", err=True)
             return
         click.echo()
         self._messages.append({"role": "assistant", "content": said})

@@ -38,9 +38,8 @@ class _Timing:
     last_token: float
 
     def tokens_per_second(self, tokens: int) -> float:
-        """After the first token, as people count decode speed."""
-        between = self.last_token - self.first_token
-        return (tokens - 1) / between if tokens > 1 and between > 0 else 0.0
+        """From the request on: the first delta may hold many tokens, and several may arrive at once."""
+        return tokens / self.last_token if self.last_token > 0 else 0.0
 
 
 @click.command()
@@ -98,5 +97,8 @@ def _report(state: StackState, usage: ringline.Usage, timing: _Timing) -> str:
         did = role.format(prompt=usage.prompt_tokens, output=usage.completion_tokens)
         lines.append(f"  {name:<12} pid {process.pid:<8} {did}\n  {'':<12} {process.address}")
     speed = timing.tokens_per_second(usage.completion_tokens)
-    lines.append(f"  first token after {timing.first_token * 1000:.0f} ms, then {speed:.0f} tokens/s")
+    lines.append(
+        f"  first token after {timing.first_token * 1000:.0f} ms, "
+        f"{usage.completion_tokens} tokens in {timing.last_token:.2f} s, the prompt included: {speed:.0f} tokens/s"
+    )
     return "\n".join(lines)

@@ -66,7 +66,7 @@ def generate(
     with client:
         with usage_errors():
             stream = client.stream(None if chat else text, messages=messages, token_ids=ids, **options)
-        with server_errors(address), stream, closed_by_interrupt(stream):
+        with server_errors(address, connection), stream, closed_by_interrupt(stream):
             if as_json:
                 click.echo(json.dumps(to_json(stream.result()), ensure_ascii=False))
             elif options.get("n", 1) == 1:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.commands._handshake import tls_trouble
 from services.commands._options import Connection, connection_options
 from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
@@ -38,6 +39,8 @@ class ServiceStatus:
     """Of a processor: what it serves."""
     load: dict[str, Any] | None = None
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
+    trouble: str | None = None
+    """What is wrong with TLS, where that is why it is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,10 @@ async def _service(
         health = await check_health(channel, seconds=_TIMEOUT)
         models = await _models(channel) if name == "processor" and health == "SERVING" else None
         load = await _load(channel) if name == "engine" and health == "SERVING" else None
-    return ServiceStatus(name, address, health, pid, metrics, models, load)
+    trouble = None
+    if health == "UNREACHABLE":
+        trouble = await asyncio.to_thread(tls_trouble, address, replace(connection, tls_server_name=server_name))
+    return ServiceStatus(name, address, health, pid, metrics, models, load, trouble)
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
@@ -155,6 +161,8 @@ def _lines(service: ServiceStatus) -> list[str]:
     pid = "" if service.pid is None else f"pid {service.pid}"
     lines = [f"{service.service:<12} {service.health:<12} {pid:<12} {service.address}"]
     lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
+    if service.trouble is not None:
+        lines.append(f"  {service.trouble}")
     load = service.load
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]

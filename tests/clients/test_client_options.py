@@ -7,6 +7,7 @@ import pickle
 import re
 from typing import get_type_hints
 
+import grpc
 import pytest
 import ringline
 from ringline.inference.v1 import inference_pb2 as pb
@@ -146,6 +147,14 @@ def test_a_value_that_no_field_can_hold_is_an_invalid_request(name, value, text)
         build({name: value})
     assert str(refused.value).startswith(text)
     assert refused.value.field == text.partition(": ")[0]
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "assistant", "content": None, "tool_calls": []}])
+def test_a_message_that_says_nothing_and_calls_nothing_is_an_invalid_request(message):
+    with pytest.raises(ringline.InvalidRequest, match=r"^messages\[1\]\.content: missing") as refused:
+        build({}, prompt=None, messages=[{"role": "user", "content": ""}, message])
+    assert refused.value.field == "messages[1].content"
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("prompts", [{}, {"prompt": "a", "token_ids": [1]}, {"messages": [], "token_ids": []}])

@@ -23,7 +23,8 @@ class Message(TypedDict, total=False):
     role: Required[str]
     """Such as system, user, assistant, tool."""
     content: str | None
-    """Text. A template has no place for a list of parts: join those that are text."""
+    """Text, which may be empty; None or absent only beside tool_calls.
+    A template has no place for a list of parts: join those that are text."""
     tool_calls: Sequence[ToolCall] | None
     tool_call_id: str
     """The call that a tool's message answers."""

@@ -121,6 +121,8 @@ def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
             )
         else:
             assign(target, key, value, option=f"{path}.{key}")
+    if message.get("content") is None and not target.tool_calls:
+        raise invalid(f"{path}.content", "missing: only a message with tool_calls may have none")
 
 
 def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:

@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 
 from services.cli import cli
 from services.commands.certs import ROLES
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import ROOT, Ring, start_ring, stop_ring
 from tests.services.secured import Certificates, user_token, write_tokens
 
 SECONDS = 60.0
@@ -67,7 +69,6 @@ def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> None:
-    assert run("health", stack.address, RINGLINE_TLS_CA_FILE=None).output == "UNREACHABLE\n"
     without_token = run("health", stack.address, "--timeout", str(SECONDS), RINGLINE_TOKEN_FILE=None)
     assert without_token.output == "SERVING\n"
     refused = run("generate", "Once", RINGLINE_TOKEN_FILE=None)
@@ -77,6 +78,54 @@ def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> N
     absent = run("generate", "Once", "--token-file", str(folder / "absent"))
     assert "--token-file: " in str(absent.exception)
     assert "cannot be read" in str(absent.exception)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize(
+    ("variables", "flags", "expected"),
+    [
+        ({"RINGLINE_TLS_CA_FILE": None, "RINGLINE_TOKEN_FILE": None}, (), "the server wants TLS: --tls-ca-file"),
+        ({"RINGLINE_TLS_CA_FILE": None}, ("--tls",), "certificate was not verified"),
+        ({}, ("--tls-server-name", "other.test"), "--tls-server-name whom the certificate must be for"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "status", "health"])
+def test_what_is_wrong_with_tls_is_named(run, stack: Ring, host, variables, flags, expected, command) -> None:
+    address = f"{host}:{stack.address.rpartition(':')[2]}"
+    arguments = {"generate": ("Once", "--address", address), "health": (address,)}.get(command, ("--address", address))
+    failed = run(command, *arguments, *flags, **variables)
+    assert expected in failed.output + str(failed.exception)
+
+
+def test_a_server_without_tls_and_one_that_wants_a_certificate_are_told_apart(run, tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    certificates = Certificates(tmp_path)
+    certificates.issue("processor")
+    shown = [((tmp_path / "processor-key.pem").read_bytes(), (tmp_path / "processor.pem").read_bytes())]
+    mutual = grpc.ssl_server_credentials(shown, (tmp_path / "ca.pem").read_bytes(), require_client_auth=True)
+    ports = server.add_insecure_port("127.0.0.1:0"), server.add_secure_port("127.0.0.1:0", mutual)
+    server.start()
+    try:
+        plain, strict = (
+            run("health", f"127.0.0.1:{port}", RINGLINE_TLS_CA_FILE=str(tmp_path / "ca.pem")).output for port in ports
+        )
+    finally:
+        server.stop(None).wait()
+    assert "the server may not use TLS" in plain
+    assert "--tls-cert-file with --tls-key-file" in strict
+
+
+def test_failed_handshakes_print_nothing_of_grpcs_own(stack: Ring) -> None:
+    command = [sys.executable, "-m", "services.cli", "health", stack.address, "--tls"]
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    failed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert failed.returncode == 1
+    assert failed.stdout == "UNREACHABLE\n"
+    assert failed.stderr.count("\n") == 1, failed.stderr
+    told = subprocess.run(
+        command, cwd=ROOT, env=environment | {"GRPC_VERBOSITY": "INFO"}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert "Handshake failed" in told.stderr
 
 
 def test_certs_and_tokens_are_made(tmp_path: Path) -> None:
