@@ -23,6 +23,7 @@ DOCUMENTS = tuple(
 )
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CONTINUED = re.compile(r"\s*\\\n\s*")
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -54,12 +55,15 @@ def blocks(language: str) -> list[Block]:
 
 
 def command_lines(programs: tuple[str, ...]) -> list[str]:
-    """The lines of unnamed blocks that are for a shell: those of the blocks that begin with one of ``programs``."""
+    """The lines of unnamed blocks that are for a shell: those of the blocks that begin with one of ``programs``.
+
+    One that is continued is one line.
+    """
     return [
         _COMMENT.sub("", line)
         for block in blocks("")
         if block.code.split(maxsplit=1)[0].rpartition("/")[2] in programs
-        for line in block.code.splitlines()
+        for line in _CONTINUED.sub(" ", block.code).splitlines()
         if line
     ]
 
