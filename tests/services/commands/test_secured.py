@@ -56,6 +56,11 @@ def run(stack: Ring, folder: Path):
     return run
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.commands._handshake._SECONDS", SECONDS)
+
+
 def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.commands.status._TIMEOUT", SECONDS)
     assert run("health", stack.address, "--timeout", str(SECONDS)).output == "SERVING\n"
@@ -116,12 +121,12 @@ def test_a_server_without_tls_and_one_that_wants_a_certificate_are_told_apart(ru
 
 
 def test_failed_handshakes_print_nothing_of_grpcs_own(stack: Ring) -> None:
-    command = [sys.executable, "-m", "services.cli", "health", stack.address, "--tls"]
+    command = [sys.executable, "-m", "services.cli", "health", stack.address, "--tls", "--timeout", "30"]
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     failed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert failed.returncode == 1
     assert failed.stdout == "UNREACHABLE\n"
-    assert failed.stderr.count("\n") == 1, failed.stderr
+    assert "Handshake failed" not in failed.stderr
     told = subprocess.run(
         command, cwd=ROOT, env=environment | {"GRPC_VERBOSITY": "INFO"}, capture_output=True, text=True, timeout=SECONDS
     )
