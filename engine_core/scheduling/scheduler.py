@@ -214,8 +214,7 @@ class Scheduler:
                 return None
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        passed: set[str] = set()
-        """Tenants that have their share for now: others go before them."""
+        passed: set[str] = set()  # tenants that have their share for now: others go before them
         while step.budget > 0 and (free := self._config.max_num_seqs - len(self._sequences.running)) > 0:
             seq = self._queue.peek(passed)
             if seq is None:

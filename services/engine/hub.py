@@ -9,6 +9,7 @@ import structlog
 
 from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
+from engine_core.request import Request
 from engine_core.step import SequenceOutput
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.traces import EngineTraces
@@ -43,7 +44,7 @@ class Hub:
         self.model: ModelSpec
         """Likewise."""
         ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
-        self.switchboard = Switchboard(self, ledgers, on_removed=self._removed)
+        self.switchboard: Switchboard[Request] = Switchboard(self, ledgers, on_removed=self._removed)
         self._traces = traces
         self.drain_grace: float | None = None
         """Seconds, once draining."""
@@ -56,7 +57,7 @@ class Hub:
 
     # CorePort
 
-    def add(self, core_id: str, order: object) -> None:
+    def add(self, core_id: str, order: Request) -> None:
         """Begin to compute."""
         assert self.step_loop is not None
         if self._traces is not None:

@@ -93,14 +93,13 @@ class StepLoop:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def add(self, core_id: str, order: object) -> None:
-        """Hand a ``Request`` to the core before the next step, as ``core_id``."""
-        assert isinstance(order, Request)
-        request = replace(order, request_id=core_id)
+    def add(self, core_id: str, request: Request) -> None:
+        """Hand a request to the core before the next step, as ``core_id``."""
+        named = replace(request, request_id=core_id)
 
         def add(report: StepReport) -> None:
             try:
-                self._core.add(request)
+                self._core.add(named)
             except RequestError as error:
                 report.refused.append((core_id, error))
 

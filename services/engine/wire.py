@@ -31,7 +31,7 @@ _FIELDS = {
 """Fields of the core's request that are called otherwise in a Submit."""
 
 
-def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission:
+def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission[Request]:
     """What the ring and the core make of a Submit; ``now`` is on the core's clock.
 
     Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.

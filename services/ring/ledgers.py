@@ -6,6 +6,7 @@ Memory is counted from Submit to removal, whether what it is for has been comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
@@ -65,7 +66,7 @@ class Ledgers:
         entry = self._entries.get(request_id)
         return entry if entry is not None and entry.submitter == submitter else None
 
-    def check_room(self, submission: Submission, old: LedgerEntry | None) -> None:
+    def check_room(self, submission: Submission[Any], old: LedgerEntry | None) -> None:
         """Raise ``Refused`` unless there is room for it, once the one that it supersedes is gone."""
         if old is None and len(self._entries) >= self._max_entries:
             raise Refused(

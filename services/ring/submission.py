@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from services.ring.events import Code, Refused
 from services.ring.identity import PeerId, is_ring_id_of
@@ -13,9 +14,12 @@ MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 _ID_BYTES = 40
 """About what a token id takes in memory: a number, and its place in a tuple."""
 
+Order = TypeVar("Order")
+"""What an engine core takes; opaque to the ring."""
+
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Generic[Order]):
     """What a peer asks for."""
 
     request_id: str
@@ -32,8 +36,8 @@ class Submission:
     num_ids: int
     """Token ids that it brings, of the prompt and whatever else."""
     tenant: str
-    order: object
-    """What the engine core makes of it; opaque here."""
+    order: Order
+    """What the engine core makes of it."""
     traceparent: str = ""
     """Its place in a trace, if it is traced."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
@@ -16,28 +16,30 @@ from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.ledgers import Ledgers
 from services.ring.logprobs import PackedLogprobs
-from services.ring.submission import Submission
+from services.ring.submission import Order, Submission
 
 MAX_PEERS = 256
 """Attached at a time: each change of who is there is told to all of them, as a list of all of them."""
 
+Order_contra = TypeVar("Order_contra", contravariant=True)
 
-class CorePort(Protocol):
+
+class CorePort(Protocol[Order_contra]):
     """What the switchboard asks of the engine core. Neither call blocks; both are idempotent per ``core_id``."""
 
-    def add(self, core_id: str, order: object) -> None:
+    def add(self, core_id: str, order: Order_contra) -> None:
         """Begin to compute; a refusal comes back through ``Switchboard.refuse``."""
 
     def cancel(self, core_id: str, choice: int | None) -> None:
         """Stop computing a choice, or all of them."""
 
 
-class Switchboard:
+class Switchboard(Generic[Order]):
     """The state behind ``EngineService.Attach``."""
 
     def __init__(
         self,
-        core: CorePort,
+        core: CorePort[Order],
         ledgers: Ledgers,
         *,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
@@ -105,7 +107,7 @@ class Switchboard:
 
     # Commands of an attached peer; each raises ``Refused``
 
-    def submit(self, peer: PeerId, submission: Submission, in_reply_to: int = 0) -> None:
+    def submit(self, peer: PeerId, submission: Submission[Order], in_reply_to: int = 0) -> None:
         """Begin a request, or supersede it: the old one is freed first.
 
         ``in_reply_to``: which command of the peer's stream it is, from 1; named if the core refuses it later.
@@ -258,7 +260,7 @@ class Switchboard:
         """Of these, with a choice that has not ended."""
         return sum(not entry.finished for entry in self._ledgers)
 
-    def _check_submission(self, peer: PeerId, submission: Submission) -> None:
+    def _check_submission(self, peer: PeerId, submission: Submission[Order]) -> None:
         if self.draining:
             raise Refused(Code.UNAVAILABLE, "this engine is draining: submit elsewhere", retry_after_ms=0)
         link = self._links.get(peer.name)
