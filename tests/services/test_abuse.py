@@ -17,8 +17,9 @@ from tests.ring import Ring
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
-END_HEADERS = 4
+END_STREAM, END_HEADERS = 1, 4
 CANCEL = 8
+MAX_STREAMS = 4096
 WAIT = 60.0
 """Seconds in which the server must have closed a connection."""
 
@@ -54,6 +55,9 @@ class Stranger:
     def __init__(self, address: str) -> None:
         self._address = address
         self.sent = 0
+        self.ended = 0
+        """Streams that the server ended."""
+        self._news = asyncio.Condition()
 
     async def __aenter__(self) -> Stranger:
         host, _, port = self._address.rpartition(":")
@@ -68,9 +72,14 @@ class Stranger:
 
     async def _listen(self) -> None:
         """Until the server closes the connection."""
-        with contextlib.suppress(ConnectionError):
-            while await self._reader.read(1 << 16):
-                pass
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await self._reader.readexactly(9)
+                await self._reader.readexactly(int.from_bytes(head[:3]))
+                if head[3] == HEADERS and head[4] & END_STREAM:
+                    async with self._news:
+                        self.ended += 1
+                        self._news.notify_all()
 
     async def say(self, data: bytes) -> bool:
         """Whether the server still listened."""
@@ -87,6 +96,11 @@ class Stranger:
 
     async def greet(self) -> None:
         await self.say(PREFACE + frame(SETTINGS, 0, 0, b""))
+
+    async def has_ended(self, streams: int) -> None:
+        """Until the server ended so many."""
+        async with asyncio.timeout(WAIT), self._news:
+            await self._news.wait_for(lambda: self.ended >= streams)
 
     async def closed(self) -> None:
         """Until the server closes the connection."""
@@ -106,6 +120,7 @@ async def test_strangers_disturb_nobody(ring: Ring) -> None:
         await large_metadata(ring.address)
         await reflection_that_is_dropped(ring.address)
         await half_open_streams(ring)
+        await too_many_streams(ring.address)
         answer = await client.generate("Once upon a time", max_tokens=16, temperature=0)
         assert answer.text == expected.text
         rest = await stream.result()
@@ -179,3 +194,12 @@ async def half_open_streams(ring: Ring) -> None:
         async with ringline.AsyncClient(ring.address) as client:
             await client.generate("Once", max_tokens=1)
     assert ring.metric("processor", "ringline_waiting_requests") == 0
+
+
+async def too_many_streams(address: str) -> None:
+    """Calls without a message, more than a connection may have: the server ends those beyond, and some before."""
+    async with Stranger(address) as stranger:
+        await stranger.greet()
+        for stream in range(1, 2 * (MAX_STREAMS + 100), 2):
+            assert await stranger.say(frame(HEADERS, END_HEADERS, stream, headers()))
+        await stranger.has_ended(100)
