@@ -180,11 +180,11 @@ def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
 def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
     """For numbers of so many bytes: the most rows whose results stay in registers.
 
-    Tensor cores do not take float32 as it is; it is multiplied in registers.
+    Tensor cores do not take float32 as it is; it is multiplied in registers, of which masks take some, too.
     """
     dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize == 4:
-        return Tiles(max(32 if dims <= 128 else 16, heads), 16, warps=4, stages=1)
+        return Tiles(max(32 if dims <= 64 or head_dim == dims == 128 else 16, heads), 16, warps=4, stages=1)
     if dims <= 128:
         return Tiles(max(128, heads), 64, warps=8, stages=2)
     return Tiles(max(64, heads), 32, warps=8, stages=2)
