@@ -13,8 +13,9 @@ import random
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from ringline.inference.v1 import inference_pb2 as pb
@@ -201,9 +202,9 @@ class Flood:
 
 
 @contextlib.asynccontextmanager
-async def background(*work: object) -> AsyncIterator[None]:
+async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run coroutines while the body runs; what one of them raises is raised at the end."""
-    tasks = [asyncio.ensure_future(one) for one in work]  # type: ignore[call-overload]
+    tasks = [asyncio.create_task(one) for one in work]
     try:
         yield
     finally:

@@ -81,7 +81,9 @@ class Window(Generic[_T]):
         return released
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Forget everything: what leaves later was never here."""
+        self._ranks.clear()
+        self._ahead.clear()
         self._kept.clear()
 
     def _has_room(self, tenant: str, priority: int, most: int) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn
 
@@ -67,7 +67,10 @@ def _guarded(
     make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
     parse = handler.request_deserializer
     deserializer = _raising(parse) if handler.request_streaming else _returning(parse)
-    return make(wrap(behavior, method, malformed), deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+    guarded: grpc.RpcMethodHandler[Any, Any] = make(
+        wrap(behavior, method, malformed), deserializer, handler.response_serializer
+    )
+    return guarded
 
 
 def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -109,7 +112,7 @@ def _around_coroutine(
 
 
 def _around_generator(
-    behavior: Callable[..., AsyncIterator[Any]], method: str, malformed: RateLimitedLog
+    behavior: Callable[..., AsyncGenerator[Any, None]], method: str, malformed: RateLimitedLog
 ) -> Callable[..., Awaitable[None]]:
     """A handler that writes what a generator yields.
 
@@ -120,7 +123,7 @@ def _around_generator(
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async with (
             _watched(request, context, method, malformed),
-            aclosing(behavior(request, context)) as responses,  # type: ignore[type-var]
+            aclosing(behavior(request, context)) as responses,
         ):
             async for response in responses:
                 await context.write(response)

@@ -18,6 +18,8 @@ POISON = 7
 """A token id."""
 MAY_FAIL = "POISONED_ENGINE_MAY_FAIL"
 """Variable with the path of a file that is there once the services have heard what begins."""
+MOST_SECONDS = 120.0
+"""Until it fails in any case: a test that does not let it is over by then."""
 
 
 class PoisonedCore(EngineCore):
@@ -32,8 +34,9 @@ class PoisonedCore(EngineCore):
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         outputs = super().step(starting)
         if self._poisonous:
-            while not Path(os.environ[MAY_FAIL]).exists():
-                time.sleep(0.01)
+            end = time.monotonic() + MOST_SECONDS
+            while not Path(os.environ[MAY_FAIL]).exists() and time.monotonic() < end:
+                time.sleep(0.01)  # of another process there is nothing to wait for but the file
             raise RuntimeError("poison")
         return outputs
 

@@ -107,3 +107,15 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindow = WindowMachine.TestCase
+
+
+def test_what_leaves_after_everything_was_forgotten_is_no_error() -> None:
+    window: Window[str] = Window()
+    assert window.enter("flood", 0, "ahead", "", 1)
+    assert not window.enter("flood", 0, "kept", "", 1)
+    window.clear()
+    assert window.remove("kept") is None
+    for name in ("ahead", "kept"):
+        window.leave(name)
+    assert not window
+    assert window.enter("flood", 0, "next", "", 1)
