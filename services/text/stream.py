@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.text.incremental import IncrementalDecoder
 from services.text.pieces import Pieces
-from services.text.stops import stop_automaton
+from services.text.stops import stop_strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class ChoiceDecoder:
     """
 
     __slots__ = (
-        "_automaton",
+        "_begun",
         "_decoder",
         "_ids",
         "_marks",
         "_options",
         "_silent",
-        "_state",
+        "_stops",
         "_text",
         "delivered",
         "received",
@@ -71,9 +71,9 @@ class ChoiceDecoder:
     def __init__(self, pieces: Pieces, options: DecodeOptions, delivered: int = 0) -> None:
         self._options = options
         self._decoder = IncrementalDecoder(pieces, options.context)
-        self._automaton = stop_automaton(options.stop)
-        self._state = 0
-        """Of the automaton."""
+        self._stops = stop_strings(options.stop)
+        self._begun = ""
+        """The end of the text that may become a stop string."""
         self._silent = delivered
         """Ids that are only taken note of."""
         self._ids: list[int] = []
@@ -114,7 +114,7 @@ class ChoiceDecoder:
 
     def _absorb(self, token_ids: Sequence[int]) -> Delta | None:
         """Decode ids without delivering any; returns the last delta if a stop string ends the choice."""
-        decoder, searching = self._decoder, self._automaton is not None
+        decoder, searching = self._decoder, self._stops is not None
         for token_id in token_ids:
             whole = decoder.whole
             text = own = decoder.push(token_id)
@@ -148,10 +148,10 @@ class ChoiceDecoder:
 
     def _search(self, text: str) -> Delta | None:
         """Look for stop strings in the text that the last id completed; returns the last delta if one ends there."""
-        if self._automaton is None:
+        if self._stops is None:
             return None
         too_early = self.received <= self._options.min_tokens
-        self._state, match = self._automaton.find(self._state, text, too_early)
+        self._begun, match = self._stops.find(self._begun, text, too_early)
         if match is None:
             return None
         self.stopped = True
@@ -162,9 +162,7 @@ class ChoiceDecoder:
 
     def _deliver(self) -> Delta | None:
         """Release the ids up to the last whole point before a possible stop string."""
-        held = 0
-        if self._state and self._automaton is not None and not self._options.include_stop_str_in_output:
-            held = self._automaton.held[self._state]
+        held = 0 if self._options.include_stop_str_in_output else len(self._begun)
         if not held and self._decoder.whole:
             return self._release_all() if self._ids else None
         limit = len(self._text) - held

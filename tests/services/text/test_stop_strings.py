@@ -1,9 +1,11 @@
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.text.stops import MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES, StopAutomaton
+from services.text.stops import MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES, StopStrings
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
@@ -165,24 +167,55 @@ def test_stop_strings_across_characters_that_arrive_in_bytes(byte_level, sentenc
         assert not tokenizer.decode(ids[: deltas[-1].end - 1]).startswith("so 😀🎉 it")
 
 
+LARGEST = MAX_STOP_STRINGS_TOTAL_BYTES // MAX_STOP_STRINGS
+"""Of as many stop strings as there may be, all of one size."""
+
+
 def test_the_largest_set_of_stop_strings():
-    size = MAX_STOP_STRINGS_TOTAL_BYTES // MAX_STOP_STRINGS
-    stops = [chr(ord("0") + i) + "x" * (size - 1) for i in range(MAX_STOP_STRINGS)]
-    automaton = StopAutomaton(stops)
-    state, match = automaton.find(0, "y0" + "x" * (size - 2))
-    assert (match, automaton.held[state]) == (None, size - 1)
-    assert automaton.find(state, "zx")[1] is None
-    assert automaton.find(state, "x")[1].stop == stops[0]
+    stops = StopStrings([chr(ord("0") + i) + "x" * (LARGEST - 1) for i in range(MAX_STOP_STRINGS)])
+    begun, match = stops.find("", "y0" + "x" * (LARGEST - 2))
+    assert (match, len(begun)) == (None, LARGEST - 1)
+    assert stops.find(begun, "zx")[1] is None
+    assert stops.find(begun, "x")[1].stop == "0" + "x" * (LARGEST - 1)
+
+
+def test_the_largest_set_is_set_up_without_going_through_its_characters():
+    """It happens on the event loop, for every request: 10 ms each would be a second for a hundred of them."""
+    small, large = ([chr(ord("0") + i) + "x" * (size - 1) for i in range(MAX_STOP_STRINGS)] for size in (2, LARGEST))
+    assert instructions(lambda: StopStrings(large)) == instructions(lambda: StopStrings(small))
+
+
+def instructions(call):
+    """Lines of Python run within ``services``."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        count += event == "line" and "services" in frame.f_code.co_filename
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 @pytest.mark.parametrize("stops", [(), ("a", "")])
 def test_empty_stop_strings_are_refused(stops):
     with pytest.raises(ValueError, match="must not be empty"):
-        StopAutomaton(stops)
+        StopStrings(stops)
+
+
+def test_more_stop_strings_than_a_request_may_have_are_refused():
+    with pytest.raises(ValueError, match=f"^{MAX_STOP_STRINGS + 1} stop strings: expected at most {MAX_STOP_STRINGS}$"):
+        StopStrings(["x"] * (MAX_STOP_STRINGS + 1))
 
 
 def test_characters_that_mean_something_to_regular_expressions():
-    automaton = StopAutomaton(["]", "^x", "-", "\\d"])
+    stops = StopStrings(["]", "^x", "-", "\\d"])
     for text, stop in [("a]", "]"), ("1^x", "^x"), ("+-", "-"), ("5\\d", "\\d")]:
-        assert automaton.find(0, text)[1].stop == stop
-    assert automaton.find(0, "az5,")[1] is None
+        assert stops.find("", text)[1].stop == stop
+    assert stops.find("", "az5,")[1] is None
