@@ -14,7 +14,7 @@ class Stage:
     """One stage of start-up. ``bytes`` and ``detail`` are filled in while it runs."""
 
     name: str
-    """One of: configuration, device, load weights, profile, allocate KV cache, warm up, serving."""
+    """One of: load libraries, configuration, device, load weights, profile, allocate KV cache, warm up, serving."""
     bytes: int | None = None
     detail: str = ""
     seconds: float | None = None

@@ -12,6 +12,8 @@ import click
 from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.loading.location import check_location, local_directory
+from engine_core.progress import StartupProgress
+from services.engine.progress import StageLog
 from services.runtime.errors import FatalError, unusable
 from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
 from services.runtime.options import build, settings_of
@@ -38,8 +40,9 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     # neighbours: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    with engine_extra():
-        from services.engine.main import run  # torch is loaded here, once everything else is known to be right
+    # Torch and transformers are loaded here, once everything else is known to be right. It takes most of a start.
+    with engine_extra(), StartupProgress(StageLog()).stage("load libraries"):
+        from services.engine.main import run
 
     return run(settings, config)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from services.runtime.listening import check_listenable
 from services.runtime.options import Setting, settings_of
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.runtime.stack import StackOptions, default_metrics_port, free_port
-from services.runtime.telemetry import configure_logs, logs_json, warn_of_unknown_variables
+from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger()
 
@@ -53,19 +53,21 @@ def serve(checkpoint: str | None, **options: Any) -> int:
 
     They are linked by unix sockets; clients connect to --host and --port. One that dies is started again. Without
     MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
-    processor's.
+    processor's. Logs are for people, wherever they go, unless --log-format is json.
     """
     values = with_model(given(options), checkpoint)
     if "model" not in values:
         values["model"] = bundled_model()
     settings = build_settings(ProcessorSettings(), values)
-    configure_logs(settings.telemetry, "serve")
+    as_json = settings.telemetry.log_format == "json"
+    configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
     engine_config(values)  # what can be refused here needs no process
     check_listenable(settings.server)
-    as_json = logs_json(settings.telemetry, sys.stderr)
     logs = ChildLogs(as_json=as_json)
-    if not as_json:  # the first sign of life of a child takes seconds: it imports torch
+    if as_json:
+        log.info("starting", model=values["model"])
+    else:
         logs.say(f"starting an engine, a detokenizer and a processor with {values['model']}")
     return asyncio.run(
         run_stack(

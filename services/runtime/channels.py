@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,6 +15,8 @@ from services.runtime.transport import channel_options
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest answer taken, for callers without settings of their own."""
+_RETRY_PAUSE = 0.05
+"""Seconds between two attempts to reach a server that is waited for."""
 
 
 def open_channel(
@@ -43,16 +46,20 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-async def wait_serving(channel: grpc.aio.Channel) -> None:
-    """Return when the whole server behind ``channel`` says SERVING, however long that takes."""
-    stub: Any = health_pb2_grpc.HealthStub(channel)
+async def wait_serving(address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+    """Return when the whole server at ``address`` says SERVING, however long that takes.
+
+    Each attempt has a channel of its own: one that has failed for some seconds pauses for seconds more before it
+    connects again, and somebody waits for a server that serves meanwhile.
+    """
     while True:
-        watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-        try:
-            # Read by hand: an iterator that is left early keeps the call, and its connection, until it is collected.
-            while (answer := await watch.read()) is not grpc.aio.EOF:
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    watch.cancel()
-                    return
-        except grpc.aio.AioRpcError:
-            await asyncio.sleep(0.1)  # it went away while it was watched; the channel connects again
+        async with open_channel(address, credentials=credentials, server_name=server_name) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest())
+            with suppress(grpc.aio.AioRpcError):  # it is not there yet, or went away while it was watched
+                # Read by hand: an iterator that is left early keeps the call until it is collected.
+                while (answer := await watch.read()) is not grpc.aio.EOF:
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        watch.cancel()
+                        return
+        await asyncio.sleep(_RETRY_PAUSE)

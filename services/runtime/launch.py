@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.runtime.channels import open_channel, wait_serving
+from services.runtime.channels import wait_serving
 from services.runtime.child_logs import ChildLogs, explain
 from services.runtime.errors import ExitCode
 from services.runtime.peer_credentials import PLAIN
@@ -68,8 +68,7 @@ async def run_stack(
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
                 credentials, name = front if address == options.front_address else (PLAIN, None)
-                async with open_channel(address, credentials=credentials, server_name=name) as channel:
-                    await wait_serving(channel)
+                await wait_serving(address, credentials=credentials, server_name=name)
             supervisor.established()
             state = state_of(options, directory, supervisor, started)
             return await when_ready(ReadyStack(options.front_address, time.monotonic() - start, state))

@@ -99,7 +99,8 @@ class TelemetrySettings(_Section):
     log_level: str = option("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "auto",
-        "json writes one object per line; console is for people; auto is console on a terminal, else json.",
+        "json writes one object per line; console is for people; auto is console on a terminal, else json. "
+        "For `ringline serve`, auto is console.",
         choices=("auto", "console", "json"),
     )
     metrics: bool = option(True, "Answer Prometheus on /metrics.")

@@ -85,7 +85,7 @@ async def serving(settings=None, interceptors=()):
 async def test_health_follows_the_service_and_ends_with_it():
     async with serving() as (server, channel, _):
         assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
-        waiting = asyncio.create_task(wait_serving(channel))
+        waiting = asyncio.create_task(wait_serving(server.address))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await server.set_serving(True)
@@ -94,6 +94,20 @@ async def test_health_follows_the_service_and_ends_with_it():
         assert await check_health(channel, "no.such.Service", SECONDS) == "SERVICE_UNKNOWN"
     async with open_channel(server.address) as channel:
         assert await check_health(channel, seconds=0.5) == "UNREACHABLE"
+
+
+async def test_a_server_that_is_waited_for_is_seen_however_long_its_channel_would_pause(monkeypatch):
+    """gRPC pauses longer after each attempt that fails, and an engine binds seconds after its start."""
+    pauses = [("grpc.initial_reconnect_backoff_ms", 600_000), ("grpc.max_reconnect_backoff_ms", 600_000)]
+    monkeypatch.setattr("services.runtime.channels.channel_options", lambda _: pauses)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    waiting = asyncio.create_task(wait_serving(f"127.0.0.1:{port}"))
+    await asyncio.sleep(0.2)  # some attempts fail
+    async with serving(ServerSettings(port=port)) as (server, _, _):
+        await server.set_serving(True)
+        await asyncio.wait_for(waiting, 30)
 
 
 async def test_reflection_names_the_services():
