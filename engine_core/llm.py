@@ -79,9 +79,14 @@ class LLM:
         return self._engine.core.model
 
     @property
-    def numerics_fingerprint(self) -> str:
-        """Equal fingerprints compute equal tokens for equal prompts and parameters."""
-        return self._engine.executor.numerics_fingerprint
+    def model_digest(self) -> str:
+        """Equal for the same model: configuration, length, quantization and weights."""
+        return self._engine.executor.model_digest
+
+    @property
+    def numerics(self) -> str:
+        """Equal digests compute equal tokens for equal prompts and parameters."""
+        return self._engine.executor.numerics
 
     def stats(self) -> SchedulerStats:
         """Counters since the start."""

@@ -29,8 +29,10 @@ class Executor(ABC):
     """Known after ``start``."""
     cache_size: CacheSize
     """Known after ``start``."""
-    numerics_fingerprint: str
-    """Known after ``start``: equal fingerprints compute equal tokens for equal requests."""
+    model_digest: str
+    """Known after ``start``: equal for executors of the same model, however they compute it."""
+    numerics: str
+    """Known after ``start``: executors of equal digests compute equal tokens for equal requests."""
     max_concurrent_steps: int
     """Known after ``start``: how many steps may be submitted whose results were not asked for."""
 

@@ -69,8 +69,10 @@ class InlineExecutor(Executor):
         with progress.stage("load weights") as stage:
             worker.load_model(lambda done, total: progress.advance(stage, done, total))
             stage.bytes = worker.model.weight_bytes
-            self.numerics_fingerprint = worker.numerics_fingerprint()
-            stage.detail = f"numerics {self.numerics_fingerprint}"
+            self.model_digest, self.numerics = worker.model_digest, worker.numerics()
+            stage.detail = f"model {self.model_digest}, numerics {self.numerics}"
+            if worker.hashing_seconds:
+                stage.detail += f"; hashed in {worker.hashing_seconds:.2f} s"
         self.cache_size = self._size_cache(worker, progress)
         with progress.stage("allocate KV cache") as stage:
             worker.allocate(self.cache_size)
@@ -89,10 +91,10 @@ class InlineExecutor(Executor):
             self._thread = StepThread()
 
     def _test_numerics(self, worker: Worker) -> str:
-        """What the worker's self-test found, for a person; a fingerprint that holds for others only if it passed."""
+        """What the worker's self-test found, for a person; a digest that holds for others only if it passed."""
         if worker.is_bitwise_stable():
             return "a row's bits do not depend on its batch"
-        self.numerics_fingerprint = f"unstable {uuid.uuid4().hex}"
+        self.numerics = f"unstable {uuid.uuid4().hex}"
         return (
             "WARNING: a row's bits depend on its batch here (on a GPU, --deterministic changes that), so a request "
             "that moves to another engine goes on with a valid sample, but perhaps not with the tokens it would have "

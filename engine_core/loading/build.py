@@ -10,6 +10,7 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.layers.base import Layers
 from engine_core.layers.quantized import int8_bytes
 from engine_core.loading.checkpoint import Checkpoint
+from engine_core.loading.digest import WeightsDigest
 from engine_core.loading.dummy import DummyWeights
 from engine_core.loading.stored import StoredWeights
 from engine_core.loading.weights import ProgressCallback, Weights
@@ -37,13 +38,15 @@ def build_model(
     layers: Layers,
     device: torch.device,
     on_progress: ProgressCallback | None = None,
+    digest: WeightsDigest | None = None,
 ) -> CausalLM:
     """Load the checkpoint's weights into a model on ``device``.
 
     ``on_progress(done, total)`` is called with bytes as they are loaded: pass
     ``lambda done, total: progress.advance(stage, done, total)``.
     ``layers`` are made one by one, packed and perhaps quantized: a copy of the weights as they are stored never
-    exists. Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
+    exists. What is read is added to ``digest``.
+    Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
     """
     shape = checkpoint.shape
     shapes = tensor_shapes(shape)
@@ -52,7 +55,13 @@ def build_model(
         weights = DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
         weights = StoredWeights(
-            checkpoint.path, shapes, lambda name: is_redundant(name, shape), checkpoint.dtype, device, on_progress
+            checkpoint.path,
+            shapes,
+            lambda name: is_redundant(name, shape),
+            checkpoint.dtype,
+            device,
+            on_progress,
+            digest,
         )
     model = model_class(checkpoint.spec.architecture)
     return model(shape, weights, attention, checkpoint.dtype, device, layers, checkpoint.spec.max_model_len)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.loading.digest import WeightsDigest, digest_of
 from engine_core.loading.hub import download
 from engine_core.loading.location import local_directory
 from engine_core.loading.stored import find_tensors
@@ -43,6 +44,22 @@ class Checkpoint:
     """As in ``LoadConfig``."""
     seed: int
     """Of dummy weights."""
+
+    def digest(self, weights: WeightsDigest) -> str:
+        """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
+
+        Equal for copies, whatever they are called and in whatever number type and on whatever device they are computed.
+        The tokenizer is not in it: the engine core has none.
+        """
+        identity = {
+            "config": _read_object(self.path / "config.json"),
+            "default_sampling": self.spec.default_sampling,
+            "eos_token_ids": self.spec.eos_token_ids,
+            "max_model_len": self.spec.max_model_len,
+            "quantization": self.quantization,
+            "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
+        }
+        return digest_of(json.dumps(identity, sort_keys=True))
 
 
 def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
+from engine_core.loading.digest import WeightsDigest
 from engine_core.loading.weights import ProgressCallback, Staging
 
 _SINGLE = "model.safetensors"
@@ -70,9 +71,11 @@ class StoredWeights:
         dtype: torch.dtype,
         device: torch.device,
         on_progress: ProgressCallback | None = None,
+        digest: WeightsDigest | None = None,
     ) -> None:
         """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
 
+        What is taken is added to ``digest``.
         Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
         """
         self._tensors = find_tensors(directory)
@@ -81,6 +84,7 @@ class StoredWeights:
         self._staging = Staging(dtype, device)
         self._device = device
         self._on_progress = on_progress
+        self._digest = digest
         self._files: dict[Path, Any] = {}
         self._mapped = 0
         self._done = 0
@@ -110,6 +114,8 @@ class StoredWeights:
             tensor: torch.Tensor = self._files[stored.file].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
+        if self._digest is not None:
+            self._digest.add(name, tensor)
         self._mapped += stored.nbytes
         self._done += stored.nbytes
         return tensor

@@ -18,11 +18,11 @@ from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.device import Device, NewBatch
 from engine_core.worker.draws import Draws
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step
-from engine_core.worker.fingerprint import cpu_numerics
 from engine_core.worker.forward import HostForward
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, size
 from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.numerics import cpu_numerics
 from engine_core.worker.sampler import Sampler, SamplingRows
 
 # For layers that compile per size alone, which native ones do not.

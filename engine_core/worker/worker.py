@@ -10,15 +10,16 @@ from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
 from engine_core.loading.build import build_model, expected_weight_bytes
 from engine_core.loading.checkpoint import Checkpoint
+from engine_core.loading.digest import WeightsDigest
 from engine_core.models.base import CausalLM
 from engine_core.step import StepPlan
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.device import Device
 from engine_core.worker.device_choice import choose_device
 from engine_core.worker.dummy_steps import warm_up_steps
-from engine_core.worker.fingerprint import numerics_fingerprint
 from engine_core.worker.memory import Profile, require_room_for_weights, size
 from engine_core.worker.model_runner import LaunchedStep, ModelRunner
+from engine_core.worker.numerics import numerics_digest
 from engine_core.worker.self_test import is_bitwise_stable
 
 
@@ -30,6 +31,9 @@ class Worker:
     device: Device
     model: CausalLM
     bytes_per_block: int
+    model_digest: str
+    hashing_seconds: float
+    """How long hashing the weights took while they were loaded."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
@@ -57,16 +61,17 @@ class Worker:
         checkpoint = self.checkpoint
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(expected_weight_bytes(checkpoint), kept_as, self.device.usable)
-        device = self.device
-        self.model = build_model(checkpoint, device.attention, device.layers, device.torch_device, on_progress)
+        device, digest = self.device, WeightsDigest()
+        self.model = build_model(checkpoint, device.attention, device.layers, device.torch_device, on_progress, digest)
+        self.model_digest, self.hashing_seconds = checkpoint.digest(digest), digest.seconds
         self.bytes_per_block = device.attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
         device.trim()
 
-    def numerics_fingerprint(self) -> str:
+    def numerics(self) -> str:
         """Equal for workers that compute equal tokens."""
         spec = self.model.kv_cache_spec(self.limits.block_size)
         attention, layers = self.device.attention.numerics(spec), self.device.layers.numerics()
-        return numerics_fingerprint(self.checkpoint, self.device.numerics(), attention, layers)
+        return numerics_digest(self.model_digest, self.checkpoint.dtype, self.device.numerics(), attention, layers)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""

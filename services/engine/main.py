@@ -111,7 +111,7 @@ class _Engine:
             executor.cache_size,
             self._config.scheduler,
             tokenizer_fingerprint=tokenizer_fingerprint,
-            numerics_fingerprint=executor.numerics_fingerprint,
+            numerics_fingerprint=executor.numerics,
         )
         loop = asyncio.get_running_loop()
         self._hub.model = executor.model

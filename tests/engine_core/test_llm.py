@@ -125,7 +125,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, checkpoint: Path) -> 
         assert (
             chunked.generate([prompt], params)[0].prompt_logprobs == llm.generate([prompt], params)[0].prompt_logprobs
         )
-        assert chunked.numerics_fingerprint == llm.numerics_fingerprint
+        assert chunked.numerics == llm.numerics
 
 
 def test_results_do_not_depend_on_overlapping_steps() -> None:

@@ -80,7 +80,7 @@ def test_graphs_and_overlap_change_no_token(one: Path) -> None:
 
 def test_a_deterministic_engine_gives_equal_tokens_alone_and_when_resumed(one: Path) -> None:
     with LLM(str(one), **OPTIONS, dtype="bfloat16", deterministic=True) as llm:
-        assert not llm.numerics_fingerprint.startswith("unstable")
+        assert not llm.numerics.startswith("unstable")
         together = [result.choices[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
         for prompt, expected in zip(PROMPTS, together, strict=True):
             [alone] = llm.generate([prompt], GREEDY)
@@ -93,7 +93,7 @@ def test_a_deterministic_engine_gives_equal_tokens_alone_and_when_resumed(one: P
 
 def test_without_it_an_engine_says_so(one: Path) -> None:
     with LLM(str(one), **OPTIONS, dtype="bfloat16") as llm:
-        assert llm.numerics_fingerprint.startswith("unstable")
+        assert llm.numerics.startswith("unstable")
 
 
 def test_draws_are_those_of_a_cpu_engine(one: Path) -> None:

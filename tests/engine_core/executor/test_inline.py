@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,20 @@ def test_a_plan_is_answered(executor: InlineExecutor) -> None:
     assert result.step_id == 7
     assert [len(tokens) for tokens in result.token_ids] == [1]
     assert executor.cache_size.num_blocks * executor.cache_size.bytes_per_block <= 4 << 20
+
+
+def test_the_start_says_which_model_it_is_and_what_hashing_took(config: EngineConfig) -> None:
+    details: dict[str, str] = {}
+    observer = SimpleNamespace(
+        stage_started=lambda stage: None,
+        stage_advanced=lambda stage, done, total: None,
+        stage_finished=lambda stage: details.update({stage.name: stage.detail}),
+    )
+    executor = InlineExecutor(config)
+    executor.start(StartupProgress(observer))
+    executor.close()
+    expected = rf"model {executor.model_digest}, numerics {executor.numerics}; hashed in \d+\.\d\d s"
+    assert re.fullmatch(expected, details["load weights"])
 
 
 def test_a_failed_step_is_told_once_and_ends_it(executor: InlineExecutor) -> None:

@@ -104,7 +104,8 @@ class Pending:
 class CheckedExecutor(Executor):
     """Computes plans when they are submitted and checks each; a step is in flight until its result is asked for."""
 
-    numerics_fingerprint = "hashes"
+    model_digest = "a model"
+    numerics = "hashes"
 
     def __init__(
         self, model: ModelSpec, cache_size: CacheSize, limits: SchedulerConfig, max_concurrent_steps: int = 1

@@ -1,0 +1,50 @@
+"""The digest of a model's weights: of every byte, computed while they are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import torch
+import xxhash
+
+_BLOCK_BYTES = 2**24
+
+
+class WeightsDigest:
+    """Every byte of the tensors that are added, hashed where they lie.
+
+    A tensor is hashed in blocks of rows that its shape and type decide: processes that read parts of it can each hash
+    their blocks. Tensors count by name, so the digest depends neither on their order nor on the files they are in.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, bytes] = {}
+        self.seconds = 0.0
+        """Time that hashing took."""
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Hash a tensor as it is stored, on the CPU."""
+        start = time.perf_counter()
+        digest = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        row_bytes = tensor[0].nbytes if tensor.ndim and tensor.numel() else 1
+        step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
+        for at in range(0, len(data), step):
+            digest.update(xxhash.xxh3_128_digest(data[at : at + step]))
+        self._tensors[name] = digest.digest()
+        self.seconds += time.perf_counter() - start
+
+    def hexdigest(self) -> str:
+        """32 hex digits, of all that was added."""
+        return digest_of(*(f"{name} {self._tensors[name].hex()}" for name in sorted(self._tensors)))
+
+
+def digest_of(*parts: str) -> str:
+    """32 hex digits; equal for equal sequences of parts."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))  # so that neighbours cannot be mistaken for each other
+        digest.update(encoded)
+    return digest.hexdigest()
