@@ -39,6 +39,7 @@ ENV HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     RINGLINE_HOST=0.0.0.0
+COPY deploy/healthy /usr/local/bin/healthy
 USER 10001:10001
 STOPSIGNAL SIGTERM
 
@@ -46,16 +47,14 @@ STOPSIGNAL SIGTERM
 FROM runtime AS processor
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50051 60051
-HEALTHCHECK --interval=5s --timeout=15s --start-period=60s --retries=6 \
-    CMD ["ringline", "health", "127.0.0.1:50051", "--timeout", "10"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60051"]
 ENTRYPOINT ["ringline", "processor"]
 
 
 FROM runtime AS detokenizer
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50071 60071
-HEALTHCHECK --interval=5s --timeout=15s --start-period=60s --retries=6 \
-    CMD ["ringline", "health", "127.0.0.1:50071", "--timeout", "10"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60071"]
 ENTRYPOINT ["ringline", "detokenizer"]
 
 
@@ -92,6 +91,5 @@ ENV HF_HOME=/models \
     RINGLINE_MODEL=/usr/share/ringline/tiny \
     TRITON_CACHE_DIR=/cache
 EXPOSE 50061 60061
-HEALTHCHECK --interval=5s --timeout=15s --start-period=600s --retries=6 \
-    CMD ["ringline", "health", "127.0.0.1:50061", "--timeout", "10"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=6 CMD ["healthy", "60061"]
 ENTRYPOINT ["ringline", "engine"]

@@ -88,7 +88,7 @@ class _Detokenizer:
         self._metrics = DetokenizerMetrics()
 
     async def run(self) -> int:
-        metrics = start_metrics(self._settings, self._metrics.registry)
+        metrics = start_metrics(self._settings, self._metrics.registry, self._server.health.pages)
         try:
             return await self._server.run(self._work, self._drain)
         finally:

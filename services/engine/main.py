@@ -88,7 +88,7 @@ class _Engine:
         self._engine: StartedEngine | None = None
 
     async def run(self) -> int:
-        metrics = start_metrics(self._settings, self._hub.metrics.registry)
+        metrics = start_metrics(self._settings, self._hub.metrics.registry, self._server.health.pages)
         try:
             return await self._server.run(self._work, self._drain)
         finally:

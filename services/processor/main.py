@@ -147,7 +147,9 @@ class _Processor:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server.grpc)
 
     async def run(self) -> int:
-        metrics = start_metrics(self._settings, self._metrics.registry, pages(self._overview))
+        metrics = start_metrics(
+            self._settings, self._metrics.registry, {**pages(self._overview), **self._server.health.pages}
+        )
         try:
             return await self._server.run(self._work, self._drain)
         finally:

@@ -37,6 +37,8 @@ class Page:
     body: Callable[[], bytes]
     """Called in a thread of the server's, for each request."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    status: Callable[[], HTTPStatus] = lambda: HTTPStatus.OK
+    """Likewise."""
 
 
 def start_metrics(
@@ -125,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"Here is {', '.join(self.server.pages)}.")
             return
         body = page.body()
-        self.send_response(HTTPStatus.OK)
+        self.send_response(page.status())
         headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **page.headers}
         for name, value in {"Content-Type": page.content_type, "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)

@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.runtime.addresses import join_address
 from services.runtime.errors import ExitCode, FatalError
-from services.runtime.health import BoundedHealth
+from services.runtime.health import Health
 from services.runtime.interceptors import Guard
 from services.runtime.listening import check_listenable, remove_socket_file
 from services.runtime.settings import ServerSettings
@@ -55,8 +55,7 @@ class Server:
         Without ``credentials`` it speaks plain text. ``interceptors`` come after its own.
         """
         self._settings = settings
-        self._services = tuple(services)
-        self._health = BoundedHealth()
+        self.health = Health(services)
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
         self._exit_code: int = ExitCode.OK
@@ -68,13 +67,13 @@ class Server:
         self.grpc = grpc.aio.server(
             interceptors=[self._guard, *interceptors], options=server_options(settings.max_message_bytes)
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self) -> str:
         """Listen, NOT_SERVING; return the address. Raise ``FatalError`` if it cannot be listened on."""
-        await self.set_serving(False)
+        await self.health.start()
         check_listenable(self._settings)
         try:
             port = self._bind()
@@ -92,9 +91,7 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         """What health says of every service here, and of the whole server; final once a drain began."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", *self._services):
-            await self._health.set(service, status)
+        await self.health.set_ready(serving)
 
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
         """Begin to drain, for ``grace`` seconds (default: the settings'), and then let ``run`` return ``exit_code``.
@@ -139,7 +136,7 @@ class Server:
 
     async def stop(self, grace: float | None = None) -> None:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""
-        await self._health.enter_graceful_shutdown()
+        await self.health.drain()
         await self.grpc.stop(grace)
         await self._guard.wait_ended(_LAST_WORDS)
         remove_socket_file(self._settings)
@@ -154,7 +151,7 @@ class Server:
             self.request_stop()
 
     async def _drain(self, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        await self._health.enter_graceful_shutdown()
+        await self.health.drain()
         draining = asyncio.create_task(drain(self._grace))
         cut = asyncio.create_task(self._cut.wait())
         await asyncio.wait({draining, cut}, timeout=self._grace + _DRAIN_MARGIN, return_when=asyncio.FIRST_COMPLETED)

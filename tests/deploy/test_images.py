@@ -5,6 +5,7 @@ What an engine is needed for is tried by ``make compose-test``.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -12,14 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
 
 from services.cli import cli
 from services.commands.certs import ROLES
 from services.runtime.addresses import check_addresses
+from services.runtime.health import Health
+from services.runtime.metrics_endpoint import MetricsEndpoint
 from services.runtime.settings import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
@@ -31,6 +34,7 @@ from services.runtime.settings import (
 from services.runtime.variables import known_variables
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
 
+HEALTHY = ROOT / "deploy" / "healthy"
 PORTS = {"processor": PROCESSOR_PORT, "detokenizer": DETOKENIZER_PORT, "engine": ENGINE_PORT}
 FOREIGN_VARIABLES = {"HF_TOKEN"}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -67,13 +71,38 @@ def test_an_image_runs_its_service_as_nobody_special(kind: str) -> None:
 def test_a_health_check_asks_its_own_service(kind: str) -> None:
     (check,) = stages()[kind].all("HEALTHCHECK")
     options, _, command = check.partition("CMD ")
-    words = yaml.safe_load(command)
-    assert words[:3] == ["ringline", "health", f"127.0.0.1:{PORTS[kind]}"]
-    health = cli.get_command(click.Context(cli), "health")
-    context = health.make_context("health", words[2:])
+    assert yaml.safe_load(command) == [HEALTHY.name, str(PORTS[kind] + METRICS_PORT_OFFSET)]
     timeout = re.search(r"--timeout=(\S+)", options)
+    own_timeout = re.search(r"read -rt (\d+)", HEALTHY.read_text())
     assert timeout is not None
-    assert context.params["timeout"] < seconds(timeout[1])
+    assert own_timeout is not None
+    assert int(own_timeout[1]) < seconds(timeout[1])
+
+
+def test_a_health_check_is_in_every_image_and_starts_no_python() -> None:
+    (copied,) = stages()["runtime"].all("COPY")
+    assert (ROOT / copied.split()[0], Path(copied.split()[1])) == (HEALTHY, Path("/usr/local/bin") / HEALTHY.name)
+    assert f"!{HEALTHY.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().split()
+    assert HEALTHY.read_text().startswith("#!/usr/bin/env bash\n")
+    assert "python" not in HEALTHY.read_text().lower().replace("starts a python", "")
+
+
+async def test_the_health_check_follows_health() -> None:
+    health = Health(["some.Service"])
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, health.pages)
+
+    async def healthy() -> bool:
+        check = await asyncio.create_subprocess_exec(HEALTHY, str(endpoint.port), stderr=asyncio.subprocess.DEVNULL)
+        return await check.wait() == 0
+
+    await health.start()
+    assert not await healthy()
+    await health.set_ready(True)
+    assert await healthy()
+    await health.drain()
+    assert not await healthy()
+    endpoint.close()
+    assert not await healthy()
 
 
 @pytest.mark.parametrize("kind", ["processor", "detokenizer"])

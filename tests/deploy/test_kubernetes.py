@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import click
 import kubernetes_validate
 import pytest
 import yaml
 
-from services.cli import cli
 from services.runtime.addresses import check_addresses
+from services.runtime.health import LIVENESS, Health
 from services.runtime.settings import METRICS_PORT_OFFSET, ServerSettings
 from services.runtime.variables import known_variables
 from tests.deploy.dockerfile import ROOT, stages
@@ -72,7 +71,7 @@ def test_a_pod_is_found_probed_and_drained(name: str) -> None:
     }
     assert own["startupProbe"]["grpc"] == own["readinessProbe"]["grpc"] == {"port": port}
     # A processor without engines is not ready, but must live: it holds the requests that wait for one.
-    assert own["livenessProbe"]["httpGet"] == {"path": "/metrics", "port": "metrics"}
+    assert own["livenessProbe"]["grpc"] == {"port": port, "service": LIVENESS}
     (sleep,) = own["lifecycle"]["preStop"].values()
     assert sleep["command"][0] == "sleep"
     grace = pod(name)["terminationGracePeriodSeconds"]
@@ -149,7 +148,7 @@ def test_an_engine_on_a_gpu_has_one() -> None:
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_its_own_command(name: str) -> None:
+def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_http(name: str) -> None:
     own = container(name, "tls")
     told = {each["name"]: each["value"] for each in own["env"]}
     (mount,) = (each for each in own["volumeMounts"] if each["name"] == "certs")
@@ -161,12 +160,12 @@ def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_its_own_command(
     (volume,) = (each for each in pod(name, "tls")["volumes"] if each["name"] == "certs")
     assert volume["secret"]["secretName"] == f"ringline-{name}-tls"
     assert told.items() >= {each["name"]: each["value"] for each in container(name)["env"]}.items()
-    for probe in (own["startupProbe"], own["readinessProbe"]):
-        assert "grpc" not in probe
-        assert probe["exec"]["command"] == ["ringline", "health", f"localhost:{PORTS[name]}"]
-        health = cli.get_command(click.Context(cli), "health")
-        assert probe["timeoutSeconds"] > health.make_context("health", [f"localhost:{PORTS[name]}"]).params["timeout"]
-    assert own["startupProbe"]["failureThreshold"] == container(name)["startupProbe"]["failureThreshold"]
+    for probe, path in (("startupProbe", "/health"), ("readinessProbe", "/health"), ("livenessProbe", "/live")):
+        plain = container(name)[probe]
+        assert own[probe] == {"httpGet": {"path": path, "port": "metrics"}} | {
+            word: value for word, value in plain.items() if word != "grpc"
+        }
+        assert path in Health([]).pages
 
 
 def test_engines_are_scaled_by_a_series_that_they_have() -> None:

@@ -18,6 +18,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.runtime.channels import check_health, open_channel, wait_serving
 from services.runtime.errors import FatalError
 from services.runtime.gate import Denied, Gate
+from services.runtime.health import LIVENESS
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 
@@ -367,6 +368,29 @@ def test_a_port_in_use_ends_a_process_with_one_line_and_no_traceback():
         )
     (line,) = done.stderr.splitlines()
     assert (done.returncode, json.loads(line)["error"]) == (3, f"port {port} is in use: choose another with --port")
+
+
+async def test_a_process_is_alive_from_its_first_moment_through_its_drain_until_it_hangs():
+    async with serving() as (server, channel, _):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=LIVENESS), timeout=SECONDS
+        )
+
+        async def health():
+            pages = [(page.status(), page.body()) for page in server.health.pages.values()]
+            return await check_health(channel, seconds=SECONDS), await check_health(channel, LIVENESS, SECONDS), *pages
+
+        good, bad = (200, b"SERVING\n"), (503, b"NOT_SERVING\n")
+        assert await health() == ("NOT_SERVING", "SERVING", bad, good)
+        await server.set_serving(True)
+        assert await health() == ("SERVING", "SERVING", good, good)
+        await server.health.drain()
+        await server.set_serving(True)
+        assert await health() == ("NOT_SERVING", "SERVING", bad, good)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await server.health.set_hung()
+        assert await health() == ("NOT_SERVING", "NOT_SERVING", bad, bad)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_health_keeps_no_name_that_no_service_has():
