@@ -43,20 +43,34 @@ def options_of(section: type[Any]) -> dict[str, Option]:
     return {f.name: f.metadata["option"] for f in fields(section) if "option" in f.metadata}
 
 
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "True or False"),
+    "int": ((int,), "an integer"),
+    "float": ((float, int), "a number"),
+    "str": ((str,), "a string"),
+}
+"""By the annotation of an option's field: the types of its values, and how a person calls them."""
+
+
 def check_options(section: Any) -> None:
-    """Raise ``ConfigError`` for the first option of ``section`` whose value is out of range."""
+    """Raise ``ConfigError`` for the first option of ``section`` whose value is of another type, or out of range."""
+    annotations = {f.name: str(f.type) for f in fields(section)}
     for name, declared in options_of(type(section)).items():
         value = getattr(section, name)
-        if value is None:
+        annotation = annotations[name].removesuffix(" | None")
+        if value is None and annotation != annotations[name]:
             continue
+        types, noun = _TYPES[annotation]
+        if type(value) not in types:
+            raise ConfigError(name, value, noun)
         if declared.choices is not None and value not in declared.choices:
             raise ConfigError(name, value, "one of " + ", ".join(declared.choices))
         low, high = declared.minimum, declared.maximum
         # Written so that NaN, for which every comparison is false, is refused too.
         if low is not None and not value >= low:
-            raise ConfigError(name, value, f"a value of at least {low:g}")
+            raise ConfigError(name, value, f"a value of at least {low}")
         if high is not None and not value <= high:
-            raise ConfigError(name, value, f"a value of at most {high:g}")
+            raise ConfigError(name, value, f"a value of at most {high}")
 
 
 class _Section:
@@ -83,7 +97,7 @@ class ModelConfig(_Section):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
-        None, "Longest prompt plus output, in tokens; default: what the checkpoint allows.", minimum=1
+        None, "Longest prompt plus output, in tokens; default: what the checkpoint allows.", minimum=2
     )
     quantization: str | None = option(
         None,
@@ -91,7 +105,7 @@ class ModelConfig(_Section):
         "(see docs/quantization.md); default: compute in --dtype.",
         choices=("int8",),
     )
-    seed: int = option(0, "Seed of dummy weights.", minimum=0)
+    seed: int = option(0, "Seed of dummy weights.", minimum=0, maximum=2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +134,16 @@ class CacheConfig(_Section):
 class SchedulerConfig(_Section):
     """Batching and admission."""
 
-    max_num_batched_tokens: int = option(2048, "Tokens computed per step, over all sequences.", minimum=1)
-    max_num_seqs: int = option(256, "Sequences computed per step.", minimum=1)
+    max_num_batched_tokens: int = option(
+        2048, "Tokens computed per step, over all sequences.", minimum=1, maximum=2**20
+    )
+    max_num_seqs: int = option(256, "Sequences computed per step.", minimum=1, maximum=2**16)
     max_num_queued_reqs: int = option(
         4096,
         "Requests that may wait; more are refused with RESOURCE_EXHAUSTED. With --policy priority one tenant may have "
         "as many as it leaves free.",
         minimum=1,
+        maximum=2**20,
     )
     policy: str = option(
         "priority",
@@ -159,7 +176,9 @@ class DeviceConfig(_Section):
     device: str = option(
         "auto", "Device; auto takes an NVIDIA GPU if torch sees one, else the CPU.", choices=("auto", "cpu", "cuda")
     )
-    num_threads: int | None = option(None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1)
+    num_threads: int | None = option(
+        None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1, maximum=1024
+    )
     attention_backend: str | None = option(
         None,
         "What computes attention. On a GPU: triton (own kernels, the default), varlen (torch's varlen_attn, from torch "

@@ -168,12 +168,14 @@ def _max_model_len(config: ModelConfig, architecture: str, shape: DecoderShape) 
             f"at most {longest}, which is what the checkpoint allows "
             f"(max_position_embeddings {shape.max_position_embeddings}, rope type {shape.rope.rope_type})",
         )
+    if length < 2:
+        raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
     window = shape.sliding_window
     if window is not None and window < length:
-        raise UnsupportedModelError(
-            f"{architecture} attends over a sliding window of {window} tokens here, which is not supported; "
-            f"set max_model_len to {window} or less (it would be {length}), where the window changes nothing"
-        )
+        problem = f"{architecture} attends over a sliding window of {window} tokens here, which is not supported"
+        if window >= 2:
+            problem += f"; lower --max-model-len from {length} to at most {window}, where the window changes nothing"
+        raise UnsupportedModelError(problem)
     return length
 
 

@@ -137,6 +137,8 @@ def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, num
 
 def size(count: float) -> str:
     """A number of bytes for a person: 1.50 GiB."""
+    if count == 1:
+        return "1 byte"
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -13,30 +13,39 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.models.base import CausalLM
+from engine_core.worker.batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
-"""Tokens of the sequences: more than a block, a single one, a few."""
+"""Tokens of the sequences, where the model takes as many: more than a block, a single one, a few."""
 
 Step = Sequence[tuple[int, int]]
 """Sequences of a step, each with how many of its next tokens are computed."""
 
-_TOGETHER: Sequence[Step] = [list(enumerate(_LENGTHS))]
-_ALONE: Sequence[Step] = [[work] for work in enumerate(_LENGTHS)]
-_IN_PARTS: Sequence[Step] = [[(2, 5), (0, 20)], [(0, 16)], [(0, 1), (1, 1), (2, 1)]]
-"""Prompts in chunks, and at last a token of each, as when decoding."""
-
 
 @torch.inference_mode()
-def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, block_size: int, device: torch.device) -> bool:
+def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, limits: BatchLimits, device: torch.device) -> bool:
     """Whether logits have the same bits however sequences share steps, are cut, and with one thread or all.
 
     Pass a model that is cut to its first layers: all are alike.
     """
-    expected = _logits(model, attention, block_size, device, _TOGETHER)
-    if not _equal(expected, _logits(model, attention, block_size, device, _IN_PARTS)):
+    lengths = [min(length, limits.max_model_len) for length in _LENGTHS]
+
+    def logits(steps: Sequence[Step]) -> torch.Tensor:
+        return _logits(model, attention, limits.block_size, device, lengths, steps)
+
+    together = logits([list(enumerate(lengths))])
+    if not _equal(together, logits(_in_parts(lengths))):
         return False
     with _one_thread():
-        return _equal(expected, _logits(model, attention, block_size, device, _ALONE))
+        return _equal(together, logits([[work] for work in enumerate(lengths)]))
+
+
+def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:
+    """Prompts in chunks, and at last a token of each sequence, as when decoding."""
+    rest, _, few = (length - 1 for length in lengths)
+    chunk = -(-rest * 5 // 9)
+    parts = [[(2, few), (0, chunk)], [(0, rest - chunk)], [(0, 1), (1, 1), (2, 1)]]
+    return [step for part in parts if (step := [(sequence, count) for sequence, count in part if count])]
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -45,15 +54,20 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _logits(
-    model: CausalLM, attention: AttentionBackend, block_size: int, device: torch.device, steps: Sequence[Step]
+    model: CausalLM,
+    attention: AttentionBackend,
+    block_size: int,
+    device: torch.device,
+    lengths: Sequence[int],
+    steps: Sequence[Step],
 ) -> torch.Tensor:
     """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a cache of their own."""
-    blocks = [-(-length // block_size) for length in _LENGTHS]
+    blocks = [-(-length // block_size) for length in lengths]
     caches = attention.allocate(model.kv_cache_spec(block_size), sum(blocks), device)
     tables = torch.split(torch.arange(sum(blocks), dtype=torch.int32), blocks)
-    tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(_LENGTHS)]
-    computed = [0] * len(_LENGTHS)
-    logits: list[list[torch.Tensor]] = [[] for _ in _LENGTHS]
+    tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(lengths)]
+    computed = [0] * len(lengths)
+    logits: list[list[torch.Tensor]] = [[] for _ in lengths]
     for step in steps:
         ranges = [torch.arange(computed[sequence], computed[sequence] + count) for sequence, count in step]
         metadata = _metadata(step, ranges, tables, block_size)

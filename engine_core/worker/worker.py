@@ -107,7 +107,7 @@ class Worker:
         """Whether a row's bits do not depend on its step, tried on the first layer and the head."""
         device = self.device
         return device.batch_invariant and is_bitwise_stable(
-            self.model.first_layers(1), device.attention, self.limits.block_size, device.torch_device
+            self.model.first_layers(1), device.attention, self.limits, device.torch_device
         )
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -125,4 +125,11 @@ class Worker:
             self.device.trim()
 
     def _new_batch(self) -> PersistentBatch:
-        return PersistentBatch(self.limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+        limits = self.limits
+        try:
+            return PersistentBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"the system refused the memory for a batch of {limits.max_num_seqs} sequences of up to "
+                f"{limits.max_model_len} tokens. Lower --max-num-seqs or --max-model-len."
+            ) from error

@@ -109,14 +109,18 @@ def test_dtype_of_dummy_weights_needs_no_file(tmp_path: Path) -> None:
     assert open_config(tmp_path, LLAMA | {"torch_dtype": None}, load_format="dummy").spec.dtype == "float32"
 
 
-@pytest.mark.parametrize("window", [8, 255])
+@pytest.mark.parametrize("window", [2, 8, 255])
 def test_an_active_window_is_refused_with_the_way_out(window: int, tmp_path: Path) -> None:
     config = MISTRAL | {"sliding_window": window}
-    with pytest.raises(
-        UnsupportedModelError, match=f"window of {window} tokens.*set max_model_len to {window} or less"
-    ):
+    words = f"window of {window} tokens.*lower --max-model-len from 256 to at most {window}, "
+    with pytest.raises(UnsupportedModelError, match=words):
         open_config(tmp_path, config)
     assert open_config(tmp_path, config, max_model_len=window).spec.max_model_len == window
+
+
+def test_a_window_of_one_token_has_no_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"window of 1 tokens here, which is not supported$"):
+        open_config(tmp_path, MISTRAL | {"sliding_window": 1})
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,11 @@ def test_a_window_over_some_layers_is_refused(model_type: str, tmp_path: Path) -
     config = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     with pytest.raises(UnsupportedModelError, match=f"{name} attends over a sliding window of 8"):
         open_config(tmp_path, LLAMA | {"architectures": [name], "model_type": model_type} | config)
+
+
+def test_a_checkpoint_without_room_for_any_output_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="takes 1 token here, but a prompt and its output are two"):
+        open_config(tmp_path, LLAMA | {"max_position_embeddings": 1})
 
 
 def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from engine_core.llm import configure
 from engine_core.loading.build import build_model
 from engine_core.progress import Stage, StartupProgress
 from engine_core.worker import worker
+from engine_core.worker.batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
 from ..models.driver import CPU, layers_of, open_at
@@ -50,11 +51,14 @@ class OffInSmallSteps(SlightlyOff):
         return 1 < len(x) < 4
 
 
-def is_stable(directory: Path, layers: Layers | None = None, block_size: int = 16) -> bool:
-    checkpoint = open_at(directory)
+def is_stable(
+    directory: Path, layers: Layers | None = None, block_size: int = 16, max_model_len: int | None = None
+) -> bool:
+    checkpoint = open_at(directory, max_model_len=max_model_len)
     attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
     model = build_model(checkpoint, attention, layers or layers_of(checkpoint), CPU)
-    return is_bitwise_stable(model.first_layers(1), attention, block_size, CPU)
+    limits = BatchLimits(1, 1, checkpoint.spec.max_model_len, block_size)
+    return is_bitwise_stable(model.first_layers(1), attention, limits, CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +76,11 @@ def test_the_layers_that_there_are_pass(case: str, block_size: int, tmp_path: Pa
     assert is_stable(save_model(make_model(CASES[case]), tmp_path), block_size=block_size)
 
 
+@pytest.mark.parametrize("max_model_len", [2, 3, 6, 16, 36, 37])
+def test_the_layers_of_a_short_model_pass(max_model_len: int, tmp_path: Path) -> None:
+    assert is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), max_model_len=max_model_len)
+
+
 def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> None:
     model = make_model(CASES["llama-gqa"])
     with torch.no_grad():
@@ -80,13 +89,16 @@ def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> Non
     assert is_stable(save_model(model, tmp_path))
 
 
+@pytest.mark.parametrize("max_model_len", [2, 7, None])
 @pytest.mark.parametrize("layer", [OffAlone, OffWithOneThread, OffInSmallSteps])
-def test_layers_that_depend_on_the_step_are_found(layer: type[SlightlyOff], tmp_path: Path) -> None:
+def test_layers_that_depend_on_the_step_are_found(
+    layer: type[SlightlyOff], max_model_len: int | None, tmp_path: Path
+) -> None:
     class Off(TorchLayers):
         def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
             return layer(weight, bias)
 
-    assert not is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), Off())
+    assert not is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), Off(), max_model_len=max_model_len)
 
 
 class Details:

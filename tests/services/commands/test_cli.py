@@ -90,6 +90,11 @@ def test_help_shows_sections_defaults_and_the_rule_for_variables():
         (("engine",), "MODEL is missing"),
         (("engine", "a", "--model", "b"), "MODEL is 'a' and --model is 'b'"),
         (("engine", "a", "--max-num-seqs", "-3"), "--max-num-seqs (RINGLINE_MAX_NUM_SEQS): '-3' is not usable"),
+        (
+            ("engine", "a", "--max-model-len", "1"),
+            "--max-model-len (RINGLINE_MAX_MODEL_LEN): '1' is not usable: expected an integer, at least 2",
+        ),
+        (("serve", "a", "--max-num-seqs", "65537"), "'65537' is not usable: expected an integer from 1 to 65536"),
         (("serve", "a", "--block-size", "big"), "--block-size (RINGLINE_BLOCK_SIZE): 'big' is not usable"),
         (("serve", "--name", "x"), "No such option '--name'"),
         (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),

@@ -152,6 +152,7 @@ class Stack:
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
     flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
+    flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
     stack = Stack({**environment, **variables}, tmp_path, *flags)
@@ -167,7 +168,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         assert [stage["name"] for stage in stack.events("stage")][:3] == ["load libraries", "configuration", "device"]
         services = stack.serving()
         assert {service["health"] for service in services.values()} == {"SERVING"}
-        assert services["processor"]["models"][0]["max_model_len"] == 256
+        assert services["processor"]["models"][0]["max_model_len"] == 36
         assert services["engine"]["load"]["blocks_used"] == 0
         address = services["processor"]["address"]
         stack.until(lambda: ringline("health", address, env=environment).stdout == "SERVING\n")

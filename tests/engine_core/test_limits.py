@@ -1,0 +1,129 @@
+"""Every limit of size at its edges: an engine serves requests of the longest kind, or says which option to change."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core.config import EngineConfig, options_of
+from engine_core.errors import ConfigError, EngineError, OutOfMemoryError
+from engine_core.llm import LLM, configure
+from engine_core.loading.checkpoint import open_checkpoint
+from engine_core.request import SamplingParams
+from engine_core.worker.batch import BatchLimits
+from engine_core.worker.worker import Worker
+
+from .engines import BLOCK_BYTES
+from .models.tiny_models import CASES, make_model, save_model
+
+LENGTH = 64
+PROFILED = {"kv_cache_memory_bytes": None}
+NO_CHUNKS = {"enable_chunked_prefill": False}
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
+DEMANDING = SamplingParams(n=2, max_tokens=3, seed=1, top_p=0.9, logprobs=1, prompt_logprobs=1, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
+
+
+def start(checkpoint: Path, options: dict[str, Any]) -> LLM:
+    usual = {"dtype": "float32", "max_model_len": LENGTH, "kv_cache_memory_bytes": 64 * BLOCK_BYTES}
+    return LLM(str(checkpoint), **(usual | options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"max_model_len": length} for length in (2, 3, 6, 7, 15, 16, 17, 36, 37, 38, 511, 512)),
+        *({"max_model_len": length, **PROFILED} for length in (2, 36, 512)),
+        *({"block_size": size} for size in (1, 15, 17, 36, 37, 63, 64, 65, 1024)),
+        *({"block_size": size, **PROFILED} for size in (1, 37, 1024)),
+        *({"max_num_seqs": seqs} for seqs in (1, 2, 2**16)),
+        *({"max_num_batched_tokens": tokens} for tokens in (1, 2, 16, 36, 37, 63, 64, 65, 2**20)),
+        *({"max_num_batched_tokens": tokens, **PROFILED} for tokens in (1, 37, 2**20)),
+        *({"max_num_batched_tokens": tokens, **NO_CHUNKS} for tokens in (64, 65)),
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_num_queued_reqs": 1, "block_size": 1, "max_model_len": 2},
+        {"max_num_queued_reqs": 2**20},
+        {"kv_cache_memory_bytes": 4 * BLOCK_BYTES},
+        {"kv_cache_memory_bytes": 5 * BLOCK_BYTES - 1},
+        {"gpu_memory_utilization": 1.0, **PROFILED},
+        {"num_threads": 1},
+        {"load_format": "dummy", "seed": 2**64 - 1},
+    ],
+    ids=str,
+)
+def test_an_engine_serves_at_the_edges(options: dict[str, Any], checkpoint: Path) -> None:
+    with start(checkpoint, {"max_num_seqs": 4, **options}) as llm:
+        longest = llm.model.max_model_len
+        prompts = [[5] * (longest - 1), [7] * max(1, longest // 2), [3]]
+        results = llm.generate(prompts, GREEDY)
+        room = [longest - len(prompt) for prompt in prompts]
+        assert [len(result.choices[0].token_ids) for result in results] == [min(LENGTH, left) for left in room]
+        for result, left in zip(llm.generate(prompts, DEMANDING), room, strict=True):
+            assert [len(choice.logprobs) for choice in result.choices] == [min(3, left)] * 2
+        assert llm.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": 513}, "max_model_len=513 is not usable: expected at most 512"),
+        ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least max_model_len \(64\)"),
+        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is 1 .1 byte.*Raise --kv-cache-memory-bytes"),
+        ({"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1}, "lower --max-model-len to at most 48"),
+        ({"kv_cache_memory_bytes": 2**70}, "Lower .*--kv-cache-memory-bytes"),
+        ({"gpu_memory_utilization": 0.01, **PROFILED}, "Raise --gpu-memory-utilization"),
+    ],
+    ids=str,
+)
+def test_what_no_engine_can_serve_names_the_option(options: dict[str, Any], words: str, checkpoint: Path) -> None:
+    with pytest.raises(EngineError, match=words):
+        start(checkpoint, options)
+
+
+def test_a_batch_that_no_address_space_holds_names_the_options(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(model=str(checkpoint), kv_cache_memory_bytes=64 * BLOCK_BYTES, max_num_seqs=4)
+    worker = Worker(config, open_checkpoint(config.model, config.load))
+    worker.init_device()
+    worker.load_model(lambda done, total: None)
+    worker.limits = BatchLimits(2**16, 2048, 2**40, 1)
+    with pytest.raises(OutOfMemoryError, match=r"65536 sequences .* Lower --max-num-seqs or --max-model-len"):
+        worker.profile()
+
+
+def sizes() -> list[tuple[str, int]]:
+    """Options that count something, each with the least that it takes."""
+    found = []
+    for section in fields(EngineConfig):
+        assert isinstance(section.default_factory, type)
+        for option in fields(section.default_factory):
+            declared = options_of(section.default_factory)[option.name]
+            if str(option.type).startswith("int"):
+                assert declared.minimum is not None
+                found.append((option.name, int(declared.minimum)))
+    return found
+
+
+@pytest.mark.parametrize(("option", "least"), sizes())
+def test_an_option_refuses_what_is_no_number_of_its_range(option: str, least: int) -> None:
+    configure(model="m", **{option: least})
+    for value in (least - 1, float(least), str(least), True, [least]):
+        with pytest.raises(ConfigError, match=f"^{option}=.* is not usable: expected "):
+            configure(model="m", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dtype", None), ("dtype", 4), ("gpu_memory_utilization", "0.9"), ("gpu_memory_utilization", float("nan"))],
+)
+def test_an_option_refuses_values_of_other_types(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}="):
+        configure(model="m", **{option: value})
