@@ -23,11 +23,11 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "bench": "Drive load and measure it.",
     "plan": "How many processes a load needs, and how fast they will be.",
-    "status": "What is running, and how loaded.",
+    "status": "A server's services, their health and load.",
     "health": "Whether a service is serving (exit code 0 or 1).",
     "certs": "Make certificates for development.",
     "token": "Make a bearer token for a tenant.",
-    "demo": "Start everything with the bundled model and stream an answer.",
+    "demo": "Start everything with the bundled model and stream an answer; --kill a service meanwhile.",
     "config-docs": "Print docs/configuration.md.",
 }
 """Every subcommand with its summary. ``name`` is the click command ``name`` in ``services.commands.name``."""

@@ -20,6 +20,8 @@ from services.runtime.settings import PROCESSOR_PORT
 from services.runtime.tokens import watched_tokens
 from services.runtime.variables import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
 
+DEFAULT_ADDRESS = f"127.0.0.1:{PROCESSOR_PORT}"
+
 _CONNECTION_FLAGS = {
     "ca": "--tls-ca-file",
     "cert": "--tls-cert-file",
@@ -80,7 +82,7 @@ def _address_option(
     return click.option(
         "--address",
         metavar=metavar,
-        default=f"127.0.0.1:{PROCESSOR_PORT}",
+        default=DEFAULT_ADDRESS,
         envvar=ADDRESS_VARIABLE,
         callback=check,
         show_default=True,

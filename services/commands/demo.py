@@ -1,4 +1,7 @@
-"""``ringline demo``: the whole ring at work, once: three processes, one streamed answer, and what ran where."""
+"""``ringline demo``: the whole ring at work, once: three processes, one streamed answer, and what ran where.
+
+With ``--kill`` many answers, and a service killed in their middle (``services.commands.survival``).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import ringline
 
 from services.commands.engine import engine_config
 from services.commands.serve import bundled_model, stack_options
+from services.commands.survival import PROMPT_OF_MANY, survive
 from services.runtime.child_logs import ChildLogs
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.launch import ReadyStack, run_stack
@@ -43,13 +47,21 @@ class _Timing:
 
 
 @click.command()
-@click.option("--prompt", default=PROMPT, show_default=True, help="What to ask.")
+@click.option("--prompt", help="What to ask; with --kill, a text to continue.")
 @click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
-def demo(prompt: str, model: str | None) -> int:
+@click.option(
+    "--kill",
+    "victim",
+    is_flag=False,
+    flag_value="engine",
+    type=click.Choice(list(_ROLES)),
+    help="Kill a service, the engine if none is named, in the middle of answers; compare them with undisturbed ones.",
+)
+def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
     """Start the three services on free ports, stream an answer through them, show what ran where, and stop."""
     model = model or bundled_model()
     settings = ProcessorSettings(server=ServerSettings(port=0), telemetry=TelemetrySettings(metrics=False))
-    configure_logs(TelemetrySettings(log_format="console"), "demo")
+    configure_logs(TelemetrySettings(log_format="console", log_level="warning" if victim is None else "error"), "demo")
     engine_config({"model": model})
     logs = ChildLogs(as_json=False, quiet=True)
     answered = False
@@ -57,14 +69,16 @@ def demo(prompt: str, model: str | None) -> int:
     async def show(ready: ReadyStack) -> int:
         nonlocal answered
         logs.ready(f"  ready in {ready.seconds:.1f} s")
-        click.echo(f"\n> {prompt}\n")
+        same = True
         try:
-            generation, timing = await _ask(ready.address, prompt)
+            if victim is None:
+                await _show_answer(ready, prompt or PROMPT)
+            else:
+                same = await survive(ready, victim, prompt or PROMPT_OF_MANY)
         except ringline.RingError as error:
             raise FatalError(f"the request failed: {error}", ExitCode.FAILURE) from None
-        click.echo("\n" + _report(ready.state, generation.usage, timing))
         answered = True
-        return ExitCode.OK
+        return ExitCode.OK if same else ExitCode.FAILURE
 
     click.echo(f"starting an engine, a detokenizer and a processor with {model}")
     options = stack_options(settings, {"model": model})
@@ -72,6 +86,13 @@ def demo(prompt: str, model: str | None) -> int:
     if code == ExitCode.OK and not answered:  # told to stop, in good order, but before it had shown anything
         raise click.Abort
     return code
+
+
+async def _show_answer(ready: ReadyStack, prompt: str) -> None:
+    """One streamed answer, and what ran where."""
+    click.echo(f"\n> {prompt}\n")
+    generation, timing = await _ask(ready.address, prompt)
+    click.echo("\n" + _report(ready.state, generation.usage, timing))
 
 
 async def _ask(address: str, prompt: str) -> tuple[ringline.Generation, _Timing]:

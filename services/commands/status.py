@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,12 +17,14 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands._handshake import tls_trouble
-from services.commands._options import Connection, connection_options
+from services.commands._options import DEFAULT_ADDRESS, Connection, connection_options
 from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.discovery import addresses_of
 from services.runtime.errors import ExitCode
 from services.runtime.run_dir import StackState, running_stacks
+from services.runtime.stack import SERVICES
+from services.runtime.variables import ADDRESS_VARIABLE
 
 _TIMEOUT = 2.0
 
@@ -33,6 +36,7 @@ class ServiceStatus:
     service: str
     address: str
     health: str
+    """As the health service says it; UNREACHABLE, or NOT_RUNNING between two lives of a service of a stack."""
     pid: int | None = None
     metrics: str | None = None
     models: list[dict[str, Any]] | None = None
@@ -52,65 +56,109 @@ class StackStatus:
 
 
 @click.command()
-@click.option("--address", "processors", metavar="ADDRESS", multiple=True, help="A processor. Can be repeated.")
+@click.option(
+    "--address",
+    "processors",
+    metavar="ADDRESS",
+    multiple=True,
+    help=f"A processor. Can be repeated.  [env var: {ADDRESS_VARIABLE}; default: {DEFAULT_ADDRESS}]",
+)
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True, help="An engine. Can be repeated.")
 @click.option("--detokenizer", "detokenizers", metavar="ADDRESS", multiple=True, help="A detokenizer. Can be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Every stack that this user runs on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
 def status(
     processors: tuple[str, ...],
     engines: tuple[str, ...],
     detokenizers: tuple[str, ...],
+    everything: bool,
     as_json: bool,
     connection: Connection,
 ) -> int:
-    """Show every stack that this user runs here with `ringline serve`, or the addresses given.
+    """Show the processor at --address: its health, and what it serves. Of a stack that this user runs here with
+    `ringline serve`, all three services are shown, with their process ids.
 
     An address is host:port or unix:path; of a host that is a name, all of its addresses are shown. Exit code 0 if
     everything shown is serving, else (or if nothing runs) 1.
     """
-    for address in (*processors, *engines, *detokenizers):
-        if not valid_address(address):
-            raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
-    asked = {"processor": processors, "engine": engines, "detokenizer": detokenizers}
-    found = asyncio.run(_given(asked, connection) if any(asked.values()) else _running(connection))
+    named = any((processors, engines, detokenizers))
+    if everything and named:
+        raise click.UsageError("give either --all or addresses")
+    if not named:
+        processors = (os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,)
+    asked = {"processor": _split(processors), "engine": _split(engines), "detokenizer": _split(detokenizers)}
+    found = asyncio.run(_running(connection) if everything else _asked(asked, connection))
+    services = [service for stack in found for service in stack.services]
+    if not named and all(service.health == "UNREACHABLE" and service.trouble is None for service in services):
+        found = []
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
     elif not found:
-        click.echo("nothing is running here; start it with `ringline serve`, or name a server with --address")
+        click.echo(_nothing(None if everything else processors[0]))
     else:
         click.echo("\n\n".join(_stack_text(stack) for stack in found))
-    serving = found and all(service.health == "SERVING" for stack in found for service in stack.services)
+    serving = found and all(service.health == "SERVING" for service in services)
     return ExitCode.OK if serving else ExitCode.FAILURE
+
+
+def _split(targets: Sequence[str]) -> list[str]:
+    """One by one, where several are separated by commas as other commands take them."""
+    addresses = [address.strip() for target in targets for address in target.split(",")]
+    for address in addresses:
+        if not valid_address(address):
+            raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
+    return addresses
+
+
+def _nothing(address: str | None) -> str:
+    """What to do where nothing is found: at ``address``, or on the whole machine."""
+    if address is None:
+        return "nothing is running here; start it with `ringline serve`, or name a server with --address"
+    others = len(running_stacks())
+    elsewhere = f", --all shows what else this machine runs ({others})" if others else ""
+    return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
 
 
 async def _running(connection: Connection) -> list[StackStatus]:
     return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
 
 
-async def _given(targets: Mapping[str, Sequence[str]], connection: Connection) -> list[StackStatus]:
-    """Of each service, those at its targets."""
-    asked = [
-        (name, address, target)
-        for name, given in targets.items()
-        for target in given
-        for address in await addresses_of(target)
-    ]
-    services = await asyncio.gather(
-        *(_service(name, address, connection, target=target) for name, address, target in asked)
-    )
-    return [StackStatus("the addresses given", list(services))]
+async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection) -> list[StackStatus]:
+    """The stacks of this machine whose processors are asked for, and the other addresses one by one."""
+    running = [(state, set(await addresses_of(state.address))) for state in running_stacks()]
+    stacks: list[Awaitable[StackStatus]] = []
+    single: list[Awaitable[ServiceStatus]] = []
+    for name, given in targets.items():
+        for target in given:
+            addresses = await addresses_of(target)
+            here = [state for state, places in running if name == "processor" and places.intersection(addresses)]
+            if here:
+                stacks += [_stack(state, connection, target) for state in here]
+            else:
+                single += [_service(name, address, connection, target=target) for address in addresses]
+    found, services = await asyncio.gather(asyncio.gather(*stacks), asyncio.gather(*single))
+    return [*found, StackStatus("the addresses given", services)] if services else found
 
 
-async def _stack(state: StackState, connection: Connection) -> StackStatus:
+async def _stack(state: StackState, connection: Connection, target: str | None = None) -> StackStatus:
+    """``target``: the address of its processor, as it was asked for."""
     services = await asyncio.gather(
         *(
-            _service(name, each.address, connection, pid=each.pid, metrics=each.metrics)
+            _service(
+                name,
+                each.address,
+                connection,
+                target=target if name == "processor" else None,
+                pid=each.pid,
+                metrics=each.metrics,
+            )
             for name, each in state.services.items()
         )
     )
+    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in SERVICES if name not in state.services]
     uptime = max(0, round(time.time() - state.started))
-    return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", list(services))
+    return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", [*services, *absent])
 
 
 async def _service(

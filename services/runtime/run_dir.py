@@ -49,8 +49,10 @@ class StackState:
     model: str
     started: float
     """Seconds since 1970."""
+    address: str
+    """Where this machine reaches the processor, whether it runs at this moment or not."""
     services: Mapping[str, ProcessState]
-    """engine, detokenizer and processor, as far as they have been started."""
+    """engine, detokenizer and processor, as far as they run."""
 
 
 class RunDirectory:

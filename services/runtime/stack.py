@@ -16,6 +16,9 @@ from services.runtime.run_dir import ProcessState, RunDirectory, StackState
 from services.runtime.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
 from services.runtime.supervisor import ChildSpec, Supervisor
 
+SERVICES = ("engine", "detokenizer", "processor")
+"""In the order in which they depend on each other."""
+
 # The metrics of the engine and the detokenizer lie this far above the processor's, so that the defaults of a stack
 # are those of three services that were started one by one.
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
@@ -79,7 +82,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     }
     environment = _environment()
     specs = []
-    for name in ("engine", "detokenizer", "processor"):
+    for name in SERVICES:
         port = options.metrics_ports.get(name)
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
         values = {**options.values, **_FRONT_ALONE, **fixed, **own[name]}
@@ -107,7 +110,7 @@ def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervi
         metrics = None if port is None else f"http://{host}:{port}/metrics"
         if child.pid is not None:
             services[name] = ProcessState(child.pid, addresses[name], metrics)
-    return StackState(os.getpid(), str(options.values.get("model", "")), started, services)
+    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.front_address, services)
 
 
 def default_metrics_port(port: int) -> int:

@@ -69,8 +69,9 @@ def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) 
     load = run("bench", "--requests", "2", "--input-len", "4", "--output-len", "4", "--json")
     assert json.loads(load.output)["completed"] == 2
     (shown,) = json.loads(run("status", "--address", stack.address, "--json").output)["stacks"]
-    assert shown["services"][0]["health"] == "SERVING"
-    assert shown["services"][0]["models"][0]["max_model_len"] > 0
+    services = {service["service"]: service for service in shown["services"]}
+    assert {service["health"] for service in services.values()} == {"SERVING"}
+    assert services["processor"]["models"][0]["max_model_len"] > 0
 
 
 def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -145,7 +146,7 @@ class Stack:
         return shown[-1][1]
 
     def status(self):
-        done = ringline("status", "--json", env=self.env)
+        done = ringline("status", "--all", "--json", env=self.env)
         (stack,) = json.loads(done.stdout)["stacks"]
         return done.returncode, {service["service"]: service for service in stack["services"]}
 
@@ -190,7 +191,8 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         assert stack.process.wait(90) == 0
         assert [r["service"] for r in stack.events("draining")] == ["processor", "detokenizer", "engine"]
         assert not any(alive(service["pid"]) for service in services.values())
-        assert ringline("status", env=environment).returncode == 1
+        done = ringline("status", "--all", env=environment)
+        assert (done.returncode, done.stdout[:24]) == (1, "nothing is running here;")
     finally:
         stack.process.kill()
 
@@ -278,6 +280,14 @@ def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environ
     for line, service in zip(report[::2], ("processor", "engine", "detokenizer", "first token"), strict=True):
         assert line.split()[0] == service.split()[0]
     assert "tokens/s" in report[-1]
+
+
+def test_the_demo_kills_a_service_and_finds_the_answers_unchanged(checkpoint, environment):
+    done = ringline("demo", "--kill", "detokenizer", "--model", str(checkpoint), "--prompt", "the", env=environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert re.search(r"kill -9 \d+: the detokenizer is dead", done.stdout)
+    tokens = re.search(r"undisturbed: ([\d,]+) tokens in", done.stdout)[1]
+    assert done.stdout.endswith(f"64 answers of {tokens} tokens, each compared with the undisturbed one: the same\n")
 
 
 def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(checkpoint, environment):

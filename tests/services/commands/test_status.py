@@ -1,13 +1,15 @@
-"""``ringline status`` of addresses that are given: each process behind a name is shown."""
+"""``ringline status``: which stacks and services an address leads to."""
 
 from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands.status import status
+from services.runtime.run_dir import ProcessState, StackState, run_directory
 
 
 class Door(engine_pb2_grpc.EngineServiceServicer):
@@ -69,3 +72,61 @@ def test_a_detokenizer_that_is_not_there_is_shown_as_such() -> None:
     result = ask("--detokenizer", "127.0.0.1:1", "--detokenizer", "no-such-host.invalid:1")
     assert result.stdout.count("UNREACHABLE") == 2
     assert result.return_value == 1
+
+
+@contextmanager
+def stack(pid: int, address: str, **services: ProcessState) -> Iterator[None]:
+    """What a ``ringline serve`` tells about itself while it runs."""
+    with run_directory() as directory:
+        directory.write(StackState(pid, f"model-{pid}", 1.0, address, services))
+        yield
+
+
+@pytest.fixture
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield
+
+
+@pytest.mark.usefixtures("runtime_directory")
+def test_of_several_stacks_the_one_at_the_address_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.commands.status._TIMEOUT", 60.0)
+    with engine("127.0.0.1", running=0) as mine, engine("127.0.0.1", running=0) as other:
+        processors = {port: ProcessState(port, f"127.0.0.1:{port}", None) for port in (mine, other)}
+        addresses = {port: process.address for port, process in processors.items()}
+        with (
+            stack(1, addresses[mine], processor=processors[mine], engine=ProcessState(7, f"127.0.0.1:{mine}", None)),
+            stack(2, addresses[other], processor=processors[other]),
+        ):
+            monkeypatch.setenv("RINGLINE_ADDRESS", addresses[mine])
+            for arguments in ((), ("--address", addresses[mine]), ("--address", f"localhost:{mine}")):
+                [shown] = json.loads(ask(*arguments, "--json").stdout)["stacks"]
+                assert shown["title"].startswith("model-1 (pid 1,")
+                assert [service["pid"] for service in shown["services"]] == [mine, 7, None]
+            everything = json.loads(ask("--all", "--json").stdout)["stacks"]
+            assert {found["title"].split()[0] for found in everything} == {"model-1", "model-2"}
+
+
+@pytest.mark.usefixtures("runtime_directory")
+def test_a_service_of_a_stack_that_is_being_restarted_is_shown_as_not_running() -> None:
+    with stack(1, "127.0.0.1:1"):
+        result = ask("--address", "127.0.0.1:1")
+    assert result.stdout.count("NOT_RUNNING") == 3
+    assert result.return_value == 1
+
+
+@pytest.mark.usefixtures("runtime_directory")
+def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
+    with stack(1, "127.0.0.1:2"):
+        result = ask()
+    assert result.stdout.startswith("nothing serves at 127.0.0.1:1: `ringline serve` starts a server, ")
+    assert "--all shows what else this machine runs (1)" in result.stdout
+    assert result.return_value == 1
+    assert json.loads(ask("--json").stdout) == {"stacks": []}
+
+
+@pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])
+def test_what_cannot_be_asked_is_refused(arguments: tuple[str, ...]) -> None:
+    assert isinstance(ask(*arguments).exception, click.UsageError)

@@ -15,13 +15,13 @@ from services.runtime.errors import FatalError
 from services.runtime.run_dir import ProcessState, StackState, run_directory, running_stacks
 
 ROOT = Path(__file__).resolve().parents[3]
-STATE = StackState(1, "tiny", 12.5, {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
+STATE = StackState(1, "tiny", 12.5, "127.0.0.1:50051", {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
 
 HOLDER = """
 import sys
 from services.runtime.run_dir import *
 with run_directory() as directory:
-    directory.write(StackState(os.getpid(), "held", 1.0, {}))
+    directory.write(StackState(os.getpid(), "held", 1.0, "127.0.0.1:1", {}))
     print(directory.path, flush=True)
     sys.stdin.read()
 """
