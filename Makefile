@@ -18,7 +18,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu compile-gpu chaos fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-gpu compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ compile-gpu: $(FULL)  ## compile every kernel for GPUs in all its configurations
 
 chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
+
+abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
+	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
 
 compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--step one --step tls" to choose
 	.venv/bin/python -m tests.compose $(COMPOSE_TEST)

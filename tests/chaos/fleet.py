@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,19 @@ class Held:
 class Process:
     """One service, in all of its lives."""
 
-    def __init__(self, name: str, socket: Path, log: Path, flags: list[str]) -> None:
-        self.name, self.socket, self.log = name, socket, log
+    def __init__(self, name: str, address: str, log: Path, flags: list[str]) -> None:
+        """It listens at ``address``."""
+        self.name, self.address, self.log = name, address, log
         self.kind = name.partition("-")[0]
         self._flags = flags
         self._process: subprocess.Popen[bytes] | None = None
         self._hung_until = 0.0
 
     @property
-    def address(self) -> str:
-        return f"unix:{self.socket}"
+    def pid(self) -> int:
+        """Of its present life, or of the last one."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -67,8 +71,8 @@ class Process:
         """Begin a life, unless it has one."""
         if self.alive:
             return
-        command = [sys.executable, "-m", "services.cli", self.kind, "--name", self.name, "--uds", str(self.socket)]
-        command += ["--no-metrics", "--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self._flags]
+        command = [sys.executable, "-m", "services.cli", self.kind, "--name", self.name, *listen_flags(self.address)]
+        command += ["--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self._flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -117,7 +121,9 @@ class Fleet:
         self.processes: dict[str, Process] = {}
         for name in (name for names in self.names.values() for name in names):
             flags = self._flags(name)
-            self.processes[name] = Process(name, directory / f"{name}.sock", directory / f"{name}.log", flags)
+            self.processes[name] = Process(
+                name, f"unix:{directory / name}.sock", directory / f"{name}.log", ["--no-metrics", *flags]
+            )
         self._fronts = self._wires("client", "processor")
 
     def _flags(self, name: str) -> list[str]:
@@ -163,13 +169,7 @@ class Fleet:
 
     async def wait_serving(self, *names: str) -> None:
         """Return when all of these say that they serve."""
-        end = time.monotonic() + START_TIMEOUT
-        for name in names:
-            process = self.processes[name]
-            async with open_channel(process.address) as channel:
-                while await check_health(channel, seconds=1.0) != "SERVING":
-                    assert time.monotonic() < end, f"{name} does not serve:\n{process.log.read_text()[-4000:]}"
-                    await asyncio.sleep(0.05)
+        await wait_serving(self.processes[name] for name in names)
 
     async def heal(self) -> None:
         """End every fault, and start what is not there."""
@@ -183,12 +183,35 @@ class Fleet:
     async def held(self, name: str) -> Held:
         """What an engine or a detokenizer holds now."""
         process = self.processes[name]
+        return await held(process.kind, process.address)
+
+
+def listen_flags(address: str) -> list[str]:
+    """Of a service that is to listen there."""
+    if address.startswith("unix:"):
+        return ["--uds", address.removeprefix("unix:")]
+    host, _, port = address.rpartition(":")
+    return ["--host", host, "--port", port]
+
+
+async def wait_serving(processes: Iterable[Process]) -> None:
+    """Return when all of them say that they serve."""
+    end = time.monotonic() + START_TIMEOUT
+    for process in processes:
         async with open_channel(process.address) as channel:
-            if process.kind == "engine":
-                stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-                load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load
-                return Held(load.ledgers, load.blocks_used, load.running, load.waiting)
-            return Held(live_requests=await _live_requests(channel))
+            while await check_health(channel, seconds=1.0) != "SERVING":
+                assert time.monotonic() < end, f"{process.name} does not serve:\n{process.log.read_text()[-4000:]}"
+                await asyncio.sleep(0.05)
+
+
+async def held(kind: str, address: str) -> Held:
+    """What an engine or a detokenizer holds now."""
+    async with open_channel(address) as channel:
+        if kind == "engine":
+            stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+            load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load
+            return Held(load.ledgers, load.blocks_used, load.running, load.waiting)
+        return Held(live_requests=await _live_requests(channel))
 
 
 async def _live_requests(channel: grpc.aio.Channel) -> int:

@@ -51,11 +51,11 @@ async def undisturbed(client: AsyncClient, specs: Sequence[Spec], concurrency: i
     """The right answer to each request of the pool, asked while nothing goes wrong, so many at a time."""
     free = asyncio.Semaphore(concurrency)
 
-    async def ask(spec: Spec) -> Outcome:
+    async def answer(spec: Spec) -> Outcome:
         async with free:
-            return await _ask(client, spec)
+            return await ask(client, spec)
 
-    answers = await asyncio.gather(*map(ask, specs))
+    answers = await asyncio.gather(*map(answer, specs))
     for spec, answer in zip(specs, answers, strict=True):
         assert not answer.error, f"{spec.name}: {answer.error}"
     return {spec.name: answer for spec, answer in zip(specs, answers, strict=True)}
@@ -102,7 +102,7 @@ class Load:
             slow = SLOW_PAUSE if CANCEL_SHARE <= chance < CANCEL_SHARE + SLOW_SHARE else 0.0
             client = random_.choice(self._clients)
             pause = random_.uniform(0, 2 * self._pause)
-            outcome = await _ask(client, spec, cancel_after=cancel_after, slow=slow)
+            outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow)
             self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0)
             await asyncio.sleep(pause)
 
@@ -126,7 +126,7 @@ class Load:
                 tally.details.append(f"{when} {spec.name}: {fault}: {words}")
 
 
-async def _ask(client: AsyncClient, spec: Spec, *, cancel_after: int | None = None, slow: float = 0.0) -> Outcome:
+async def ask(client: AsyncClient, spec: Spec, *, cancel_after: int | None = None, slow: float = 0.0) -> Outcome:
     """One request, read to its end, or cancelled after so many tokens."""
     outcome = Outcome()
     try:

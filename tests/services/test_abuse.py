@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import struct
 from pathlib import Path
 
@@ -13,35 +11,22 @@ import ringline
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from tests.abuse.wire import (
+    CANCEL,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    WAIT,
+    Connection,
+    frame,
+    headers,
+)
 from tests.ring import Ring
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
-END_STREAM, END_HEADERS = 1, 4
-CANCEL = 8
 MAX_STREAMS = 4096
-WAIT = 60.0
-"""Seconds in which the server must have closed a connection."""
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def headers(**more: str) -> bytes:
-    """Of a call, in HPACK: each a literal with a name of its own."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": "/ringline.inference.v1.InferenceService/ListModels",
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    } | more
-    return b"".join(
-        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
-        for name, value in fields.items()
-    )
 
 
 def resident(pid: int) -> int:
@@ -49,68 +34,9 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-class Stranger:
-    """A connection that says what it likes."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.sent = 0
-        self.ended = 0
-        """Streams that the server ended."""
-        self._news = asyncio.Condition()
-
-    async def __aenter__(self) -> Stranger:
-        host, _, port = self._address.rpartition(":")
-        self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        self._heard = asyncio.create_task(self._listen())
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._heard.cancel()
-        await asyncio.gather(self._heard, return_exceptions=True)
-        self._writer.transport.abort()
-
-    async def _listen(self) -> None:
-        """Until the server closes the connection."""
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = await self._reader.readexactly(9)
-                await self._reader.readexactly(int.from_bytes(head[:3]))
-                if head[3] == HEADERS and head[4] & END_STREAM:
-                    async with self._news:
-                        self.ended += 1
-                        self._news.notify_all()
-
-    async def say(self, data: bytes) -> bool:
-        """Whether the server still listened."""
-        if self._heard.done():
-            return False
-        try:
-            self._writer.write(data)
-            async with asyncio.timeout(WAIT):
-                await self._writer.drain()
-        except ConnectionError:
-            return False
-        self.sent += len(data)
-        return True
-
-    async def greet(self) -> None:
-        await self.say(PREFACE + frame(SETTINGS, 0, 0, b""))
-
-    async def has_ended(self, streams: int) -> None:
-        """Until the server ended so many."""
-        async with asyncio.timeout(WAIT), self._news:
-            await self._news.wait_for(lambda: self.ended >= streams)
-
-    async def closed(self) -> None:
-        """Until the server closes the connection."""
-        async with asyncio.timeout(WAIT):
-            await asyncio.shield(self._heard)
-
-
 async def test_strangers_disturb_nobody(ring: Ring) -> None:
     before = resident(ring.pid("processor"))
-    async with ringline.AsyncClient(ring.address) as client, Stranger(ring.address) as silent:
+    async with ringline.AsyncClient(ring.address) as client, Connection(ring.address) as silent:
         expected = await client.generate("Once upon a time", max_tokens=16, temperature=0)
         stream = client.stream("Once upon a time", max_tokens=300, ignore_eos=True)
         await anext(aiter(stream))
@@ -131,7 +57,7 @@ async def test_strangers_disturb_nobody(ring: Ring) -> None:
 
 async def rapid_reset(address: str) -> None:
     """Calls that are taken back at once (CVE-2023-44487)."""
-    async with Stranger(address) as stranger:
+    async with Connection(address) as stranger:
         await stranger.greet()
         for stream in range(1, 20_001, 2):
             call = frame(HEADERS, END_HEADERS, stream, headers())
@@ -140,7 +66,7 @@ async def rapid_reset(address: str) -> None:
 
 
 async def ping_flood(address: str) -> None:
-    async with Stranger(address) as stranger:
+    async with Connection(address) as stranger:
         await stranger.greet()
         for _ in range(10_000):
             if not await stranger.say(frame(PING, 0, 0, b"12345678")):
@@ -150,7 +76,7 @@ async def ping_flood(address: str) -> None:
 
 async def continuation_flood(address: str) -> None:
     """Headers without an end (CVE-2024-27316 and its like): gRPC reads on, and keeps nothing of them."""
-    async with Stranger(address) as stranger:
+    async with Connection(address) as stranger:
         await stranger.greet()
         await stranger.say(frame(HEADERS, 0, 1, headers()))
         more = headers(**{"x-more": "y" * 100}) * 80
@@ -181,11 +107,11 @@ async def reflection_that_is_dropped(address: str) -> None:
 async def half_open_streams(ring: Ring) -> None:
     """Calls whose messages begin and do not go on, and one that goes on a byte at a time."""
     begun = frame(DATA, 0, 1, b"\0\0\0\1\0" + b"\x0a")  # 256 bytes are announced
-    async with Stranger(ring.address) as stranger:
+    async with Connection(ring.address) as stranger:
         await stranger.greet()
         for stream in range(1, 4_001, 2):
             path = "/ringline.inference.v1.InferenceService/" + ("Session", "Generate")[stream // 2 % 2]
-            call = frame(HEADERS, END_HEADERS, stream, headers(**{":path": path}))
+            call = frame(HEADERS, END_HEADERS, stream, headers(path))
             if not await stranger.say(call + begun[:5] + struct.pack(">I", stream) + begun[9:]):
                 break
         for _ in range(20):
@@ -198,7 +124,7 @@ async def half_open_streams(ring: Ring) -> None:
 
 async def too_many_streams(address: str) -> None:
     """Calls without a message, more than a connection may have: the server ends those beyond, and some before."""
-    async with Stranger(address) as stranger:
+    async with Connection(address) as stranger:
         await stranger.greet()
         for stream in range(1, 2 * (MAX_STREAMS + 100), 2):
             assert await stranger.say(frame(HEADERS, END_HEADERS, stream, headers()))

@@ -1,0 +1,322 @@
+"""Attacks on memory: what is small on the wire and large when it is held, and what nobody ever reads."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from functools import cache
+
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import link_pb2, sampling_pb2
+
+from services.ring.identity import CONTRACT_VERSION
+from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
+from tests.abuse.wire import Connection, message
+
+LARGE = (16 << 20) - 64
+"""Bytes of a message, just within the default limit."""
+MEDIUM = 1 << 20
+STREAMS = 16
+"""Calls on one connection whose answers nobody reads."""
+INCOMPLETE = 2000
+"""Calls on one connection whose messages do not go on."""
+_DETOKENIZER_NAME = "detokenizer-0"
+_DECODING = 1.0
+"""Seconds for what was submitted to arrive at a detokenizer."""
+
+
+# To the processor
+
+
+@cache
+def _empty_messages(size: int) -> bytes:
+    """A chat of empty messages: two bytes each on the wire."""
+    chat = b"\x0a\x00" * (size // 2)
+    return b"\x32" + _varint(len(chat)) + chat
+
+
+@cache
+def _many(make: Callable[[int], inference_pb2.GenerateRequest], count: int) -> bytes:
+    return make(count).SerializeToString()
+
+
+def _stops(count: int) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        text="a", stopping=inference_pb2.StoppingParams(stop=["s"] * count, bad_words=["b"] * count)
+    )
+
+
+def _biases(count: int) -> inference_pb2.GenerateRequest:
+    sampling = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
+    return inference_pb2.GenerateRequest(text="a", sampling=sampling)
+
+
+def _resumes(count: int) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(text="a", resume=[sampling_pb2.ResumedChoice()] * count)
+
+
+def _calls(count: int) -> inference_pb2.GenerateRequest:
+    chat = inference_pb2.Chat(
+        messages=[inference_pb2.ChatMessage(role="assistant", tool_calls=[inference_pb2.ToolCall()] * count)]
+    )
+    return inference_pb2.GenerateRequest(chat=chat)
+
+
+def _ids(count: int) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(token_ids=sampling_pb2.TokenIds(ids=[7] * count))
+
+
+_WIDE: tuple[tuple[Callable[[int], inference_pb2.GenerateRequest], int], ...] = (
+    (_stops, 1_000_000),
+    (_biases, 500_000),
+    (_resumes, 4_000_000),
+    (_calls, 4_000_000),
+    (_ids, 16_000_000),
+)
+
+
+async def _empty_chats(client: HostileClient) -> None:
+    await client.ask(INFERENCE + "Generate", _empty_messages(LARGE))
+
+
+async def _empty_chats_to_tokenize(client: HostileClient) -> None:
+    chat = _empty_messages(LARGE)
+    await client.ask(INFERENCE + "Tokenize", b"\x1a" + chat[1:])
+
+
+async def _wide_fields(client: HostileClient) -> None:
+    await client.ask(INFERENCE + "Generate", _many(*client.rng.choice(_WIDE)))
+
+
+async def _detokenize(client: HostileClient) -> None:
+    ids = bytes((5 + client.rng.randrange(100),)) * LARGE
+    await client.ask(INFERENCE + "Detokenize", b"\x12" + _varint(len(ids)) + ids)
+
+
+async def _tokenize(client: HostileClient) -> None:
+    text = b"Once upon a time " * (LARGE // 17)
+    await client.ask(INFERENCE + "Tokenize", b"\x12" + _varint(len(text)) + text)
+
+
+async def _unread_answers(client: HostileClient) -> None:
+    """Sessions with the widest answers there are, and no window for them."""
+    connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    for _ in range(4):
+        session = await connection.call(INFERENCE + "Session", _tenant(client))
+        for number in range(16):
+            request = inference_pb2.GenerateRequest(request_id=str(number), text="Once upon a time " * 20)
+            request.sampling.n = 4
+            request.output.logprobs = 20
+            request.output.prompt_logprobs = 20
+            request.output.return_prompt_token_ids = True
+            request.stopping.ignore_eos = True
+            await _say(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
+    await connection.closed()
+
+
+async def _unread_refusals(client: HostileClient) -> None:
+    """Sessions whose requests are refused one after the other, while nobody reads that."""
+    connection = await client.keep(window=0, reads=False)
+    session = await connection.call(INFERENCE + "Session", _tenant(client))
+    refused = message(b"\x0a\x02\x0a\x00") * 1000
+    for _ in range(100):
+        await connection.send(session, refused)
+
+
+async def _unread_lookups(client: HostileClient) -> None:
+    """Answers to Tokenize that nobody reads."""
+    connection = await client.keep(window=0, reads=False)
+    text = b"Once upon a time " * (MEDIUM // 17)
+    for _ in range(STREAMS):
+        stream = await connection.call(INFERENCE + "Tokenize", _tenant(client))
+        await connection.send(stream, message(b"\x12" + _varint(len(text)) + text), last=True)
+
+
+# To the engine
+
+
+def hello_of(client: HostileClient) -> link_pb2.Hello:
+    """Of a peer in a new life."""
+    name, incarnation = client.life()
+    return link_pb2.Hello(name=name, incarnation=incarnation, contract_version=CONTRACT_VERSION)
+
+
+def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_pb2.Submit:
+    """One that an engine takes."""
+    made = engine_pb2.Submit(
+        request_id=f"{hello.incarnation}-{number}",
+        epoch=1,
+        prompt_token_ids=[5 + client.rng.randrange(500) for _ in range(8)],
+        max_tokens=64,
+        ignore_eos=True,
+        tenant=f"hostile-{client.number}",
+    )
+    sampling = made.sampling
+    sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k = 0.0, 1.0, 0.0, 0
+    sampling.repetition_penalty, sampling.seed, sampling.n = 1.0, 1, 1
+    sampling.frequency_penalty = sampling.presence_penalty = 0.0
+    return made
+
+
+async def attach(client: HostileClient, connection: Connection, hello: link_pb2.Hello) -> int:
+    """Begin as a peer of the engine; returns the stream."""
+    stream = await connection.call(ENGINE + "Attach")
+    await _say(connection, stream, engine_pb2.AttachRequest(hello=hello).SerializeToString())
+    return stream
+
+
+async def _unread_outputs(client: HostileClient) -> None:
+    """An engine computes the widest outputs there are for a peer that never reads."""
+    connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    hello = hello_of(client)
+    stream = await attach(client, connection, hello)
+    for number in range(16):
+        wanted = submit(client, number, hello)
+        wanted.logprobs = wanted.prompt_logprobs = 20
+        wanted.sampling.n = 4
+        await _command(connection, stream, engine_pb2.Command(submit=wanted))
+    await connection.closed()
+
+
+async def _large_submits(client: HostileClient) -> None:
+    """Submits that hold as much as a message can, of one field each."""
+    hello = hello_of(client)
+    async with client.connection() as connection:
+        stream = await attach(client, connection, hello)
+        for number in range(4):
+            wanted = submit(client, number, hello)
+            match client.rng.randrange(4):
+                case 0:
+                    wanted.output_context = bytes(LARGE - 1024)
+                case 1:
+                    wanted.resume.extend([sampling_pb2.ResumedChoice()] * 2_000_000)
+                case 2:
+                    wanted.sampling.logit_bias.update(dict.fromkeys(range(500_000), 1.0))
+                case _:
+                    wanted.prompt_token_ids.extend([7] * 8_000_000)
+            await _command(connection, stream, engine_pb2.Command(submit=wanted))
+
+
+async def _empty_commands(client: HostileClient) -> None:
+    """Millions of commands that are none: each is answered by a rejection."""
+    async with client.connection() as connection:
+        stream = await attach(client, connection, hello_of(client))
+        await _say(connection, stream, b"\x12\x00" * (MEDIUM // 2))
+        await connection.has_ended(1)
+
+
+async def _unread_tokenizers(client: HostileClient) -> None:
+    """The tokenizer's files, asked for again and again, and never read."""
+    connection = await client.keep(window=0, reads=False)
+    for _ in range(STREAMS):
+        stream = await connection.call(ENGINE + "GetTokenizer")
+        await connection.send(stream, message(b""), last=True)
+    await connection.closed()
+
+
+# To the detokenizer
+
+
+async def _wide_contexts(client: HostileClient) -> None:
+    """Output contexts as wide as an engine takes them: a detokenizer makes stop automata of them."""
+    hello = hello_of(client)
+    async with client.connection("engine") as connection:
+        stream = await attach(client, connection, hello)
+        for number in range(8):
+            context = detokenizer_pb2.OutputContext(
+                reply_to=hello.name,
+                reply_incarnation=hello.incarnation,
+                tokenizer_fingerprint=client.tokenizer,
+                stop_strings=[f"{number}{at}" for at in range(1500)],
+            )
+            wanted = submit(client, number, hello)
+            wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
+            await _command(connection, stream, engine_pb2.Command(submit=wanted))
+        await asyncio.sleep(_DECODING)
+
+
+async def _unread_texts(client: HostileClient) -> None:
+    """A detokenizer decodes for a subscriber that never reads."""
+    hello = hello_of(client)
+    texts = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    subscription = await texts.call(DETOKENIZER + "Subscribe")
+    await texts.send(
+        subscription, message(detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString()), last=True
+    )
+    async with client.connection("engine") as connection:
+        stream = await attach(client, connection, hello)
+        context = detokenizer_pb2.OutputContext(
+            reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_fingerprint=client.tokenizer
+        )
+        for number in range(16):
+            wanted = submit(client, number, hello)
+            wanted.logprobs = 20
+            wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
+            await _command(connection, stream, engine_pb2.Command(submit=wanted))
+        await texts.closed()
+
+
+async def _large_hellos(client: HostileClient) -> None:
+    hello = link_pb2.Hello(name="n" * (LARGE - 64), incarnation=1, contract_version=CONTRACT_VERSION)
+    await client.ask(DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString())
+
+
+# To any of them
+
+
+def _incomplete(method: str) -> Act:
+    async def act(client: HostileClient) -> None:
+        """Messages of 16 MiB that begin, as far as the server's windows let them, and never end."""
+        connection = await client.keep()
+        begun = b"\0" + struct.pack(">I", LARGE) + bytes(1 << 18)
+        for _ in range(INCOMPLETE):
+            stream = await connection.call(method)
+            await connection.send_what_fits(stream, begun)
+        await connection.closed()
+
+    return act
+
+
+async def _say(connection: Connection, stream: int, data: bytes) -> None:
+    await connection.send(stream, message(data))
+
+
+async def _command(connection: Connection, stream: int, command: engine_pb2.Command) -> None:
+    await _say(connection, stream, engine_pb2.AttachRequest(commands=[command]).SerializeToString())
+
+
+def _tenant(client: HostileClient) -> dict[str, str]:
+    return {"x-ringline-tenant": f"hostile-{client.number}"}
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*out, value))
+
+
+MEMORY_ATTACKS = (
+    Attack("empty chats", "processor", _empty_chats),
+    Attack("empty chats to tokenize", "processor", _empty_chats_to_tokenize),
+    Attack("wide fields", "processor", _wide_fields),
+    Attack("detokenize", "processor", _detokenize),
+    Attack("tokenize", "processor", _tokenize),
+    Attack("unread answers", "processor", _unread_answers, lingers=True),
+    Attack("unread refusals", "processor", _unread_refusals, rounds=4, lingers=True),
+    Attack("unread lookups", "processor", _unread_lookups, rounds=2, lingers=True),
+    Attack("unread outputs", "engine", _unread_outputs, lingers=True),
+    Attack("large submits", "engine", _large_submits),
+    Attack("empty commands", "engine", _empty_commands),
+    Attack("unread tokenizers", "engine", _unread_tokenizers, lingers=True),
+    Attack("wide contexts", "detokenizer", _wide_contexts),
+    Attack("unread texts", "detokenizer", _unread_texts, lingers=True),
+    Attack("large hellos", "detokenizer", _large_hellos),
+    Attack("incomplete messages", "processor", _incomplete(INFERENCE + "Session")),
+    Attack("incomplete messages", "engine", _incomplete(ENGINE + "Attach")),
+    Attack("incomplete messages", "detokenizer", _incomplete(DETOKENIZER + "Subscribe")),
+)

@@ -1,0 +1,153 @@
+"""What a run showed: a table for people, JSON for machines, and what should not have been."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.abuse.attackers import Made
+from tests.abuse.load import Told
+from tests.abuse.service import MIB
+from tests.chaos.logs import Findings
+from tests.chaos.report import quantile
+
+SLOWER = 20.0
+"""Times the calm 99th percentile that the load's may be under attack, on cores that the attackers share."""
+SLOW = 5.0
+"""Seconds that it may be, in any case."""
+MIN_SAMPLE = 20
+"""Requests below which there is no 99th percentile to judge."""
+
+
+@dataclass
+class ServiceReading:
+    """One service in one attack."""
+
+    peak: int
+    """Bytes in memory, the most; and at the end, after everything was released."""
+    final: int
+    budget: int
+    slowest_probe: float
+    failed_probes: int
+    kept: dict[str, int] = field(default_factory=dict)
+    """What it still held when everything should have been released."""
+
+
+@dataclass
+class Phase:
+    """One attack, or the calm before all of them."""
+
+    name: str
+    told: Told
+    services: dict[str, ServiceReading]
+    made: Made | None = None
+    seconds_to_release: float = 0.0
+    """From the end of the attack; of clients that linger, from when they let go."""
+
+    def problems(self, calm: Told) -> Iterator[str]:
+        """What should not have been, in words."""
+        yield from self.told.details
+        for service, reading in self.services.items():
+            if reading.peak > reading.budget:
+                yield f"{service} had {reading.peak // MIB} MiB of {reading.budget // MIB}"
+            if reading.failed_probes:
+                yield f"{service} did not say {reading.failed_probes} times that it serves"
+            if reading.kept:
+                yield f"{service} kept {reading.kept}"
+        if self.made is not None:
+            yield from (f"the attack is broken: {error}" for error in self.made.errors)
+        alone, beside = quantile(calm.latencies, 0.99), quantile(self.told.latencies, 0.99)
+        enough = min(len(calm.latencies), len(self.told.latencies)) >= MIN_SAMPLE
+        if enough and beside > max(SLOW, SLOWER * alone):
+            yield f"p99 {beside:.2f} s, calm {alone:.2f} s"
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    seed: int
+    calm: Phase | None = None
+    phases: list[Phase] = field(default_factory=list)
+    died: list[str] = field(default_factory=list)
+    """Services that ended."""
+    logs: Findings = field(default_factory=Findings)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that should not have been, in words; none, if the run went well."""
+        assert self.calm is not None
+        found = [f"{phase.name}: {words}" for phase in self.phases for words in phase.problems(self.calm.told)]
+        found += [f"calm: {words}" for words in self.calm.told.details]
+        return found + [f"{name} died" for name in self.died] + _grouped(self.logs.errors)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in milliseconds and bytes."""
+        phases = ([] if self.calm is None else [self.calm]) + self.phases
+        return {
+            "seed": self.seed,
+            "phases": [_phase_json(phase) for phase in phases],
+            "died": self.died,
+            "log_errors": self.logs.errors,
+            "problems": self.problems,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        phases = ([] if self.calm is None else [self.calm]) + self.phases
+        wide = max(len(phase.name) for phase in phases)
+        lines = [
+            f"{'':{wide}}  load: requests wrong    p50    p99  first token p99 | "
+            "peak and final MiB: processor, engine, detokenizer | released"
+        ]
+        lines += [_line(phase, wide) for phase in phases]
+        return lines + [f"PROBLEM {problem}" for problem in self.problems]
+
+
+def _grouped(lines: Sequence[str]) -> list[str]:
+    """Lines of logs: the first of each service and event, and how many there are."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        event = re.search(r'"event": "([^"]*)', line)
+        kinds.setdefault((line.partition(":")[0], event[1] if event else ""), []).append(line)
+    return [f"{len(same)} times in the log of {same[0]}" for same in kinds.values()]
+
+
+def _line(phase: Phase, wide: int) -> str:
+    told = phase.told
+    memory = "  ".join(f"{one.peak // MIB:5} {one.final // MIB:5}" for one in phase.services.values())
+    return (
+        f"{phase.name:{wide}}  {told.requests:14} {sum(told.faults.values()):5} "
+        f"{1000 * quantile(told.latencies, 0.5):6.0f} {1000 * quantile(told.latencies, 0.99):6.0f} "
+        f"{1000 * quantile(told.first_tokens, 0.99):16.0f} | {memory:>50} | {phase.seconds_to_release:6.1f} s"
+    )
+
+
+def _phase_json(phase: Phase) -> dict[str, Any]:
+    told = phase.told
+    return {
+        "name": phase.name,
+        "requests": told.requests,
+        "faults": dict(told.faults),
+        "details": told.details,
+        "latency_ms": {name: round(1000 * quantile(told.latencies, share)) for name, share in _SHARES.items()},
+        "first_token_ms": {name: round(1000 * quantile(told.first_tokens, share)) for name, share in _SHARES.items()},
+        "services": {name: vars(reading) for name, reading in phase.services.items()},
+        "attack": None if phase.made is None else _made_json(phase.made),
+        "seconds_to_release": round(phase.seconds_to_release, 2),
+    }
+
+
+def _made_json(made: Made) -> dict[str, Any]:
+    return {"rounds": made.rounds, "sent_bytes": made.sent, "connections_lost": made.lost, "errors": made.errors}
+
+
+_SHARES = {"p50": 0.5, "p99": 0.99}

@@ -1,0 +1,236 @@
+"""A whole run: the load alone, then beside one attack after the other, then beside all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ringline
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from services.runtime.channels import open_channel
+from tests.abuse.attackers import ATTACKS, Made, Order, attackers
+from tests.abuse.client import Attack
+from tests.abuse.load import OpenLoad
+from tests.abuse.report import Phase, Report, ServiceReading
+from tests.abuse.service import Probe, Service, more_than
+from tests.chaos.fleet import Process, wait_serving
+from tests.chaos.load import undisturbed
+from tests.chaos.logs import read_logs
+from tests.chaos.workload import pool
+from tests.ring import MODEL
+
+BUDGET = 1 << 30
+"""Bytes of a processor and of a detokenizer."""
+ENGINE_SPARE = 512 << 20
+"""Bytes of an engine beyond what it had when it was ready, with all of its KV cache in memory."""
+RELEASE = 10.0
+"""Seconds after which nothing of an attack may be left."""
+LINGER = 20.0
+"""Seconds in which calls end whose clients stay connected: they stall first, or lack their first message."""
+STALL = 5.0
+CONCURRENCY = 4
+_POLL = 0.25
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a run."""
+
+    seed: int
+    seconds: float
+    """Of attacks, all together."""
+    clients: int = 100
+    rate: float = 3.0
+    """Requests a second of the load."""
+    sorts: int = 10
+    """Of requests in it."""
+    attacks: tuple[Attack, ...] = ATTACKS
+    together: bool = True
+    """Whether all are made at once, at the end."""
+    keep: Path | None = None
+    """Where logs stay; else they are removed."""
+
+
+@dataclass
+class Target:
+    """The services that are attacked, by their kind."""
+
+    services: dict[str, Service]
+    logs: Sequence[Path]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {name: service.address for name, service in self.services.items()}
+
+    async def tokenizer(self) -> str:
+        """The fingerprint of the one that is served."""
+        async with open_channel(self.services["engine"].address) as channel:
+            stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+            model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
+            return str(model.tokenizer_fingerprint)
+
+
+@asynccontextmanager
+async def fleet(directory: Path) -> AsyncIterator[Target]:
+    """One process of each service, on ports of this machine."""
+    addresses = {kind: f"127.0.0.1:{_free_port()}" for kind in ("processor", "engine", "detokenizer")}
+    ports = {kind: _free_port() for kind in addresses}
+    engines = ["--engines", addresses["engine"]]
+    flags = {
+        "engine": ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"],
+        "detokenizer": engines,
+        "processor": [*engines, "--detokenizers", addresses["detokenizer"]],
+    }
+    processes = {
+        kind: Process(
+            f"{kind}-0",
+            address,
+            directory / f"{kind}.log",
+            [*flags[kind], "--stall-timeout", str(STALL), "--metrics-port", str(ports[kind])],
+        )
+        for kind, address in addresses.items()
+    }
+    try:
+        for process in processes.values():
+            process.start()
+        await wait_serving(processes.values())
+        services = {
+            kind: Service(kind, process.address, process.pid, f"http://127.0.0.1:{ports[kind]}/metrics")
+            for kind, process in processes.items()
+        }
+        yield Target(services, [process.log for process in processes.values()])
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+async def run(options: Options) -> Report:
+    """Everything; the report says what was wrong."""
+    async with AsyncExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-abuse-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        return await run_on(await stack.enter_async_context(fleet(directory)), options)
+
+
+async def run_on(target: Target, options: Options) -> Report:
+    """Attack services that are there."""
+    report = Report(options.seed)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            ringline.AsyncClient(
+                target.addresses["processor"], retry_overloaded=True, metadata={"x-ringline-tenant": "load"}
+            )
+        )
+        specs = pool(options.seed, per_sort=1)[: options.sorts]
+        answers = await undisturbed(client, specs, CONCURRENCY)
+        load = OpenLoad(client, specs, answers, rate=options.rate, seed=options.seed)
+        make = await stack.enter_async_context(attackers(19))
+        probes = {name: await stack.enter_async_context(Probe(service)) for name, service in target.services.items()}
+        siege = _Siege(target, options, load, make, probes, await target.tokenizer())
+        rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
+        seconds = options.seconds / (len(rounds) + 1)
+        report.calm = await siege.calm(seconds)
+        for number, attacks in enumerate(rounds):
+            report.phases.append(await siege.attack(attacks, seconds, options.seed + number))
+            report.died = [name for name, service in target.services.items() if not service.alive]
+            if report.died:
+                break
+        report.logs = read_logs(target.logs)
+    return report
+
+
+class _Siege:
+    """What all phases have in common."""
+
+    def __init__(
+        self,
+        target: Target,
+        options: Options,
+        load: OpenLoad,
+        make: Callable[[Order | None], Awaitable[Made | None]],
+        probes: dict[str, Probe],
+        tokenizer: str,
+    ) -> None:
+        self._target = target
+        self._options = options
+        self._load = load
+        self._make = make
+        self._probes = probes
+        self._tokenizer = tokenizer
+        self._rest: dict[str, dict[str, int]] = {}
+        services = target.services
+        self._budgets = {
+            name: services[name].resident() + ENGINE_SPARE if name == "engine" else BUDGET for name in services
+        }
+
+    async def calm(self, seconds: float) -> Phase:
+        """The load alone; what is held afterwards is what services hold at rest."""
+        self._load.begin()
+        await asyncio.sleep(seconds)
+        told = await self._load.end()
+        await asyncio.sleep(1.0)
+        self._rest = {name: await service.holds() for name, service in self._target.services.items()}
+        return Phase("calm", told, self._readings({}))
+
+    async def attack(self, attacks: list[Attack], seconds: float, seed: int) -> Phase:
+        """The load beside attacks at once, and what is left of these."""
+        options = self._options
+        name = f"{attacks[0].service}: {attacks[0].name}" if len(attacks) == 1 else "all together"
+        for service in self._target.services.values():
+            service.reset_peak()
+        self._load.begin()
+        order = Order(
+            self._target.addresses,
+            [(attack.name, attack.service) for attack in attacks],
+            options.clients if len(attacks) == 1 else 3 * options.clients,
+            seconds,
+            seed,
+            self._tokenizer,
+        )
+        made = await self._make(order)
+        told = await self._load.end()
+        lingering = {attack.service for attack in attacks if attack.lingers}
+        kept: dict[str, dict[str, int]] = {}
+        if len(attacks) == 1 and lingering:
+            kept = await self._released(LINGER, connections=False)
+        await self._make(None)
+        start = time.monotonic()
+        kept = kept or await self._released(RELEASE, connections=True)
+        seconds = time.monotonic() - start
+        return Phase(name, told, self._readings(kept), made, seconds)
+
+    async def _released(self, seconds: float, *, connections: bool) -> dict[str, dict[str, int]]:
+        """Wait until services hold what they hold at rest; returns what they hold beyond that after so long."""
+        end = time.monotonic() + seconds
+        while True:
+            left = {}
+            for name, service in self._target.services.items():
+                if service.alive and (
+                    more := more_than(self._rest[name], await service.holds(), connections=connections)
+                ):
+                    left[name] = more
+            if not left or time.monotonic() > end:
+                return left
+            await asyncio.sleep(_POLL)
+
+    def _readings(self, kept: dict[str, dict[str, int]]) -> dict[str, ServiceReading]:
+        found = {}
+        for name, service in self._target.services.items():
+            slowest, failures = self._probes[name].taken()
+            found[name] = ServiceReading(
+                service.peak(), service.resident(), self._budgets[name], slowest, failures, kept.get(name, {})
+            )
+        return found
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,68 @@
+"""A few seconds of a few attacks, and that what judges them is worth something."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.abuse.attackers import ATTACKS, Made, find
+from tests.abuse.load import Told
+from tests.abuse.report import SLOW, Phase, ServiceReading
+from tests.abuse.run import Options, Target, run_on
+from tests.abuse.service import SPARE_FDS, Service, more_than
+from tests.chaos.outcome import Fault
+from tests.ring import Ring
+
+FEW = (find("garbage", "processor"), find("storms", "engine"), find("open and cancel", "detokenizer"))
+
+
+async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
+    services = {}
+    for kind in ("processor", "engine", "detokenizer"):
+        metrics = ring.state.services[kind].metrics
+        assert metrics is not None
+        services[kind] = Service(kind, ring.addresses[kind], ring.pid(kind), metrics)
+    options = Options(1, 1.6, clients=4, rate=10.0, sorts=2, attacks=FEW, together=False)
+    report = await run_on(Target(services, []), options)
+    assert not report.problems
+    assert [phase.made.rounds > 0 for phase in report.phases if phase.made] == [True] * len(FEW)
+    assert sum(phase.told.requests for phase in report.phases), "nobody else asked for anything"
+
+
+def test_every_attack_has_a_name_of_its_own_and_every_service_its_attacks() -> None:
+    names = Counter((attack.name, attack.service) for attack in ATTACKS)
+    assert set(names.values()) == {1}
+    assert Counter(attack.service for attack in ATTACKS).keys() == {"processor", "engine", "detokenizer"}
+
+
+def reading(**changed: object) -> ServiceReading:
+    values = {"peak": 1, "final": 1, "budget": 2, "slowest_probe": 0.1, "failed_probes": 0} | changed
+    return ServiceReading(**values)  # type: ignore[arg-type]  # a test says which
+
+
+CALM = Told(100, [0.1] * 100, [0.2] * 100)
+
+
+@pytest.mark.parametrize(
+    ("told", "service", "made"),
+    [
+        (Told(100, [0.1] * 100, [SLOW + 1.0] * 100), reading(), None),
+        (Told(1, faults=Counter({Fault.LOST: 1}), details=["lost"]), reading(), None),
+        (CALM, reading(peak=3), None),
+        (CALM, reading(failed_probes=1), None),
+        (CALM, reading(kept={"open calls": 1}), None),
+        (CALM, reading(), Made(1, 1, 0, ["KeyError()"])),
+    ],
+)
+def test_the_report_finds(told: Told, service: ServiceReading, made: Made | None) -> None:
+    assert not list(Phase("well", CALM, {"engine": reading()}, Made(1, 1, 0, [])).problems(CALM))
+    assert list(Phase("badly", told, {"engine": service}, made).problems(CALM))
+
+
+def test_what_is_held_is_compared_with_what_was_held_at_rest() -> None:
+    rest = {"fds": 20, "threads": 10, "open calls": 3}
+    assert not more_than(rest, {**rest, "fds": 20 + SPARE_FDS}, connections=True)
+    assert more_than(rest, {**rest, "fds": 50}, connections=True) == {"fds": 30}
+    assert not more_than(rest, {**rest, "fds": 50}, connections=False)
+    assert more_than(rest, {**rest, "open calls": 4, "ledgers": 2}, connections=True) == {"open calls": 1, "ledgers": 2}
