@@ -18,11 +18,12 @@ from typing import Any, Self
 
 from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, InvalidRequestError, QueueFullError
+from engine_core.logprobs import Logprobs
 from engine_core.progress import StartupProgress
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
-from engine_core.step import SequenceOutput, TokenLogprobs
+from engine_core.step import SequenceOutput
 
 
 @dataclass(slots=True)
@@ -30,8 +31,8 @@ class Completion:
     """One choice of one prompt."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per token, or empty when not asked for."""
+    logprobs: Logprobs | None = None
+    """One per token, when asked for."""
     finish: Finish | None = None
     """Why it ended; set on every completion that ``generate`` returns."""
 
@@ -45,20 +46,18 @@ class Result:
     """``params.n`` of them, by choice."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: Logprobs | None = None
     """For prompt tokens 1…, when asked for."""
 
     def take(self, output: SequenceOutput) -> None:
         """Add the news of one choice."""
         choice = self.choices[output.choice]
         choice.token_ids += output.token_ids
-        choice.logprobs += output.logprobs
+        choice.logprobs = _joined(choice.logprobs, output.logprobs)
         choice.finish = output.finish or choice.finish
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            assert self.prompt_logprobs is not None
-            self.prompt_logprobs += output.prompt_logprobs
+        self.prompt_logprobs = _joined(self.prompt_logprobs, output.prompt_logprobs)
 
 
 class LLM:
@@ -162,9 +161,15 @@ def _token_ids(prompt: object) -> tuple[int, ...]:
 
 def _empty_result(request: Request) -> Result:
     params = request.params
-    prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
-    choices = [Completion() for _ in range(params.n)]
-    return Result(list(request.prompt_token_ids), choices, prompt_logprobs=prompt_logprobs)
+    return Result(list(request.prompt_token_ids), [Completion() for _ in range(params.n)])
+
+
+def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:
+    """``known`` with those that follow."""
+    if known is None or more is None:
+        return more if known is None else known
+    known.extend(more)
+    return known
 
 
 def default_params(model: ModelSpec) -> SamplingParams:

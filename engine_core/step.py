@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_core.logprobs import Logprobs
 from engine_core.request import Finish, SamplingParams
 
 
@@ -52,18 +53,6 @@ class StepPlan:
         return sum(self.num_tokens)
 
 
-@dataclass(slots=True)
-class TokenLogprobs:
-    """Log probabilities at one position, after temperature-free log-softmax of the raw logits."""
-
-    logprob: float
-    rank: int
-    """1 for the likeliest token."""
-    top_ids: tuple[int, ...]
-    """Likeliest first; ties by lower id."""
-    top_logprobs: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step brought. Aligned with the plan's ``seq_ids`` where a list."""
@@ -71,9 +60,9 @@ class StepResult:
     step_id: int
     token_ids: list[list[int]]
     """Tokens drawn; empty where the plan did not sample."""
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → one entry per drawn token, where asked for."""
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → entries for the prompt positions whose successors were computed in this step: a chunk
     that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""
 
@@ -87,8 +76,8 @@ class SequenceOutput:
     first_position: int
     """Output position of ``token_ids[0]``; resumed tokens count."""
     token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    """One per token, or empty when not asked for."""
+    logprobs: Logprobs | None
+    """One per token; None when not asked for, or without tokens."""
     finish: Finish | None = None
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set once, on the first output after admission."""
@@ -96,5 +85,5 @@ class SequenceOutput:
     """Prompt tokens computed so far, on outputs of a prompt that takes several steps."""
     queue_seconds: float | None = None
     """Time from being added to being scheduled first; set with ``cached_tokens``."""
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: Logprobs | None = None
     """Further entries for prompt tokens 1…, as they are computed; each comes once, all before the first token."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
+from engine_core.logprobs import Logprobs
 from engine_core.request import Finish, FinishCause
 from engine_core.scheduling.sequence import Sequence, SequenceGroup
-from engine_core.step import SequenceOutput, StepResult, TokenLogprobs
+from engine_core.step import SequenceOutput, StepResult
 
 _LENGTH = Finish(FinishCause.LENGTH)
 
@@ -34,7 +35,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
             break
     cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
-        prompt_logprobs = _fresh_scores(group, result.prompt_logprobs.get(seq.seq_id, ()))
+        prompt_logprobs = _fresh_scores(group, result.prompt_logprobs.get(seq.seq_id))
         cached_tokens, queue_seconds = _take_admission(group)
         prefilled_tokens = _progress(group, num_computed)
         group.has_news = group.prefilled_tokens < group.num_prompt_tokens or group.scores_prompt
@@ -45,7 +46,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         seq.choice,
         first_position,
         token_ids,
-        result.logprobs[seq.seq_id][: len(token_ids)] if seq.seq_id in result.logprobs else [],
+        _kept(result.logprobs.get(seq.seq_id), len(token_ids)),
         finish,
         cached_tokens,
         prefilled_tokens,
@@ -62,7 +63,7 @@ def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, fin
         choice,
         num_output_tokens,
         [],
-        [],
+        None,
         finish,
         cached_tokens,
         queue_seconds=queue_seconds,
@@ -88,10 +89,17 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
     return prefilled
 
 
-def _fresh_scores(group: SequenceGroup, entries: Tokens[TokenLogprobs]) -> list[TokenLogprobs] | None:
+def _kept(logprobs: Logprobs | None, num_tokens: int) -> Logprobs | None:
+    """Those of the tokens that a step drew which are reported."""
+    return logprobs if logprobs is None or len(logprobs) == num_tokens else logprobs[:num_tokens]
+
+
+def _fresh_scores(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
     """Those of the prompt's log probabilities that nobody has reported; None if there are none."""
+    if entries is None:
+        return None
     start = group.num_prompt_scores
     group.num_prompt_scores += len(entries)
     fresh = entries[max(0, group.prompt_scores_told - start) :]
     group.prompt_scores_told += len(fresh)
-    return list(fresh) or None
+    return fresh if len(fresh) else None

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.step import TokenLogprobs
+from engine_core.logprobs import Logprobs
 from engine_core.worker import sampling_state as asks
 from engine_core.worker.device_noise import gumbel
 from engine_core.worker.device_truncation import DeviceWarp, keep_nucleus, keep_top_k, order_of, top_tokens
 from engine_core.worker.draws import Draws, Fetched
+from engine_core.worker.logprobs import pack, rows_of
 from engine_core.worker.noise import position_keys
 from engine_core.worker.sampler import SamplerOutput, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
@@ -52,13 +53,11 @@ class Report:
         ranks = 1 + ((order > own) | ((order == own) & (ids < tokens[:, None]))).sum(1)
         return Report(rows, num_top, torch.cat([asked, ranks[:, None]], 1), values)
 
-    def entries(self, ids: torch.Tensor, values: torch.Tensor) -> dict[int, TokenLogprobs]:
-        """By row, out of what has come to the host."""
-        told = zip(self.rows, self.num_top, ids.tolist(), values.tolist(), strict=True)
-        return {
-            row: TokenLogprobs(logprobs[0], known[-1], tuple(known[1 : top + 1]), tuple(logprobs[1 : top + 1]))
-            for row, top, known, logprobs in told
-        }
+    def entries(self, ids: torch.Tensor, values: torch.Tensor) -> dict[int, Logprobs]:
+        """One by row, out of what has come to the host."""
+        known = ids.numpy()
+        packed = pack(known[:, -1], known[:, 1:-1], values.numpy())
+        return dict(zip(self.rows, rows_of(packed, self.num_top), strict=True))
 
 
 class DeviceSampler:
@@ -86,7 +85,7 @@ class DeviceSampler:
 
         def read() -> SamplerOutput:
             token_ids, *told = found.read()
-            logprobs: dict[int, TokenLogprobs] = {}
+            logprobs: dict[int, Logprobs] = {}
             for number, (start, report) in enumerate(reports):
                 entries = report.entries(*told[2 * number : 2 * number + 2])
                 logprobs |= {start + row: entry for row, entry in entries.items()}

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from engine_core.logprobs import Logprobs
 from engine_core.models.base import CausalLM
-from engine_core.step import StepPlan, StepResult, TokenLogprobs
+from engine_core.step import StepPlan, StepResult
 from engine_core.worker.batch import PersistentBatch, StepInputs
 from engine_core.worker.draws import Draws
 from engine_core.worker.forward import Awaited, Forward
-from engine_core.worker.logprobs import token_logprobs
+from engine_core.worker.logprobs import consecutive_logprobs
 from engine_core.worker.sampler import SamplingRows
 from engine_core.worker.sampling_state import PROMPT_LOGPROBS, READS_TOKENS
 from engine_core.worker.transfer import upload
@@ -86,7 +87,7 @@ class ModelRunner:
         def collect() -> StepResult:
             output = draws.read()
             self.batch.settle(inputs, output.token_ids)
-            logprobs = {plan.seq_ids[inputs.sampled[row]]: [entry] for row, entry in output.logprobs.items()}
+            logprobs = {plan.seq_ids[inputs.sampled[row]]: entry for row, entry in output.logprobs.items()}
             return StepResult(plan.step_id, _by_sequence(plan, output.token_ids.tolist()), logprobs, prompt_logprobs)
 
         self._last = LaunchedStep(inputs, draws.drawn, collect)
@@ -94,7 +95,7 @@ class ModelRunner:
 
     def _compute(
         self, plan: StepPlan, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None
-    ) -> tuple[torch.Tensor, dict[int, list[TokenLogprobs]]]:
+    ) -> tuple[torch.Tensor, dict[int, Logprobs]]:
         """Hidden states of the rows that sample, or of any one if none does; and the prompts' log probabilities."""
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
         rows = wanted if len(wanted) < plan.total_tokens else None
@@ -113,25 +114,25 @@ class ModelRunner:
             return Draws.of(self.model.likeliest(hidden))
         return self._sample_rows(self.model.compute_logits(hidden), rows)
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> dict[int, Logprobs]:
         """Entries of the prompt tokens that follow this step's rows, by sequence, where asked for."""
         state = self.batch.sampling
-        result: dict[int, list[TokenLogprobs]] = {}
+        result: dict[int, Logprobs] = {}
         for place in np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist():
             slot = int(inputs.slots[place])
             first = int(inputs.first_positions[place])
             start, end = inputs.query_starts[place : place + 2].tolist()
             successors = self.batch.prompt_token_ids(slot)[first + 1 : first + 1 + end - start]
-            entries: list[TokenLogprobs] = []
+            entries: Logprobs | None = None
             for done in range(0, len(successors), PROMPT_LOGPROB_ROWS):
                 targets = successors[done : done + PROMPT_LOGPROB_ROWS].astype(np.int64)
                 logits = self.model.compute_logits(hidden[start + done : start + done + len(targets)])
-                entries += token_logprobs(
-                    logits.cpu().numpy(), targets, [int(state.num_prompt_logprobs[slot])] * len(targets)
-                )
-            if entries:
+                part = consecutive_logprobs(logits.cpu().numpy(), targets, int(state.num_prompt_logprobs[slot]))
+                if entries is None:
+                    entries = part
+                else:
+                    entries.extend(part)
+            if entries is not None:
                 result[plan.seq_ids[place]] = entries
         return result
 

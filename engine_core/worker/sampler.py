@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.step import TokenLogprobs
+from engine_core.logprobs import Logprobs
 from engine_core.worker import sampling_state as asks
 from engine_core.worker.constraints import add_bias, ban, keep_allowed
 from engine_core.worker.logprobs import token_logprobs
@@ -61,8 +61,8 @@ class SamplerOutput:
 
     token_ids: npt.NDArray[np.int64]
     """[R]"""
-    logprobs: dict[int, TokenLogprobs]
-    """By row, where asked for."""
+    logprobs: dict[int, Logprobs]
+    """One entry by row, where asked for."""
 
 
 class Sampler:
@@ -76,7 +76,7 @@ class Sampler:
     def sample(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         """Draw one token for each row of ``logits`` [R, V], which may be changed."""
         token_ids = np.empty(len(rows.slots), np.int64)
-        logprobs: dict[int, TokenLogprobs] = {}
+        logprobs: dict[int, Logprobs] = {}
         step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
         with np.errstate(all="ignore"):  # logits are −inf where tokens are banned, and temperatures may be tiny
             for start in range(0, len(token_ids), step):
@@ -98,7 +98,7 @@ class Sampler:
         if asked & asks.ALTERS_LOGITS:
             self._constrain(logits, rows, features)
         tokens = self._draw(logits, rows, features) if asked & asks.RANDOM else argmax(logits)
-        logprobs: dict[int, TokenLogprobs] = {}
+        logprobs: dict[int, Logprobs] = {}
         if reported is not None and raw is not None:
             num_top = self._state.num_logprobs[rows.slots[reported]].tolist()
             entries = token_logprobs(raw, tokens[reported], num_top)

@@ -14,11 +14,12 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.subscribers import Subscriber, Subscribers
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.identity import PeerId
+from services.ring.logprobs import PackedLogprobs
 from services.ring.positions import Fit, fit
 from services.runtime.tracing import MAX_TRACEPARENT, Tracing
-from services.runtime.wire import packed_from_proto, status_from_proto, unpack_logprobs
+from services.runtime.wire import read_logprobs, status_from_proto
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 
@@ -32,20 +33,27 @@ class _Choice:
 
     def __init__(self, decoder: ChoiceDecoder) -> None:
         self.decoder = decoder
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs: PackedLogprobs | None = None
 
-    def hold_logprobs(self, logprobs: Sequence[TokenLogprob], count: int) -> None:
+    def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
         """Those of the next ``count`` ids, aligned to their end; of ids that were delivered before they go."""
         fresh = self.decoder.received + count - max(self.decoder.delivered, self.decoder.received)
-        self.logprobs.extend(logprobs[max(0, len(logprobs) - max(fresh, 0)) :])
+        if fresh < len(logprobs):
+            logprobs = logprobs.part(len(logprobs) - max(fresh, 0), len(logprobs))
+        if self.logprobs is not None:
+            self.logprobs.extend(logprobs)
+        elif logprobs:
+            self.logprobs = logprobs
 
-    def take_logprobs(self, delta: Delta) -> Sequence[TokenLogprob]:
+    def take_logprobs(self, delta: Delta) -> PackedLogprobs | None:
         """Those of the ids in ``delta``."""
-        if not self.logprobs:
-            return ()
-        taken = self.logprobs[: len(delta.token_ids)]
-        del self.logprobs[: len(delta.token_ids)]
-        return taken
+        held, count = self.logprobs, len(delta.token_ids)
+        if held is None or not count:
+            return None
+        if count < len(held):
+            return held.take(count)
+        self.logprobs = None
+        return held
 
 
 class _Request:
@@ -101,7 +109,7 @@ class EngineDecoder:
         for (request_id, choice), finish in finishes.items():
             request = self._requests.get(request_id)
             if request is not None and request.epoch == finish.epoch and choice in request.choices:
-                self._advance(request_id, request, choice, finish.position, (), (), finish, stops)
+                self._advance(request_id, request, choice, finish.position, (), None, finish, stops)
         for closed in outputs.closed:
             self._close(closed)
         return stops
@@ -164,7 +172,7 @@ class EngineDecoder:
             if request is not None and request.epoch == scored.epoch:
                 news = request.subscriber.outbox.of(scored.request_id, scored.epoch)
                 if news is not None:
-                    news.add_prompt_logprobs(scored.offset, packed_from_proto(scored.logprobs))
+                    news.add_prompt_logprobs(scored.offset, read_logprobs(scored.logprobs))
 
     def _advance(
         self,
@@ -173,7 +181,7 @@ class EngineDecoder:
         choice: int,
         first_position: int,
         ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob],
+        logprobs: PackedLogprobs | None,
         finish: engine_pb2.Finish | None,
         stops: list[engine_pb2.Command],
     ) -> None:
@@ -184,7 +192,8 @@ class EngineDecoder:
             if fit(first_position, len(ids), decoder.received) is Fit.GAP:
                 return  # the processor sees the gap too, and asks for a replay
             ids = ids[decoder.received - first_position :]
-            logprobs = logprobs[max(0, len(logprobs) - len(ids)) :]
+            if logprobs is not None and len(logprobs) > len(ids):
+                logprobs = logprobs.part(len(logprobs) - len(ids), len(logprobs))
         self.decoded_tokens += len(ids)
         if request.traceparent and request.began is None:
             request.began = time.monotonic()
@@ -238,13 +247,13 @@ class EngineDecoder:
 
 def _entries(
     outputs: engine_pb2.StepOutputs,
-) -> Iterable[tuple[str, int, int, int, Sequence[int], Sequence[TokenLogprob]]]:
+) -> Iterable[tuple[str, int, int, int, Sequence[int], PackedLogprobs | None]]:
     """(request id, epoch, choice, first position, ids, log probabilities) of every entry.
 
     Arrays are taken whole: protobuf's own are slow to walk.
     """
     ids = outputs.token_ids[:]
-    logprobs = {scored.entry: unpack_logprobs(scored.logprobs) for scored in outputs.logprobs}
+    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(
         outputs.request_ids[:],
         outputs.epochs[:],
@@ -255,7 +264,7 @@ def _entries(
     )
     start = 0
     for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
-        yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index, ())
+        yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index)
         start += count
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringline.detokenizer.v1 import detokenizer_pb2
-from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import output_pb2
 
 from services.ring.events import ChoiceEnd
 from services.ring.outbox import RequestNews
-from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
+from services.runtime.wire import status_to_proto, write_logprobs
 
 
 def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
@@ -28,7 +27,7 @@ def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
         for choice, part in news.choices.items():
             if part.ids or any(part.texts):
                 if part.logprobs:
-                    outputs.logprobs.add(entry=len(request_ids), logprobs=pack_logprobs(part.logprobs))
+                    write_logprobs(outputs.logprobs.add(entry=len(request_ids)).logprobs, part.logprobs)
                 request_ids.append(news.request_id)
                 epochs.append(news.epoch)
                 choices.append(choice)
@@ -58,14 +57,8 @@ def _prompt(outputs: detokenizer_pb2.TextOutputs, news: RequestNews) -> None:
             cached_tokens=news.prefill.cached_tokens,
         )
     if news.prompt_logprobs is not None:
-        outputs.prompt_logprobs.append(
-            engine_pb2.PromptLogprobs(
-                request_id=news.request_id,
-                epoch=news.epoch,
-                offset=news.prompt_offset,
-                logprobs=packed_to_proto(news.prompt_logprobs),
-            )
-        )
+        part = outputs.prompt_logprobs.add(request_id=news.request_id, epoch=news.epoch, offset=news.prompt_offset)
+        write_logprobs(part.logprobs, news.prompt_logprobs)
 
 
 def _finish(news: RequestNews, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinish:

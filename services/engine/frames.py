@@ -9,7 +9,7 @@ from services.ring.cursor import OutputFrame
 from services.ring.events import ChoiceEnd, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
+from services.runtime.wire import status_to_proto, write_logprobs
 
 
 def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
@@ -35,27 +35,24 @@ def peers_message(peers: list[PeerId]) -> link_pb2.Peers:
 
 
 def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
-    return engine_pb2.StepOutputs(
+    outputs = engine_pb2.StepOutputs(
         opened=map(_opened, frame.opened),
         prefills=[_prefill(*news) for news in frame.prefills],
-        prompt_logprobs=[
-            engine_pb2.PromptLogprobs(
-                request_id=request_id, epoch=epoch, offset=offset, logprobs=packed_to_proto(scores)
-            )
-            for request_id, epoch, offset, scores in frame.prompt_logprobs
-        ],
         request_ids=frame.request_ids,
         epochs=frame.epochs,
         choices=frame.choices,
         first_positions=frame.first_positions,
         token_counts=frame.token_counts,
         token_ids=frame.token_ids,
-        logprobs=[
-            engine_pb2.EntryLogprobs(entry=entry, logprobs=pack_logprobs(entries)) for entry, entries in frame.logprobs
-        ],
         finishes=[_finish(*news) for news in frame.ends],
         closed=[engine_pb2.Closed(request_id=request_id, epoch=epoch) for request_id, epoch in frame.closed],
     )
+    for request_id, epoch, offset, scores in frame.prompt_logprobs:
+        part = outputs.prompt_logprobs.add(request_id=request_id, epoch=epoch, offset=offset)
+        write_logprobs(part.logprobs, scores)
+    for entry, scores in frame.logprobs:
+        write_logprobs(outputs.logprobs.add(entry=entry).logprobs, scores)
+    return outputs
 
 
 def _opened(entry: LedgerEntry) -> engine_pb2.Opened:

@@ -13,7 +13,7 @@ from engine_core.request import Request
 from engine_core.step import SequenceOutput
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.traces import EngineTraces
-from services.engine.wire import end_of, logprobs_of, status_of
+from services.engine.wire import end_of, status_of
 from services.ring.cursor import OutboundLink
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
@@ -144,12 +144,12 @@ class Hub:
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
             board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
-            board.prompt_scored(core_id, logprobs_of(output.prompt_logprobs))
+            board.prompt_scored(core_id, output.prompt_logprobs)
         if output.token_ids or output.finish is not None:
             end = None
             if output.finish is not None:
                 end = end_of(output.finish, output.first_position + len(output.token_ids))
-            board.progress(core_id, output.choice, output.token_ids, logprobs_of(output.logprobs), end)
+            board.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 
     def _removed(self, entry: LedgerEntry) -> None:
         _log_finished(entry)

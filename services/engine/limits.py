@@ -8,7 +8,7 @@ from __future__ import annotations
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
-from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS
+from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.ring.events import Code, Refused
 
 MAX_BAD_WORDS = 256
@@ -33,6 +33,8 @@ def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
     _check("stop_token_ids", len(submit.stop_token_ids), "ids", 0, MAX_STOP_TOKEN_IDS)
     _check("tenant", len(submit.tenant.encode()), "bytes", 0, MAX_TENANT_BYTES)
     _check("cache_salt", len(submit.cache_salt), "bytes", 0, MAX_CACHE_SALT_BYTES)
+    _check("logprobs", submit.logprobs, "alternatives", 0, MAX_LOGPROBS)
+    _check("prompt_logprobs", submit.prompt_logprobs, "alternatives", 0, MAX_LOGPROBS)
     if submit.HasField("timeout_ms"):
         _check("timeout_ms", submit.timeout_ms, "", 1, 2**64 - 1)
 

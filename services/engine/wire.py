@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
 from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
-from engine_core.step import TokenLogprobs
 from engine_core.validation import MAX_LOGPROBS
 from services.engine.limits import check_size
-from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status
 from services.ring.submission import Submission
 from services.runtime.tracing import MAX_TRACEPARENT
 
@@ -58,7 +55,8 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         deliver_to=submit.deliver_to,
         output_context=submit.output_context,
         choices=resume or dict.fromkeys(range(params.n), ()),
-        keeps_logprobs=params.logprobs is not None,
+        max_tokens=min(params.max_tokens, model.max_model_len - len(request.prompt_token_ids)),
+        logprobs=params.logprobs,
         prompt_tokens=len(request.prompt_token_ids),
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
@@ -121,11 +119,6 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 def end_of(finish: Finish, position: int) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens."""
     return ChoiceEnd(_CAUSES[finish.cause], position, stop_token_id=finish.stop_token_id)
-
-
-def logprobs_of(entries: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
-    """Log probabilities as ring data."""
-    return [TokenLogprob(e.logprob, e.rank, e.top_ids, e.top_logprobs) for e in entries]
 
 
 def model_message(

@@ -7,7 +7,7 @@ from ringline.types.v1 import output_pb2
 
 from services.ring.events import Cause, ChoiceEnd, Status
 from services.ring.outbox import ChoiceNews, RequestNews
-from services.runtime.wire import pack_logprobs, packed_to_proto, status_to_proto
+from services.runtime.wire import status_to_proto, write_logprobs
 
 
 def refusal(client_id: str, in_reply_to: int, status: Status) -> inference_pb2.GenerateResponse:
@@ -39,8 +39,8 @@ def write_news(frame: inference_pb2.SessionResponse, news: RequestNews, name: st
         )
         add(request_id=name, prefill=progress)
     if news.prompt_logprobs is not None:
-        scores = packed_to_proto(news.prompt_logprobs)
-        add(request_id=name, prompt_logprobs=scores, prompt_logprobs_offset=news.prompt_offset)
+        response = add(request_id=name, prompt_logprobs_offset=news.prompt_offset)
+        write_logprobs(response.prompt_logprobs, news.prompt_logprobs)
     for notice in news.notices:
         if isinstance(notice, inference_pb2.Continued):
             add(request_id=name, continued=notice)
@@ -62,7 +62,7 @@ def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceNews) -> N
     delta.text = "".join(part.texts)
     delta.token_ids.extend(part.ids)
     if part.logprobs:
-        delta.logprobs.CopyFrom(pack_logprobs(part.logprobs))
+        write_logprobs(delta.logprobs, part.logprobs)
 
 
 def _terminal(choice: int, end: ChoiceEnd) -> inference_pb2.Terminal:

@@ -29,7 +29,7 @@ from services.ring.quota import Quota
 from services.ring.request import Verdict
 from services.ring.retry import retry_after_ms
 from services.runtime.processor_metrics import ProcessorMetrics
-from services.runtime.wire import packed_from_proto, status_from_proto
+from services.runtime.wire import read_logprobs, status_from_proto
 
 MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
@@ -218,7 +218,7 @@ class Ring:
             return
         self._computes(live)
         news = live.call.client.news(scored.request_id)
-        scores = packed_from_proto(scored.logprobs)
+        scores = read_logprobs(scored.logprobs)
         news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
         live.prompt_scores += fresh
         woken.add(live.call.client.wake)

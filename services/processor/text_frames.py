@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.ring.events import Cause, ChoiceEnd, TokenLogprob
-from services.runtime.wire import status_from_proto, unpack_logprobs
+from services.ring.events import Cause, ChoiceEnd
+from services.ring.logprobs import PackedLogprobs
+from services.runtime.wire import read_logprobs, status_from_proto
 
 
 class TextEntry(NamedTuple):
@@ -20,13 +21,13 @@ class TextEntry(NamedTuple):
     first_position: int
     ids: Sequence[int]
     text: str
-    logprobs: Sequence[TokenLogprob]
+    logprobs: PackedLogprobs | None
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
     """Every delta, in order. Arrays are taken whole: protobuf's own are slow to walk."""
     ids = outputs.token_ids[:]
-    logprobs = {scored.entry: unpack_logprobs(scored.logprobs) for scored in outputs.logprobs}
+    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(
         outputs.request_ids[:],
         outputs.epochs[:],
@@ -39,7 +40,7 @@ def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
     start = 0
     for index, (request_id, epoch, choice, first_position, count, text) in enumerate(arrays):
         yield TextEntry(
-            request_id, epoch, choice, first_position, ids[start : start + count], text, logprobs.get(index, ())
+            request_id, epoch, choice, first_position, ids[start : start + count], text, logprobs.get(index)
         )
         start += count
 

@@ -6,14 +6,13 @@ is slow gets fewer, larger frames; memory stays that of the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.ring.events import ChoiceEnd, Prefill, Status, TokenLogprob
+from services.ring.events import ChoiceEnd, Prefill, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.ring.logprobs import PackedLogprobs, wire_bytes
+from services.ring.logprobs import PackedLogprobs
 
 MAX_FRAME_BYTES = 1 << 20
 # Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
@@ -44,7 +43,8 @@ class OutputFrame:
     first_positions: list[int] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[tuple[int, Sequence[TokenLogprob]]] = field(default_factory=list)
+    logprobs: list[tuple[int, PackedLogprobs]] = field(default_factory=list)
+    """(index of the entry, those of its last tokens): resumed tokens have none."""
     ends: list[tuple[str, int, int, ChoiceEnd]] = field(default_factory=list)
     """(request id, epoch, choice, end)."""
     closed: list[tuple[str, int]] = field(default_factory=list)
@@ -222,15 +222,11 @@ def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int)
     start = min(start, len(log.ids))
     stop = len(log.ids)
     if stop > start:
-        logprobs: Sequence[TokenLogprob] = ()
-        token_bytes = _TOKEN_BYTES
-        if log.logprobs:
-            token_bytes += wire_bytes(len(log.logprobs[0].top_ids))  # all have equally many
+        token_bytes = _TOKEN_BYTES + (log.logprobs.entry_bytes if log.logprobs else 0)
         stop = min(stop, start + max(1, (room - _ENTRY_BYTES) // token_bytes))
-        if log.logprobs is not None:
-            logprobs = log.logprobs[max(0, start - log.resumed) : max(0, stop - log.resumed)]
-        if logprobs:
-            frame.logprobs.append((len(frame.request_ids), logprobs))
+        if log.logprobs and stop > log.resumed:
+            scores = log.logprobs.part(max(0, start - log.resumed), stop - log.resumed)
+            frame.logprobs.append((len(frame.request_ids), scores))
         frame.request_ids.append(entry.request_id)
         frame.epochs.append(entry.epoch)
         frame.choices.append(choice)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 class Cause(enum.IntEnum):
@@ -49,15 +48,6 @@ class Refused(Exception):
     def __init__(self, code: Code, message: str, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
         self.status = Status(code, message, retry_after_ms)
-
-
-class TokenLogprob(NamedTuple):
-    """Log probabilities at one position."""
-
-    logprob: float
-    rank: int
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

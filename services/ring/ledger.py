@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.ring.events import Cause, ChoiceEnd, Prefill, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Prefill
 from services.ring.identity import PeerId
-from services.ring.logprobs import PackedLogprobs
+from services.ring.logprobs import LogprobArrays, PackedLogprobs
 
 
 class ChoiceLog:
@@ -23,15 +23,15 @@ class ChoiceLog:
         """``resumed_ids`` come first in the log and have no log probabilities."""
         self.ids: list[int] = list(resumed_ids)
         self.resumed = len(self.ids)
-        self.logprobs: list[TokenLogprob] | None = [] if keeps_logprobs else None
+        self.logprobs = PackedLogprobs() if keeps_logprobs else None
         """One per id from ``resumed`` on."""
         self.end: ChoiceEnd | None = None
 
-    def append(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+    def append(self, ids: Sequence[int], logprobs: LogprobArrays | None) -> None:
         """Add computed ids; nothing is added behind an end."""
         if self.end is None:
             self.ids.extend(ids)
-            if self.logprobs is not None:
+            if self.logprobs is not None and logprobs is not None:
                 self.logprobs.extend(logprobs)
 
     def finish(self, end: ChoiceEnd) -> None:
@@ -48,7 +48,7 @@ class ChoiceLog:
             return False
         del self.ids[position:]
         if self.logprobs is not None:
-            del self.logprobs[max(0, position - self.resumed) :]
+            self.logprobs.truncate(max(0, position - self.resumed))
         self.end = ChoiceEnd(Cause.STOP, position)
         return True
 
@@ -73,8 +73,8 @@ class LedgerEntry:
     prefill: Prefill | None = None
     prompt_logprobs: PackedLogprobs | None = None
     """As far as they are computed."""
-    prompt_logprob_bytes: int = 0
-    """What they will take when all are."""
+    logprob_bytes: int = 0
+    """What its log probabilities may take, of prompt and output, when all are computed."""
     id_bytes: int = 0
     """What the token ids take that it came with."""
     tenant: str = ""

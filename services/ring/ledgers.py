@@ -11,7 +11,7 @@ from typing import Any
 from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.ring.quota import MAX_ID_BYTES, MAX_PROMPT_LOGPROB_BYTES, Quota
+from services.ring.quota import MAX_ID_BYTES, MAX_LOGPROB_BYTES, Quota
 from services.ring.retry import UNKNOWN_MS
 from services.ring.submission import Submission
 
@@ -25,7 +25,7 @@ class Ledgers:
         orphan_grace: float,
         max_entries: int,
         retry_after_ms: Callable[[], int] = lambda: UNKNOWN_MS,
-        max_prompt_logprob_bytes: int = MAX_PROMPT_LOGPROB_BYTES,
+        max_logprob_bytes: int = MAX_LOGPROB_BYTES,
         max_id_bytes: int = MAX_ID_BYTES,
     ) -> None:
         """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
@@ -35,8 +35,13 @@ class Ledgers:
         self._retry_after_ms = retry_after_ms
         self._orphan_grace = orphan_grace
         self._max_entries = max_entries
-        self._prompt_logprobs = Quota(
-            "prompt_logprobs", "this engine", "them", max_prompt_logprob_bytes, lambda _: retry_after_ms()
+        self._max_logprob_bytes = max_logprob_bytes
+        self._logprobs = Quota(
+            "logprobs",
+            "this engine",
+            "log probabilities of prompts and outputs",
+            max_logprob_bytes,
+            lambda _: retry_after_ms(),
         )
         self._ids = Quota(
             "prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes, lambda _: retry_after_ms()
@@ -75,13 +80,20 @@ class Ledgers:
                 retry_after_ms=self._retry_after_ms(),
             )
         tenant = submission.tenant
-        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.prompt_logprob_bytes, old.id_bytes)
-        self._prompt_logprobs.check(tenant, submission.prompt_logprob_bytes, logprobs)
+        logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.logprob_bytes, old.id_bytes)
+        if submission.logprob_bytes > self._max_logprob_bytes:
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"logprobs: those of this request may take {submission.logprob_bytes} bytes, 8 a token and 8 an "
+                f"alternative: expected at most {self._max_logprob_bytes}; lower max_tokens, n, logprobs or "
+                "prompt_logprobs",
+            )
+        self._logprobs.check(tenant, submission.logprob_bytes, logprobs)
         self._ids.check(tenant, submission.id_bytes, ids)
 
     def add(self, entry: LedgerEntry) -> None:
         """Remember a request."""
-        self._prompt_logprobs.take(entry.tenant, entry.prompt_logprob_bytes)
+        self._logprobs.take(entry.tenant, entry.logprob_bytes)
         self._ids.take(entry.tenant, entry.id_bytes)
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
 
@@ -89,7 +101,7 @@ class Ledgers:
         """Forget it."""
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
-        self._prompt_logprobs.give_back(entry.tenant, entry.prompt_logprob_bytes)
+        self._logprobs.give_back(entry.tenant, entry.logprob_bytes)
         self._ids.give_back(entry.tenant, entry.id_bytes)
 
     def orphan(self, submitter: PeerId, now: float) -> None:

@@ -1,24 +1,38 @@
-"""Log probabilities of many consecutive tokens, packed: a prompt may have a hundred thousand of them."""
+"""Log probabilities of consecutive tokens, packed: how all three services hold them, of prompts and of outputs."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import Protocol
 
-from services.ring.events import TokenLogprob
-
-# Upper estimates of what an entry takes on the wire, bytes; they keep frames below the limit, no more.
+# Upper estimates of what an entry takes on the wire or in memory, bytes.
 _ENTRY_BYTES, _ALTERNATIVE_BYTES = 16, 10
 
 
-class PackedLogprobs:
+class LogprobArrays(Protocol):
     """Aligned arrays, as in ``ringline.types.v1.Logprobs``: 8 bytes per token and 8 per alternative."""
+
+    @property
+    def top_count(self) -> int: ...
+    @property
+    def logprobs(self) -> array[float]: ...
+    @property
+    def ranks(self) -> array[int]: ...
+    @property
+    def top_ids(self) -> array[int]: ...
+    @property
+    def top_logprobs(self) -> array[float]: ...
+
+
+class PackedLogprobs:
+    """Such arrays, to add to and to take from."""
 
     __slots__ = ("logprobs", "ranks", "top_count", "top_ids", "top_logprobs")
 
     def __init__(
         self,
-        top_count: int,
+        top_count: int = 0,
         logprobs: Iterable[float] = (),
         ranks: Iterable[int] = (),
         top_ids: Iterable[int] = (),
@@ -36,18 +50,6 @@ class PackedLogprobs:
                 f"log probabilities of {count} tokens, but not {top_count} alternatives and a rank of each"
             )
 
-    @classmethod
-    def of(cls, entries: Iterable[TokenLogprob]) -> PackedLogprobs:
-        """The same as single entries, which all have equally many alternatives."""
-        entries = list(entries)
-        return cls(
-            len(entries[0].top_ids) if entries else 0,
-            (entry.logprob for entry in entries),
-            (entry.rank for entry in entries),
-            (token_id for entry in entries for token_id in entry.top_ids),
-            (logprob for entry in entries for logprob in entry.top_logprobs),
-        )
-
     def __len__(self) -> int:
         return len(self.logprobs)
 
@@ -60,13 +62,15 @@ class PackedLogprobs:
 
     @property
     def entry_bytes(self) -> int:
-        """Upper estimate of one entry's size on the wire."""
-        return wire_bytes(self.top_count)
+        """Upper estimate of one entry's size, on the wire and in memory."""
+        return _ENTRY_BYTES + _ALTERNATIVE_BYTES * self.top_count
 
-    def extend(self, other: PackedLogprobs) -> None:
+    def extend(self, other: LogprobArrays) -> None:
         """Add what follows; raises ``ValueError`` if that has another number of alternatives."""
         if other.top_count != self.top_count:
-            raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
+            if self.logprobs:
+                raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
+            self.top_count = other.top_count
         self.logprobs += other.logprobs
         self.ranks += other.ranks
         self.top_ids += other.top_ids
@@ -83,10 +87,16 @@ class PackedLogprobs:
             self.top_logprobs[start * k : stop * k],
         )
 
+    def take(self, count: int) -> PackedLogprobs:
+        """Remove the first ``count`` entries, and return them."""
+        taken, tops = self.part(0, count), count * self.top_count
+        del self.logprobs[:count], self.ranks[:count], self.top_ids[:tops], self.top_logprobs[:tops]
+        return taken
 
-def wire_bytes(top_count: int) -> int:
-    """An upper estimate of what one entry with ``top_count`` alternatives takes on the wire."""
-    return _ENTRY_BYTES + _ALTERNATIVE_BYTES * top_count
+    def truncate(self, count: int) -> None:
+        """Keep no more than the first ``count`` entries."""
+        tops = count * self.top_count
+        del self.logprobs[count:], self.ranks[count:], self.top_ids[tops:], self.top_logprobs[tops:]
 
 
 def memory_bytes(num_tokens: int, top_count: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.ring.events import ChoiceEnd, Prefill, TokenLogprob
-from services.ring.logprobs import PackedLogprobs, wire_bytes
+from services.ring.events import ChoiceEnd, Prefill
+from services.ring.logprobs import PackedLogprobs
 
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
@@ -23,7 +23,7 @@ class ChoiceNews:
     first_position: int
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
     end: ChoiceEnd | None = None
     sizes: list[tuple[int, int, int]] = field(default_factory=list)
@@ -31,15 +31,19 @@ class ChoiceNews:
     wire_bytes: int = _CHOICE_BYTES
     """An upper estimate of all of it."""
 
-    def add(self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add a delta."""
+    def add(self, ids: Sequence[int], text: str, logprobs: PackedLogprobs | None) -> None:
+        """Add a delta; ``logprobs`` are this object's from now on."""
         self.ids.extend(ids)
         self.texts.append(text)
-        self.logprobs.extend(logprobs)
-        size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
+        size, scored = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text), 0
         if logprobs:
-            size += len(logprobs) * wire_bytes(len(logprobs[0].top_ids))  # all have equally many
-        self.sizes.append((len(ids), len(logprobs), size))
+            scored = len(logprobs)
+            size += scored * logprobs.entry_bytes
+            if self.logprobs is None:
+                self.logprobs = logprobs
+            else:
+                self.logprobs.extend(logprobs)
+        self.sizes.append((len(ids), scored, size))
         self.wire_bytes += size
 
     def cut(self, room: int) -> tuple[ChoiceNews, int]:
@@ -55,8 +59,9 @@ class ChoiceNews:
             count, num_ids, num_logprobs, used = count + 1, num_ids + ids, num_logprobs + logprobs, used + size
         if count == len(self.sizes):
             return self, used
-        head = ChoiceNews(self.first_position, self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs])
-        del self.ids[:num_ids], self.texts[:count], self.logprobs[:num_logprobs], self.sizes[:count]
+        scores = self.logprobs.take(num_logprobs) if self.logprobs is not None and num_logprobs else None
+        head = ChoiceNews(self.first_position, self.ids[:num_ids], self.texts[:count], scores)
+        del self.ids[:num_ids], self.texts[:count], self.sizes[:count]
         self.first_position += num_ids
         self.wire_bytes -= used - _CHOICE_BYTES
         return head, used
@@ -163,7 +168,7 @@ class Outbox:
         first_position: int,
         ids: Sequence[int],
         text: str,
-        logprobs: Sequence[TokenLogprob] = (),
+        logprobs: PackedLogprobs | None = None,
     ) -> None:
         """Add tokens and the text they complete; they follow what is there."""
         if (news := self.of(request_id, epoch)) is not None:

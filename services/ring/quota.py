@@ -7,8 +7,8 @@ from collections.abc import Callable
 from services.ring.events import Code, Refused
 from services.ring.shares import Shares
 
-MAX_PROMPT_LOGPROB_BYTES = 256 << 20
-"""Of log probabilities of prompts, in an engine."""
+MAX_LOGPROB_BYTES = 256 << 20
+"""Of log probabilities of prompts and outputs, in an engine."""
 MAX_ID_BYTES = 512 << 20
 """Of token ids of prompts, and whatever other ids requests bring, in an engine."""
 

@@ -29,7 +29,10 @@ class Submission(Generic[Order]):
     output_context: bytes
     choices: Mapping[int, Sequence[int]]
     """Unfinished choices and the ids they already have."""
-    keeps_logprobs: bool
+    max_tokens: int
+    """Ids that a choice has at most, those it already has among them."""
+    logprobs: int | None
+    """Alternatives per output token, if their log probabilities are asked for."""
     prompt_tokens: int
     prompt_logprobs: int | None
     """Alternatives per prompt token, if their log probabilities are asked for."""
@@ -47,9 +50,14 @@ class Submission(Generic[Order]):
         return _ID_BYTES * self.num_ids
 
     @property
-    def prompt_logprob_bytes(self) -> int:
-        """What the log probabilities of its prompt will take, when all are computed."""
-        return 0 if self.prompt_logprobs is None else memory_bytes(self.prompt_tokens, self.prompt_logprobs)
+    def logprob_bytes(self) -> int:
+        """What its log probabilities may take, of the prompt and of all that is still to be computed."""
+        size = 0 if self.prompt_logprobs is None else memory_bytes(self.prompt_tokens, self.prompt_logprobs)
+        return size if self.logprobs is None else size + memory_bytes(self._tokens_to_come, self.logprobs)
+
+    @property
+    def _tokens_to_come(self) -> int:
+        return sum(max(0, self.max_tokens - len(ids)) for ids in self.choices.values())
 
     def check(self, peer: PeerId) -> None:
         """Raise ``Refused`` for what ``peer`` may not submit."""

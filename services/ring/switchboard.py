@@ -11,11 +11,11 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.ledgers import Ledgers
-from services.ring.logprobs import PackedLogprobs
+from services.ring.logprobs import LogprobArrays, PackedLogprobs
 from services.ring.submission import Order, Submission
 
 MAX_PEERS = 256
@@ -117,6 +117,7 @@ class Switchboard(Generic[Order]):
         if old is not None:
             self._remove(old)
         receiver = self._receiver(submission.deliver_to or peer.name)
+        scored = submission.logprobs is not None
         entry = LedgerEntry(
             request_id=submission.request_id,
             core_id=f"{submission.request_id}@{submission.epoch}#{next(self._submissions)}",
@@ -125,10 +126,10 @@ class Switchboard(Generic[Order]):
             deliver_to=receiver.peer.name,
             output_context=submission.output_context,
             prompt_tokens=submission.prompt_tokens,
-            choices={choice: ChoiceLog(ids, submission.keeps_logprobs) for choice, ids in submission.choices.items()},
+            choices={choice: ChoiceLog(ids, scored) for choice, ids in submission.choices.items()},
             delivered={choice: len(ids) for choice, ids in submission.choices.items() if ids},
             in_reply_to=in_reply_to,
-            prompt_logprob_bytes=submission.prompt_logprob_bytes,
+            logprob_bytes=submission.logprob_bytes,
             id_bytes=submission.id_bytes,
             tenant=submission.tenant,
             traceparent=submission.traceparent,
@@ -190,7 +191,7 @@ class Switchboard(Generic[Order]):
         core_id: str,
         choice: int,
         ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob],
+        logprobs: LogprobArrays | None,
         end: ChoiceEnd | None,
     ) -> None:
         """The core computed tokens of a choice, or ended it. What comes behind an end or a Done is dropped."""
@@ -225,14 +226,12 @@ class Switchboard(Generic[Order]):
             )
             self._mark(entry)
 
-    def prompt_scored(self, core_id: str, logprobs: Sequence[TokenLogprob]) -> None:
+    def prompt_scored(self, core_id: str, logprobs: LogprobArrays) -> None:
         """Further log probabilities of a prompt are computed; the first are of its second token."""
         if entry := self._ledgers.find_submission(core_id):
-            packed = PackedLogprobs.of(logprobs)
             if entry.prompt_logprobs is None:
-                entry.prompt_logprobs = packed
-            else:
-                entry.prompt_logprobs.extend(packed)
+                entry.prompt_logprobs = PackedLogprobs()
+            entry.prompt_logprobs.extend(logprobs)
             self._mark(entry)
 
     def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from ringline.types.v1 import output_pb2
 
-from services.ring.events import Code, Status, TokenLogprob
+from services.ring.events import Code, Status
 from services.ring.logprobs import PackedLogprobs
 
 
@@ -35,40 +33,20 @@ def status_from_proto(message: status_pb2.Status) -> Status:
     return Status(code, message.message, retry_after_ms)
 
 
-def pack_logprobs(entries: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
-    """Log probabilities of consecutive tokens, which all have equally many alternatives."""
-    packed = output_pb2.Logprobs(
-        logprobs=[entry.logprob for entry in entries],
-        ranks=[entry.rank for entry in entries],
-        top_count=len(entries[0].top_ids) if entries else 0,
+def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None:
+    """Fill ``message``, which is empty, where it is: protobuf copies a message that is put into another."""
+    message.logprobs.extend(packed.logprobs.tolist())
+    message.ranks.extend(packed.ranks.tolist())
+    if packed.top_count:
+        message.top_count = packed.top_count
+        message.top_ids.extend(packed.top_ids.tolist())
+        message.top_logprobs.extend(packed.top_logprobs.tolist())
+
+
+def read_logprobs(message: output_pb2.Logprobs) -> PackedLogprobs:
+    """The inverse; raises ``ValueError`` if the arrays are not aligned. They are taken whole: slow to walk."""
+    if not message.top_count:
+        return PackedLogprobs(0, message.logprobs[:], message.ranks[:], message.top_ids, message.top_logprobs)
+    return PackedLogprobs(
+        message.top_count, message.logprobs[:], message.ranks[:], message.top_ids[:], message.top_logprobs[:]
     )
-    for entry in entries:
-        packed.top_ids.extend(entry.top_ids)
-        packed.top_logprobs.extend(entry.top_logprobs)
-    return packed
-
-
-def unpack_logprobs(packed: output_pb2.Logprobs) -> list[TokenLogprob]:
-    """The inverse."""
-    k = packed.top_count
-    ids, tops = list(packed.top_ids), list(packed.top_logprobs)
-    return [
-        TokenLogprob(logprob, rank, tuple(ids[i * k : i * k + k]), tuple(tops[i * k : i * k + k]))
-        for i, (logprob, rank) in enumerate(zip(packed.logprobs, packed.ranks, strict=True))
-    ]
-
-
-def packed_to_proto(packed: PackedLogprobs) -> output_pb2.Logprobs:
-    """Log probabilities that are packed already."""
-    return output_pb2.Logprobs(
-        logprobs=packed.logprobs,
-        ranks=packed.ranks,
-        top_count=packed.top_count,
-        top_ids=packed.top_ids,
-        top_logprobs=packed.top_logprobs,
-    )
-
-
-def packed_from_proto(message: output_pb2.Logprobs) -> PackedLogprobs:
-    """The inverse; raises ``ValueError`` if the arrays are not aligned."""
-    return PackedLogprobs(message.top_count, message.logprobs, message.ranks, message.top_ids, message.top_logprobs)

@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def logprobs(self) -> list[object]:
-        return [entry for output in self.outputs for entry in output.logprobs]
+        return [entry for output in self.outputs for entry in output.logprobs or ()]
 
     @property
     def cached_tokens(self) -> int | None:

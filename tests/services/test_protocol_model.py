@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 
 from services.ring.events import Cause
 from services.ring.logprobs import PackedLogprobs
-from services.runtime.wire import packed_from_proto
+from services.runtime.wire import read_logprobs
+from tests.services.ring.scores import packed
 from tests.services.ring.world import (
     ALPHABET,
     EOS,
@@ -39,7 +40,7 @@ DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
 SIZES = st.sampled_from([1, 300, LARGE, LARGE])
 ROUNDS_TO_HEAL = 100
 PROMPT = "abcabcabcabc"
-SCORES = PackedLogprobs.of([prompt_logprob_at(position, 2) for position in range(1, len(PROMPT))])
+SCORES = packed(prompt_logprob_at(position, 2) for position in range(1, len(PROMPT)))
 
 
 @dataclass
@@ -259,7 +260,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert name not in usages, "nothing follows the last terminal"
             if response.HasField("prompt_logprobs"):
                 assert not any(of == name for of, _ in outcomes), "they come before any delta"
-                part, known = packed_from_proto(response.prompt_logprobs), scores.setdefault(name, PackedLogprobs(2))
+                part, known = read_logprobs(response.prompt_logprobs), scores.setdefault(name, PackedLogprobs(2))
                 assert response.prompt_logprobs_offset == len(known), "gapless"
                 known.extend(part)
             elif response.HasField("delta"):

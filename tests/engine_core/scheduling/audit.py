@@ -105,9 +105,9 @@ class Stream:
         tokens += output.token_ids
         assert tokens == expected[: len(tokens)]
         if self.request.params.logprobs is None:
-            assert output.logprobs == []
+            assert output.logprobs is None
         else:
-            assert [entry.rank - 1 for entry in output.logprobs] == output.token_ids
+            assert [entry.rank - 1 for entry in output.logprobs or ()] == output.token_ids
         self._take_prompt_news(output)
         if output.finish is None:
             assert len(tokens) < len(expected)
@@ -134,7 +134,7 @@ class Stream:
             assert output.prompt_logprobs, "no news is none"
             start = 1 + len(self.prompt_logprobs)
             self.prompt_logprobs += output.prompt_logprobs
-            assert output.prompt_logprobs == [
+            assert list(output.prompt_logprobs) == [
                 prompt_entry(prompt, at) for at in range(start, 1 + len(self.prompt_logprobs))
             ]
         if output.token_ids:

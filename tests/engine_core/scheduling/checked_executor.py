@@ -7,13 +7,15 @@ changes the tokens, and is reported before that by the checks made of every plan
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
+from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
-from engine_core.step import NewSequence, StepPlan, StepResult, TokenLogprobs
+from engine_core.step import NewSequence, StepPlan, StepResult
 
 EOS = 1
 
@@ -69,6 +71,12 @@ def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[li
 def prompt_entry(prompt, index: int) -> TokenLogprobs:
     """A recognizable entry for prompt token ``index``."""
     return TokenLogprobs(-float(index), prompt[index] + 1, (), ())
+
+
+def packed(*entries: TokenLogprobs) -> Logprobs:
+    """Of entries without alternatives."""
+    values, ranks = array("f", [e.logprob for e in entries]), array("I", [e.rank for e in entries])
+    return Logprobs(0, values, ranks, array("I"), array("f"))
 
 
 @dataclass
@@ -212,12 +220,12 @@ class CheckedExecutor(Executor):
             worker.tokens.append(token_id)
             result.token_ids[index].append(token_id)
             if params.logprobs is not None:
-                result.logprobs[seq_id] = [TokenLogprobs(-float(position), token_id + 1, (), ())]
+                result.logprobs[seq_id] = packed(TokenLogprobs(-float(position), token_id + 1, (), ()))
         if params.prompt_logprobs is not None:
             last = min(end, worker.new.num_prompt_tokens - 1)
             entries = [prompt_entry(worker.tokens, at) for at in range(start + 1, last + 1)]
             if entries:
-                result.prompt_logprobs[seq_id] = entries
+                result.prompt_logprobs[seq_id] = packed(*entries)
 
     def _slot(self, worker: _Worker, position: int) -> tuple[int, int]:
         return worker.table[position // self.cache_size.block_size], position % self.cache_size.block_size

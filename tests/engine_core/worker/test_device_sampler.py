@@ -54,8 +54,8 @@ def test_draws_of_mixed_batches_are_the_same(vocab: int, elements: int, monkeypa
     expected, actual = draw(rows, Sampler), draw(rows, DeviceSampler)
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert actual.logprobs.keys() == expected.logprobs.keys()
-    for row, entry in actual.logprobs.items():
-        reference = expected.logprobs[row]
+    for row, (entry,) in actual.logprobs.items():
+        (reference,) = expected.logprobs[row]
         assert (entry.rank, entry.top_ids) == (reference.rank, reference.top_ids)
         assert entry.logprob == pytest.approx(reference.logprob, abs=1e-5)
         assert entry.top_logprobs == pytest.approx(reference.top_logprobs, abs=1e-5)

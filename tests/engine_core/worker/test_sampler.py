@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
+from engine_core.logprobs import TokenLogprobs
 from engine_core.request import SamplingParams
-from engine_core.step import TokenLogprobs
 from engine_core.worker.noise import gumbel, position_keys, sequence_key
 from engine_core.worker.sampler import Sampler, SamplerOutput, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
@@ -199,7 +199,7 @@ def test_logprobs_are_of_the_raw_logits(mixed: Rows) -> None:
     asked = {row for row, params in enumerate(mixed.params) if params.logprobs is not None}
     assert set(output.logprobs) == asked
     for row in asked:
-        check_logprobs(output.logprobs[row], mixed.logits[row], int(output.token_ids[row]), mixed.params[row].logprobs)
+        check_logprobs(*output.logprobs[row], mixed.logits[row], int(output.token_ids[row]), mixed.params[row].logprobs)
 
 
 def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_top: int | None) -> None:

@@ -13,13 +13,13 @@ from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
-from services.ring.events import Cause, ChoiceEnd, Code, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code
 from services.ring.identity import PeerId
-from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import RequestNews
-from services.runtime.wire import pack_logprobs
+from services.runtime.wire import write_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions
 from tests.services.processor.vocabularies import EOS_TEXT, tokenizer
+from tests.services.ring.scores import Score, packed, scores_of
 
 TOKENIZER = tokenizer()
 EOS = TOKENIZER.token_id(EOS_TEXT)
@@ -33,8 +33,8 @@ PARTS = sorted({token for ids in BYTES for token in ids})
 id_lists = st.lists(st.sampled_from(PARTS), max_size=24)
 
 
-def logprob(position: int, token: int) -> TokenLogprob:
-    return TokenLogprob(-1.0, token + 1, (position,), (-1.0,))
+def logprob(position: int, token: int) -> Score:
+    return Score(-1.0, token + 1, (position,), (-1.0,))
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Read:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Score] = field(default_factory=list)
     deltas: list[tuple[int, str]] = field(default_factory=list)
     """(ids, text) so far, after each delta."""
     end: ChoiceEnd | None = None
@@ -72,7 +72,7 @@ class Detokenizer:
                     assert part.first_position == len(read.ids)
                 read.ids += part.ids
                 read.text += "".join(part.texts)
-                read.logprobs += part.logprobs
+                read.logprobs += scores_of(part.logprobs)
                 read.end = part.end
                 read.deltas.append((len(read.ids), read.text))
 
@@ -113,7 +113,7 @@ def tokens(
     )
     if scored_from is not None:
         scores = [logprob(first + i, token) for i, token in enumerate(ids) if first + i >= scored_from]
-        outputs.logprobs.add(entry=0, logprobs=pack_logprobs(scores))
+        write_logprobs(outputs.logprobs.add(entry=0).logprobs, packed(scores))
     return outputs
 
 
@@ -277,18 +277,18 @@ def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
     frame.prefills.add(request_id=NAME, epoch=1, prompt_tokens=9, computed_tokens=4, cached_tokens=2)
     frame.prefills.add(request_id="5-2", epoch=1, prompt_tokens=9, computed_tokens=4)
     scores = [logprob(1, 7), logprob(2, 8)]
-    frame.prompt_logprobs.add(request_id=NAME, epoch=1, logprobs=pack_logprobs(scores))
+    write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=1).logprobs, packed(scores))
     (news,) = detokenizer.frame(frame)
     assert news.prefill is not None
     assert (news.prefill.prompt_tokens, news.prefill.computed_tokens, news.prefill.cached_tokens) == (9, 4, 2)
-    assert (news.prompt_offset, news.prompt_logprobs) == (0, PackedLogprobs.of(scores))
+    assert (news.prompt_offset, news.prompt_logprobs) == (0, packed(scores))
     frame = engine_pb2.StepOutputs()
-    frame.prompt_logprobs.add(request_id=NAME, epoch=1, offset=2, logprobs=pack_logprobs(scores[:1]))
+    write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=1, offset=2).logprobs, packed(scores[:1]))
     (news,) = detokenizer.frame(frame)
-    assert (news.prompt_offset, news.prompt_logprobs) == (2, PackedLogprobs.of(scores[:1]))
+    assert (news.prompt_offset, news.prompt_logprobs) == (2, packed(scores[:1]))
     frame = engine_pb2.StepOutputs()
     frame.prefills.add(request_id=NAME, epoch=2, prompt_tokens=9, computed_tokens=5)
-    frame.prompt_logprobs.add(request_id=NAME, epoch=2, logprobs=pack_logprobs(scores))
+    write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=2).logprobs, packed(scores))
     assert detokenizer.frame(frame) == []
 
 

@@ -8,10 +8,10 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.detokenizer.frames import outputs_of
 from services.processor.text_frames import TextEntry, ends_of, entries_of
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, TokenLogprob
-from services.ring.logprobs import PackedLogprobs
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
 from services.ring.outbox import Outbox, RequestNews
-from services.runtime.wire import packed_from_proto
+from services.runtime.wire import read_logprobs
+from tests.services.ring.scores import Score, packed
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
 statuses = st.builds(Status, st.sampled_from(Code), st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -39,7 +39,9 @@ def test_deltas_and_ends_arrive_as_they_were(
     for index, choices in enumerate(requests):
         name, epoch = f"1-{index}", index + 1
         for choice, (tokens, text, scored, first, end) in choices.items():
-            scores = [TokenLogprob(-0.5, i + 1, (i,), (-0.25,)) for i, _ in enumerate(tokens)] if scored else []
+            scores = (
+                packed(Score(-0.5, i + 1, (i,), (-0.25,)) for i, _ in enumerate(tokens)) if scored and tokens else None
+            )
             outbox.delta(name, epoch, choice, first, tokens, text, scores)
             if tokens or text:
                 deltas.append(TextEntry(name, epoch, choice, first, tokens, text, scores))
@@ -47,15 +49,15 @@ def test_deltas_and_ends_arrive_as_they_were(
                 outbox.end(name, epoch, choice, end)
                 finished.append((name, epoch, choice, end))
     read = through_the_wire(outbox.take(1 << 30))
-    assert [entry._replace(ids=list(entry.ids), logprobs=list(entry.logprobs)) for entry in entries_of(read)] == deltas
+    assert [entry._replace(ids=list(entry.ids)) for entry in entries_of(read)] == deltas
     assert list(ends_of(read)) == finished
 
 
 def test_news_of_a_prompt_arrives() -> None:
-    scores = PackedLogprobs.of([TokenLogprob(-0.5, 1, (), ()), TokenLogprob(-1.5, 3, (), ())])
+    scores = packed([Score(-0.5, 1), Score(-1.5, 3)])
     news = RequestNews("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
     read = through_the_wire([news])
     (prefill,), (scored,) = read.prefills, read.prompt_logprobs
     assert (prefill.request_id, prefill.epoch) == (scored.request_id, scored.epoch) == ("1-1", 4)
     assert (prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens) == (9, 5, 2)
-    assert (scored.offset, packed_from_proto(scored.logprobs)) == (7, scores)
+    assert (scored.offset, read_logprobs(scored.logprobs)) == (7, scores)

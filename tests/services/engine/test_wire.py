@@ -90,8 +90,14 @@ def test_every_field_arrives() -> None:
         resume={2: (9,), 0: ()},
     )
     assert (submission.request_id, submission.epoch, submission.deliver_to) == ("1-1", 2, "d")
-    assert (submission.output_context, submission.prompt_tokens, submission.keeps_logprobs) == (b"c", 2, True)
+    assert (submission.output_context, submission.prompt_tokens, submission.max_tokens) == (b"c", 2, 9)
+    assert (submission.logprobs, submission.prompt_logprobs) == (0, 2)
     assert submission.choices == {2: (9,), 0: ()}
+
+
+@pytest.mark.parametrize(("max_tokens", "taken"), [(9, 9), (2**32 - 1, MODEL.max_model_len - 2)])
+def test_no_more_output_is_counted_than_the_context_has_room_for(max_tokens: int, taken: int) -> None:
+    assert submission_of(submit(max_tokens=max_tokens), MODEL, now=0.0).max_tokens == taken
 
 
 def test_what_is_absent_is_neutral() -> None:
@@ -99,7 +105,7 @@ def test_what_is_absent_is_neutral() -> None:
     expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
     assert submission.order == expected
     assert submission.choices == {0: ()}
-    assert not submission.keeps_logprobs
+    assert submission.logprobs is submission.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,8 @@ def test_what_is_absent_is_neutral() -> None:
         ({"sampling": sampling_pb2.SamplingParams(n=0)}, "sampling.n"),
         ({"sampling": sampling_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
         ({"cache_salt": b"x" * 65}, "cache_salt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"resume": [sampling_pb2.ResumedChoice()] * 2}, "resume"),
         ({"resume": [sampling_pb2.ResumedChoice(choice=choice) for choice in range(2000)]}, "resume"),
         ({"bad_words": [sampling_pb2.TokenIds(ids=[1])] * 257}, "bad_words"),
@@ -150,8 +158,6 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
         ({"prompt_token_ids": [100]}, "prompt_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 10}, "min_tokens"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"resume": [sampling_pb2.ResumedChoice(choice=1)]}, "resume"),
         ({"sampling": sampling_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
         ({"sampling": sampling_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),

@@ -9,17 +9,18 @@ import pytest
 
 from services.engine.frames import response_of
 from services.ring.cursor import OutboundLink, OutputFrame
-from services.ring.events import ChoiceEnd, Code, Refused, TokenLogprob
+from services.ring.events import ChoiceEnd, Code, Refused
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from services.ring.submission import Submission
+from tests.services.ring.scores import Score, scores_of
 
 GRACE = 2.0
 MAX_LEDGERS = 5
 
 
-def logprob(position: int, token: int) -> TokenLogprob:
-    return TokenLogprob(-1.0, token + 1, (position,), (-1.0,))
+def logprob(position: int, token: int) -> Score:
+    return Score(-1.0, token + 1, (position,), (-1.0,))
 
 
 class Core:
@@ -55,7 +56,7 @@ class Known:
     resumed: dict[int, int]
     scored: bool
     delivered: dict[int, int]
-    prompt: list[TokenLogprob] = field(default_factory=list)
+    prompt: list[Score] = field(default_factory=list)
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     orphaned_at: float | None = None
 
@@ -137,7 +138,7 @@ class Stream:
             if known[request_id].scored:
                 fresh = range(max(first, known[request_id].resumed[choice]), first + count)
                 scored = [logprob(position, ids[position - first]) for position in fresh]
-                assert list(logprobs.get(index, ())) == scored, "aligned to the end of the ids"
+                assert scores_of(logprobs.get(index)) == scored, "aligned to the end of the ids"
             else:
                 assert index not in logprobs
         assert start == len(frame.token_ids)
@@ -148,7 +149,8 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "deliver_to": "",
         "output_context": b"",
         "choices": {0: ()},
-        "keeps_logprobs": False,
+        "max_tokens": 10,
+        "logprobs": None,
         "prompt_tokens": 5,
         "prompt_logprobs": None,
         "num_ids": 5,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from services.engine.frames import response_of
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Code, Status, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Code, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
-from services.ring.logprobs import PackedLogprobs
+from tests.services.ring.scores import Score, packed
 
 PEER = PeerId("p", 1)
 
@@ -21,7 +21,7 @@ def entry(name: str, choices: dict[int, list[int]], logprobs: int | None = None)
     logs = {choice: ChoiceLog((), logprobs is not None) for choice in choices}
     for choice, ids in choices.items():
         scores = tuple(range(logprobs or 0))
-        logs[choice].append(ids, [TokenLogprob(-1.5, 2, scores, (-1.0,) * len(scores)) for _ in ids])
+        logs[choice].append(ids, packed(Score(-1.5, 2, scores, (-1.0,) * len(scores)) for _ in ids))
     return LedgerEntry(name, name, 1, PEER, PEER.name, b"context", 3, logs)
 
 
@@ -75,7 +75,7 @@ def test_everyone_gets_a_turn_while_one_has_much() -> None:
         frame = link.take(10_000)
         assert frame is not None
         names += frame.request_ids
-        large.choices[0].append(range(2000), ())
+        large.choices[0].append(range(2000), None)
         link.mark("1-1")
         assert len(names) < 200, "it has waited long enough"
 
@@ -167,7 +167,7 @@ def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:
 
 def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     link, one = OutboundLink(PEER), entry("1-1", {0: [1, 2]})
-    one.prompt_logprobs = PackedLogprobs.of([TokenLogprob(-float(i), 1, (i,), (-1.0,)) for i in range(100)])
+    one.prompt_logprobs = packed(Score(-float(i), 1, (i,), (-1.0,)) for i in range(100))
     link.carry(one)
     frames = []
     while (frame := link.take(600)) is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.events import Cause, ChoiceEnd, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd
 from services.ring.ledger import ChoiceLog
+from services.ring.logprobs import PackedLogprobs
+from tests.services.ring.scores import Score, packed
 
 ids = st.lists(st.integers(0, 99), max_size=8)
 
 
-def scores(tokens: list[int]) -> list[TokenLogprob]:
-    return [TokenLogprob(-float(token), 1, (), ()) for token in tokens]
+def scores(tokens: list[int]) -> PackedLogprobs:
+    return packed(Score(-float(token), 1) for token in tokens)
 
 
 @given(resumed=ids, computed=ids, more=ids, end=st.none() | st.sampled_from(Cause), position=st.integers(-1, 18))
@@ -43,7 +45,7 @@ def test_a_stop_wins_over_ends_at_or_behind_it(
 
 def test_an_earlier_stop_wins_over_a_later_one() -> None:
     log = ChoiceLog([1, 2], keeps_logprobs=False)
-    log.append([3, 4, 5], ())
+    log.append([3, 4, 5], None)
     assert log.stop_at(4)
     assert not log.stop_at(5)
     assert log.stop_at(3)

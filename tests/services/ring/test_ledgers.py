@@ -11,23 +11,37 @@ from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, code_of, submission
 
 
-def test_log_probabilities_of_prompts_are_held_up_to_a_size() -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {"prompt_tokens": 10, "prompt_logprobs": 10},
+        {"max_tokens": 10, "logprobs": 10},
+        {"max_tokens": 6, "logprobs": 10, "choices": {0: (), 2: (1, 2)}},
+        {"max_tokens": 9, "logprobs": 10, "prompt_tokens": 11, "prompt_logprobs": 0},
+    ],
+    ids=["of the prompt", "of the output", "of choices that go on", "of both"],
+)
+def test_log_probabilities_are_held_up_to_a_size(ask: dict[str, object]) -> None:
     core, peer = Core(), PeerId("p", 1)
-    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_prompt_logprob_bytes=4000))
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_logprob_bytes=4000))
     board.attach(peer, 0.0)
-    ask = {"prompt_tokens": 10, "prompt_logprobs": 10}  # 880 bytes
+    assert submission(**ask).logprob_bytes == 880
     board.submit(peer, submission("1-1", **ask))
     board.submit(peer, submission("1-2", **ask))
     code, message = code_of(lambda: board.submit(peer, submission("1-3", **ask)))
     assert code is Code.RESOURCE_EXHAUSTED
-    assert message.startswith("prompt_logprobs: ")
+    assert message.startswith("logprobs: ")
     board.submit(peer, submission("1-3"))
     board.submit(peer, submission("1-2", epoch=2, **ask))  # takes the place of its own
     board.done(peer, "1-1", 1)
     board.submit(peer, submission("1-4", **ask))
     for name, epoch in (("1-2", 2), ("1-3", 1), ("1-4", 1)):
         board.done(peer, name, epoch)
-    board.submit(peer, submission("1-5", prompt_tokens=1000, prompt_logprobs=20))  # alone it may be any size
+    board.submit(peer, submission("1-5", prompt_tokens=23, prompt_logprobs=20))  # alone it may take nearly all
+    board.done(peer, "1-5", 1)
+    code, message = code_of(lambda: board.submit(peer, submission("1-6", prompt_tokens=24, prompt_logprobs=20)))
+    assert code is Code.INVALID_ARGUMENT, "it would never be taken"
+    assert "may take 4032 bytes" in message
 
 
 def test_what_requests_bring_is_held_up_to_a_size() -> None:
@@ -69,7 +83,7 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
         orphan_grace=GRACE,
         max_entries=2,
         retry_after_ms=lambda: 4321,
-        max_prompt_logprob_bytes=1000,
+        max_logprob_bytes=1000,
         max_id_bytes=200 * 40,
     )
     board = Switchboard(core, ledgers)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from services.detokenizer.frames import outputs_of
-from services.ring.events import Cause, ChoiceEnd, Prefill, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Prefill
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, RequestNews
+from tests.services.ring.scores import Score, packed, scores_of
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
 NAMES = st.sampled_from(["1-1", "1-2", "1-3"])
@@ -24,8 +25,8 @@ def text_of(ids: list[int]) -> str:
     return "".join(f"{token}é" for token in ids)
 
 
-def logprobs_of(ids: list[int], first_position: int) -> list[TokenLogprob]:
-    return [TokenLogprob(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids)]
+def logprobs_of(ids: list[int], first_position: int) -> PackedLogprobs:
+    return packed(Score(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
 
 
 @dataclass
@@ -55,7 +56,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def delta(self, name: str, choice: int, ids: list[int], scored: bool) -> None:
         sent = self.written[name][choice]
         if sent.end is None:
-            logprobs = logprobs_of(ids, sent.count) if scored else []
+            logprobs = logprobs_of(ids, sent.count) if scored else None
             self.outbox.delta(name, self.epochs[name], choice, sent.count, ids, text_of(ids), logprobs)
             sent.ids += ids
 
@@ -101,7 +102,7 @@ class OutboxMachine(RuleBasedStateMachine):
             assert sent.end is None, "nothing follows an end"
             assert part.first_position == sent.count
             assert "".join(part.texts) == text_of(part.ids), "ids and their text stay together"
-            for entry in part.logprobs:
+            for entry in scores_of(part.logprobs):
                 token, position = entry.top_ids
                 assert part.ids[position - part.first_position] == token
             sent.ids += part.ids
@@ -133,7 +134,7 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int
     news.opening, news.prefill, news.closing = "opening", Prefill(5, 5, 0), "closing"
     news.opening_bytes = opening
     news.notices.append("notice")
-    scores = PackedLogprobs.of(logprobs_of([*range(scored)], 0))
+    scores = logprobs_of([*range(scored)], 0)
     news.add_prompt_logprobs(5, scores.part(0, scored // 2))
     news.add_prompt_logprobs(5 + scored // 2, scores.part(scored // 2, scored))
     for position, size in enumerate(sizes):
@@ -203,7 +204,7 @@ def test_openings_count_for_the_size_of_a_frame() -> None:
 def test_scores_that_do_not_follow_replace_what_is_there() -> None:
     """The reader sees that some are missing, and asks for all again."""
     news = RequestNews("1-1", 1)
-    scores = PackedLogprobs.of(logprobs_of([1, 2, 3], 0))
+    scores = logprobs_of([1, 2, 3], 0)
     news.add_prompt_logprobs(0, scores.part(0, 1))
     news.add_prompt_logprobs(2, scores.part(2, 3))
     assert (news.prompt_offset, news.prompt_logprobs) == (2, scores.part(2, 3))

@@ -15,24 +15,34 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status
 from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry
 from services.ring.ledgers import Ledgers
-from services.ring.logprobs import PackedLogprobs
 from services.ring.submission import Submission
 from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, Known, Stream, logprob
+from tests.services.ring.scores import packed, scores_of
 
 NAMES = ("p", "d", "q")
 names = st.sampled_from(NAMES)
 counters = st.integers(1, 3)
+MAX_TOKENS, PROMPT_TOKENS = 20, 9
 choices = st.integers(0, 2)
 LIMITS = st.sampled_from([1, 200, 500, 1 << 20])
+
+
+def bytes_of(entry: LedgerEntry) -> int:
+    """What its log probabilities take."""
+    packed = [entry.prompt_logprobs, *(log.logprobs for log in entry.choices.values())]
+    arrays = [getattr(p, name) for p in packed if p for name in ("logprobs", "ranks", "top_ids", "top_logprobs")]
+    return sum(len(each) * each.itemsize for each in arrays)
 
 
 class SwitchboardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = Core()
-        self.board = Switchboard(self.core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
+        self.ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
+        self.board = Switchboard(self.core, self.ledgers)
         self.now = 0.0
         self.streams: dict[str, Stream] = {}
         self.known: dict[str, Known] = {}
@@ -105,9 +115,20 @@ class SwitchboardMachine(RuleBasedStateMachine):
         request_id = f"{peer.incarnation}-{NAMES.index(name)}{counter}"
         if 0 < epoch <= self.spent.get(request_id, 0):
             return  # a submitter never uses an epoch again
-        prompt_logprobs = 1 if scored else None
+        asked = 1 if scored else None
         submission = Submission(
-            request_id, epoch, deliver_to, context, logs, scored, 9, prompt_logprobs, 9, "", set(logs)
+            request_id,
+            epoch,
+            deliver_to,
+            context,
+            logs,
+            max_tokens=MAX_TOKENS,
+            logprobs=asked,
+            prompt_tokens=PROMPT_TOKENS,
+            prompt_logprobs=asked,
+            num_ids=9,
+            tenant="",
+            order=set(logs),
         )
         old = self.known.get(request_id)
         receiver = deliver_to or name
@@ -208,8 +229,9 @@ class SwitchboardMachine(RuleBasedStateMachine):
         if choice not in known.logs:
             return
         log = known.logs[choice]
+        count = min(count, MAX_TOKENS - len(log))
         ids = [(len(log) + i) % 10 for i in range(count)]
-        logprobs = [logprob(len(log) + i, token) for i, token in enumerate(ids)] if known.scored else []
+        logprobs = packed(logprob(len(log) + i, token) for i, token in enumerate(ids)) if known.scored else None
         end = ChoiceEnd(Cause.LENGTH, len(log) + count) if ends else None
         self.board.progress(known.core_id, choice, ids, logprobs, end)
         if choice not in known.ends:
@@ -224,15 +246,15 @@ class SwitchboardMachine(RuleBasedStateMachine):
         known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
         if known.scored:
             start = len(known.prompt)
-            known.prompt += [logprob(start + i, i) for i in range(count)]
-            self.board.prompt_scored(known.core_id, known.prompt[start:])
+            known.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
+            self.board.prompt_scored(known.core_id, packed(known.prompt[start:]))
 
     @rule()
     def late_news_of_what_is_forgotten_is_dropped(self) -> None:
         for core_id in self.core.names - {known.core_id for known in self.known.values()}:
-            self.board.progress(core_id, 0, [1], [], None)
+            self.board.progress(core_id, 0, [1], None, None)
             self.board.prefilled(core_id, 1, 0)
-            self.board.prompt_scored(core_id, [])
+            self.board.prompt_scored(core_id, packed([]))
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -261,6 +283,10 @@ class SwitchboardMachine(RuleBasedStateMachine):
         assert set(self.board.attached()) == {stream.link.peer for stream in self.streams.values()}
         unfinished = {known.core_id for known in self.known.values() if len(known.ends) < len(known.logs)}
         assert self.board.num_unfinished == len(unfinished)
+        entries = list(self.ledgers)
+        charged = self.ledgers._logprobs._shares.total
+        assert charged == sum(entry.logprob_bytes for entry in entries)
+        assert sum(map(bytes_of, entries)) <= charged, "nothing is held that was not charged before"
         for core_id, running in self.core.running.items():
             assert core_id in unfinished or not running, "the core computes nothing that nobody waits for"
 
@@ -274,7 +300,7 @@ class SwitchboardMachine(RuleBasedStateMachine):
                 heard = stream.heard[request_id]
                 assert (heard.epoch, heard.delivered) == (known.epoch, known.delivered)
                 assert not heard.closed
-                assert (heard.prompt or PackedLogprobs(0)) == PackedLogprobs.of(known.prompt)
+                assert scores_of(heard.prompt) == known.prompt
                 for choice, log in known.logs.items():
                     # A stop may have cut what had been carried; then its end says where.
                     assert heard.ids[choice][: len(log)] == log

@@ -6,9 +6,9 @@ from services.engine.frames import response_of
 from services.ring.events import Prefill
 from services.ring.identity import PeerId
 from services.ring.ledgers import Ledgers
-from services.ring.logprobs import PackedLogprobs
 from services.ring.switchboard import Switchboard
 from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, logprob, submission
+from tests.services.ring.scores import packed
 
 
 def test_prompt_progress_and_scores_are_replayed(board: Switchboard) -> None:
@@ -22,22 +22,22 @@ def test_prompt_progress_and_scores_are_replayed(board: Switchboard) -> None:
     board.prefilled(core_id, 2, 1)
     first = link.take()
     board.prefilled(core_id, None, None)
-    board.prompt_scored(core_id, [logprob(1, 1)])
+    board.prompt_scored(core_id, packed([logprob(1, 1)]))
     second = link.take()
-    board.prompt_scored(core_id, [logprob(2, 2)])
+    board.prompt_scored(core_id, packed([logprob(2, 2)]))
     more = link.take()
     assert first is not None
     assert second is not None
     assert first.prefills == [("1-1", 1, Prefill(5, 2, 1))]
     assert second.prefills == [("1-1", 1, Prefill(5, 5, 1))]
-    assert second.prompt_logprobs == [("1-1", 1, 0, PackedLogprobs.of([logprob(1, 1)]))]
+    assert second.prompt_logprobs == [("1-1", 1, 0, packed([logprob(1, 1)]))]
     assert more is not None
-    assert more.prompt_logprobs == [("1-1", 1, 1, PackedLogprobs.of([logprob(2, 2)]))]
+    assert more.prompt_logprobs == [("1-1", 1, 1, packed([logprob(2, 2)]))]
     board.redirect(peer, "1-1", 2, "", {})
     third = link.take()
     assert third is not None
     assert third.prefills == [("1-1", 2, Prefill(5, 5, 1))]
-    assert third.prompt_logprobs == [("1-1", 2, 0, PackedLogprobs.of([logprob(1, 1), logprob(2, 2)]))]
+    assert third.prompt_logprobs == [("1-1", 2, 0, packed([logprob(1, 1), logprob(2, 2)]))]
     board.cancel(peer, "1-1", 2)
     last = link.take()
     assert last is not None

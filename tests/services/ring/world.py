@@ -33,7 +33,7 @@ from services.processor.validation import ModelLimits
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Refused, TokenLogprob
+from services.ring.events import Cause, ChoiceEnd, Refused
 from services.ring.identity import PeerId, ring_id
 from services.ring.ledgers import Ledgers
 from services.ring.liveness import BEAT_LIMIT
@@ -43,6 +43,7 @@ from services.runtime.processor_metrics import ProcessorMetrics
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.backlogs import roomy
+from tests.services.ring.scores import Score, packed
 
 ALPHABET = "abc"
 MAX_MODEL_LEN = 64
@@ -77,14 +78,14 @@ def token_at(seed: int, choice: int, position: int) -> int:
     return EOS if mixed % 29 == 0 else LETTERS[mixed % len(LETTERS)]
 
 
-def logprob_at(position: int, token_id: int) -> TokenLogprob:
+def logprob_at(position: int, token_id: int) -> Score:
     """A log probability that tells where it belongs."""
-    return TokenLogprob(-float(position), token_id + 1, (token_id,), (-float(position),))
+    return Score(-float(position), token_id + 1, (token_id,), (-float(position),))
 
 
-def prompt_logprob_at(position: int, alternatives: int) -> TokenLogprob:
+def prompt_logprob_at(position: int, alternatives: int) -> Score:
     """A log probability of a prompt's token that tells where it belongs."""
-    return TokenLogprob(-float(position), position, (position,) * alternatives, (-float(position),) * alternatives)
+    return Score(-float(position), position, (position,) * alternatives, (-float(position),) * alternatives)
 
 
 class FakeCore:
@@ -129,7 +130,7 @@ class FakeCore:
             return True
         self.scored[core_id] = stop
         self.board.prompt_scored(
-            core_id, [prompt_logprob_at(position, alternatives) for position in range(start + 1, stop + 1)]
+            core_id, packed(prompt_logprob_at(position, alternatives) for position in range(start + 1, stop + 1))
         )
         return False
 
@@ -142,7 +143,7 @@ class FakeCore:
             ids.append(token_at(params.seed, choice, first + len(ids)))
             end = end_at(params.max_tokens, first + len(ids), ids[-1:])
         scored = params.logprobs is not None
-        logprobs = [logprob_at(first + i, token) for i, token in enumerate(ids)] if scored else ()
+        logprobs = packed(logprob_at(first + i, token) for i, token in enumerate(ids)) if scored else None
         self.board.progress(core_id, choice, ids, logprobs, end)
         choices[choice] = first + len(ids)
         if end is not None:

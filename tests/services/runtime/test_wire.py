@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ringline.types.v1 import output_pb2
 
-from services.ring.events import Code, Status, TokenLogprob
-from services.runtime.wire import pack_logprobs, status_from_proto, status_to_proto, unpack_logprobs
+from services.ring.events import Code, Status
+from services.runtime.wire import read_logprobs, status_from_proto, status_to_proto, write_logprobs
+from tests.services.ring.scores import Score, packed, scores_of
 
 floats = st.floats(max_value=0, width=32, allow_nan=False)
 ids = st.integers(0, 2**32 - 1)
@@ -40,14 +41,15 @@ def test_codes_are_those_of_grpc() -> None:
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> list[TokenLogprob]:
+def entries(draw: st.DrawFn) -> list[Score]:
     """Of consecutive tokens, with equally many alternatives each."""
     k = draw(st.integers(0, 4))
     tops = st.tuples(*[ids] * k), st.tuples(*[floats] * k)
-    return draw(st.lists(st.builds(TokenLogprob, floats, ids, *tops), max_size=6))
+    return draw(st.lists(st.builds(Score, floats, ids, *tops), max_size=6))
 
 
 @given(entries())
-def test_log_probabilities(entries: list[TokenLogprob]) -> None:
-    data = pack_logprobs(entries).SerializeToString()
-    assert unpack_logprobs(output_pb2.Logprobs.FromString(data)) == entries
+def test_log_probabilities(entries: list[Score]) -> None:
+    message = output_pb2.Logprobs()
+    write_logprobs(message, packed(entries))
+    assert scores_of(read_logprobs(output_pb2.Logprobs.FromString(message.SerializeToString()))) == entries
