@@ -35,7 +35,13 @@ def main() -> int:
         parser.error("no attack is called so")
     print(f"seed {seed}", flush=True)
     options = Options(
-        seed, given.seconds, given.clients, given.rate, attacks, together=len(attacks) > 1, keep=given.keep
+        seed,
+        given.seconds,
+        clients=given.clients,
+        rate=given.rate,
+        attacks=attacks,
+        together=len(attacks) > 1,
+        keep=given.keep,
     )
     report = asyncio.run(run(options))
     print("\n".join(report.lines()))

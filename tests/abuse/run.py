@@ -65,6 +65,18 @@ class Target:
 
     services: dict[str, Service]
     logs: Sequence[Path]
+    processes: dict[str, Process]
+    """None, where they are somebody else's to start."""
+
+    async def restart_dead(self) -> list[str]:
+        """Start again what ended; returns the names."""
+        dead = [name for name, service in self.services.items() if not service.alive]
+        for name in dead:
+            process = self.processes[name]
+            process.start()
+            self.services[name].pid = process.pid
+        await wait_serving(self.processes.values())
+        return dead
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -106,7 +118,7 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
             kind: Service(kind, process.address, process.pid, f"http://127.0.0.1:{ports[kind]}/metrics")
             for kind, process in processes.items()
         }
-        yield Target(services, [process.log for process in processes.values()])
+        yield Target(services, [process.log for process in processes.values()], processes)
     finally:
         for process in processes.values():
             process.kill()
@@ -139,10 +151,8 @@ async def run_on(target: Target, options: Options) -> Report:
         seconds = options.seconds / (len(rounds) + 1)
         report.calm = await siege.calm(seconds)
         for number, attacks in enumerate(rounds):
-            report.phases.append(await siege.attack(attacks, seconds, options.seed + number))
-            report.died = [name for name, service in target.services.items() if not service.alive]
-            if report.died:
-                break
+            report.phases.append(phase := await siege.attack(attacks, seconds, options.seed + number))
+            report.died += [f"{name} ({phase.name})" for name in await target.restart_dead()]
         report.logs = read_logs(target.logs)
     return report
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ PROBE_LIMIT = 10.0
 """Seconds in which a service must say how it is, whatever is done to it."""
 SPARE_FDS, SPARE_THREADS = 8, 24
 """More than at rest that a service may keep: gRPC's pools of threads grow, and shrink when they like."""
+FUSE = 3 << 30
+"""Bytes with which a service is killed, before it takes the machine's memory from everything else."""
+_FUSE_PAUSE = 0.05
 _SERIES = {
     "open calls": "ringline_open_calls",
     "live requests": "ringline_live_requests",
@@ -47,7 +52,8 @@ class Service:
 
     def reset_peak(self) -> None:
         """Look for the peak from now on."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     @property
     def alive(self) -> bool:
@@ -55,6 +61,13 @@ class Service:
         with contextlib.suppress(OSError):
             return "State:\tZ" not in Path(f"/proc/{self.pid}/status").read_text()
         return False
+
+    async def watch_fuse(self) -> None:
+        """Kill it when it takes so much that the machine would suffer."""
+        while True:
+            if self.alive and self.resident() > FUSE:
+                os.kill(self.pid, signal.SIGKILL)
+            await asyncio.sleep(_FUSE_PAUSE)
 
     async def holds(self) -> dict[str, int]:
         """What it holds now, by kind; only what is more than nothing."""
@@ -71,9 +84,12 @@ class Service:
         return {what: int(values[series]) for what, series in _SERIES.items() if series in values}
 
     def _status(self, name: str) -> int:
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        line = next((line for line in lines if line.startswith(name)), None)
-        return 0 if line is None else int(line.split()[1]) * 1024
+        """Of a process that has ended, 0."""
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith(name):
+                    return int(line.split()[1]) * 1024
+        return 0
 
 
 def more_than(rest: dict[str, int], now: dict[str, int], *, connections: bool) -> dict[str, int]:
@@ -97,19 +113,19 @@ class Probe:
     """Seconds that an answer took since it was last asked for."""
     failures: int = 0
     _channel: grpc.aio.Channel | None = None
-    _task: asyncio.Task[None] | None = field(default=None)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Probe:
         self._channel = open_channel(self.service.address)
         await check_health(self._channel, seconds=PROBE_LIMIT)
-        self._task = asyncio.create_task(self._run(self._channel))
+        self._tasks = [asyncio.create_task(work) for work in (self._run(self._channel), self.service.watch_fuse())]
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._task is not None
         assert self._channel is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
 
     def taken(self) -> tuple[float, int]:
