@@ -10,9 +10,9 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import click
+import grpc
 import ringline
 
-from services.commands._handshake import tls_trouble
 from services.runtime.addresses import valid_address
 from services.runtime.options import VARIABLE_PREFIX
 from services.runtime.peer_credentials import PeerCredentials, peer_credentials
@@ -234,16 +234,21 @@ def _as_flag(error: ringline.InvalidRequest) -> str:
     return f"--{name.replace('_', '-')}{text.removeprefix(name)}" if name in _OPTION_NAMES else text
 
 
-def describe(error: ringline.RingError, addresses: str, connection: Connection) -> str:
-    """One sentence for a person."""
-    if type(error) is ringline.Unavailable:
-        for address in addresses.split(","):
-            if trouble := tls_trouble(address.strip(), connection):
-                return f"{address.strip()}: {trouble}"
-        reason = str(error)
-        if reason.startswith(_NO_CONNECTION):
-            reason = (
-                f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
-            )
-        return f"{addresses} is not available: {reason}"
-    return f"{error.code.name}: {error}"
+def describe(error: ringline.RingError, addresses: str, connection: Connection, wanted: str = "processor") -> str:
+    """One sentence for a person; ``wanted`` is the service that was called."""
+    from services.commands._diagnosis import call_trouble, connection_trouble  # not above: few calls fail
+
+    for address in map(str.strip, addresses.split(",")):
+        trouble = None
+        if type(error) is ringline.Unavailable:
+            trouble = connection_trouble(address, connection)
+        elif error.code is grpc.StatusCode.UNIMPLEMENTED:
+            trouble = call_trouble(address, wanted, connection)
+        if trouble is not None:
+            return f"{address}: {trouble}"
+    if type(error) is not ringline.Unavailable:
+        return f"{error.code.name}: {error}"
+    reason = str(error)
+    if reason.startswith(_NO_CONNECTION):
+        reason = f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
+    return f"{addresses} is not available: {reason}"

@@ -83,7 +83,8 @@ def bench(
         target, report, cpu = asyncio.run(_measure(engine, address, connection, plan))
     except LoadError as error:
         reached = engine or address
-        message = f"{reached}: {error}" if error.error is None else describe(error.error, reached, connection)
+        wanted = "engine" if engine else "processor"
+        message = f"{reached}: {error}" if error.error is None else describe(error.error, reached, connection, wanted)
         raise click.ClickException(message) from None
     place = {"target": "engine" if engine else "session", "address": engine or address, "model": target.model}
     if as_json:

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from services.commands._handshake import tls_trouble
+from services.commands._diagnosis import connection_trouble
 from services.commands._options import Connection, connection_options
 from services.runtime.addresses import valid_address
 from services.runtime.channels import check_health, open_channel
@@ -31,6 +31,6 @@ def health(address: str, service: str, timeout: float, connection: Connection) -
 
     status = asyncio.run(ask())
     click.echo(status)
-    if status == "UNREACHABLE" and (trouble := tls_trouble(address, connection)):
+    if status == "UNREACHABLE" and (trouble := connection_trouble(address, connection)):
         click.echo(trouble, err=True)
     return ExitCode.OK if status == "SERVING" else ExitCode.FAILURE

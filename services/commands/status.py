@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.commands._handshake import tls_trouble
+from services.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
 from services.commands._options import DEFAULT_ADDRESS, Connection, connection_options
 from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
@@ -44,7 +44,7 @@ class ServiceStatus:
     load: dict[str, Any] | None = None
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
     trouble: str | None = None
-    """What is wrong with TLS, where that is why it is unreachable."""
+    """Why it is unreachable or unknown, where that shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,12 @@ async def _service(
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
     async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
-        health = await check_health(channel, seconds=_TIMEOUT)
+        health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
         models = await _models(channel) if name == "processor" and health == "SERVING" else None
         load = await _load(channel) if name == "engine" and health == "SERVING" else None
-    trouble = None
+        trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
-        trouble = await asyncio.to_thread(tls_trouble, address, replace(connection, tls_server_name=server_name))
+        trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, load, trouble)
 
 
@@ -207,7 +207,7 @@ def _stack_text(stack: StackStatus) -> str:
 
 def _lines(service: ServiceStatus) -> list[str]:
     pid = "" if service.pid is None else f"pid {service.pid}"
-    lines = [f"{service.service:<12} {service.health:<12} {pid:<12} {service.address}"]
+    lines = [f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"]
     lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
     if service.trouble is not None:
         lines.append(f"  {service.trouble}")

@@ -41,6 +41,11 @@ class Page:
     """Likewise."""
 
 
+def server_name(service: str) -> str:
+    """What the metrics port of a service calls itself in the header ``Server``."""
+    return f"ringline-{service}"
+
+
 def start_metrics(
     settings: ServiceSettings, registry: CollectorRegistry, pages: Mapping[str, Page] | None = None
 ) -> MetricsEndpoint | None:
@@ -49,7 +54,7 @@ def start_metrics(
         return None
     host, port = settings.metrics_address
     try:
-        return MetricsEndpoint(registry, host, port, pages)
+        return MetricsEndpoint(registry, host, port, pages, name=server_name(settings.service))
     except OSError as error:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
         raise FatalError(f"metrics port {port} {reason}: choose another with --metrics-port, or --no-metrics") from None
@@ -59,14 +64,20 @@ class MetricsEndpoint:
     """Listens from its construction until ``close``."""
 
     def __init__(
-        self, registry: CollectorRegistry, host: str, port: int, pages: Mapping[str, Page] | None = None
+        self,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        pages: Mapping[str, Page] | None = None,
+        *,
+        name: str = "ringline",
     ) -> None:
         """Listen on ``host:port`` (0 takes a free port); raise ``OSError`` if that cannot be.
 
-        ``pages``: by path, what is answered beside ``/metrics``.
+        ``pages``: by path, what is answered beside ``/metrics``. ``name`` is the header ``Server`` of each answer.
         """
         metrics = Page(_TEXT, lambda: generate_latest(registry))
-        self._server = _Server(host, port, {"/metrics": metrics, **(pages or {})})
+        self._server = _Server(host, port, {"/metrics": metrics, **(pages or {})}, name)
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
@@ -85,9 +96,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 2 * MAX_CONNECTIONS
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], name: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
+        self.name = name
         self._open: dict[Any, None] = {}
         """Connections, the oldest first."""
         self._lock = Lock()
@@ -119,7 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     timeout = READ_TIMEOUT
-    server_version, sys_version = "ringline", ""
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
@@ -136,6 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     do_HEAD = do_GET
+
+    def version_string(self) -> str:
+        """The header ``Server``."""
+        return self.server.name
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""

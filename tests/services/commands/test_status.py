@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
+from services.commands._diagnosis import FULL_NAMES
 from services.commands.status import status
 from services.runtime.run_dir import ProcessState, StackState, run_directory
 
@@ -36,7 +37,8 @@ def engine(host: str, running: int, port: int = 0) -> Iterator[int]:
     server = grpc.server(ThreadPoolExecutor(2))
     engine_pb2_grpc.add_EngineServiceServicer_to_server(Door(running), server)
     checks = health.HealthServicer()
-    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("", *FULL_NAMES.values()):  # in the place of a processor too
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = server.add_insecure_port(f"{host}:{port}")
     server.start()
