@@ -18,7 +18,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-scheduler test-gpu compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ demo: $(FULL)  ## start the three services with the bundled model and stream an 
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+test-scheduler: $(FULL)  ## the scheduler's property test with new seeds for half an hour; SECONDS=60, or SEED=7 to repeat a failure
+	.venv/bin/python -m tests.engine_core.scheduling.soak --seconds $(or $(SECONDS),1800) $(if $(SEED),--seed $(SEED))
 
 # Installs nothing: on a machine with a GPU, PYTHON is one that has torch for CUDA, transformers and pytest.
 test-gpu:  ## what needs an NVIDIA GPU, with the PYTHON and the packages that are there; PYTEST="-k name" to choose

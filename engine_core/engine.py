@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_core.config import EngineConfig
+from engine_core.errors import StandstillError
 from engine_core.executor.base import Executor, PendingResult
 from engine_core.request import FinishCause, Request
 from engine_core.scheduling import Scheduler, SchedulerStats
@@ -47,7 +48,8 @@ class EngineCore:
 
         With an executor that takes one step at a time these are the same step; with one that takes two, a step is
         planned while the one before it is computed. ``starting`` is told, before it is submitted, of requests that the
-        step is the first one to compute. After ``ExecutorError`` the engine is of no more use.
+        step is the first one to compute. After ``ExecutorError`` the engine is of no more use, nor after
+        ``StandstillError``, which a defect of the scheduler raises instead of letting its callers wait for ever.
         """
         most = self._executor.max_concurrent_steps
         plan = self._scheduler.schedule() if len(self._in_flight) < most else None
@@ -56,6 +58,8 @@ class EngineCore:
         outputs = self._scheduler.take_ended()
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan)))
+        elif not self._in_flight and not outputs and self._scheduler.has_work():
+            raise StandstillError(_standstill(self._scheduler.stats()))
         if self._in_flight and (plan is None or len(self._in_flight) == most):
             plan, pending = self._in_flight[0]
             outputs += self._scheduler.update(plan, pending.result())
@@ -78,3 +82,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> int:
         """Let nothing computed so far be found by later requests; returns how many blocks could be."""
         return self._scheduler.reset_prefix_cache()
+
+
+def _standstill(stats: SchedulerStats) -> str:
+    return (
+        f"the scheduler plans no step, and none is under way: {stats.waiting_seqs} choices wait, {stats.running_seqs} "
+        f"run, and {stats.kv_blocks_used} of {stats.kv_blocks} KV blocks are held"
+    )

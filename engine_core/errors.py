@@ -8,7 +8,8 @@ EngineError
 ├── RequestError           one request cannot be taken; nobody else is affected
 │   ├── InvalidRequestError    a field is out of range (names the field and what it accepts)
 │   └── QueueFullError         the waiting queue is at its limit; try again later
-└── ExecutorError          a step failed; the engine cannot go on
+├── ExecutorError          a step failed; the engine cannot go on
+└── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
 """
 
 from __future__ import annotations
@@ -61,3 +62,7 @@ class QueueFullError(RequestError):
 
 class ExecutorError(EngineError):
     """A step failed; the engine's state can no longer be trusted."""
+
+
+class StandstillError(EngineError):
+    """The scheduler plans nothing for requests that wait, and no step is under way that could change that."""

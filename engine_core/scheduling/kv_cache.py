@@ -53,7 +53,9 @@ class KVCache:
     def find_prefix(self, seq: Sequence) -> list[int]:
         """Blocks that already hold the leading tokens of ``seq``; at least one token is left to compute.
 
-        They are not held yet: ``admit`` must follow before anything else is allocated.
+        They are not held yet: ``admit`` must follow before anything else is allocated. Where the group holds its
+        prompt, its own blocks come first, although the cache may know others of the same contents: only so do blocks
+        that are held for ``seq`` never keep it from being admitted.
         """
         shared = seq.group.shared_blocks or []
         if not self.looks_up_prefix(seq.group):
@@ -66,7 +68,7 @@ class KVCache:
             if block is None:
                 break
             found.append(block)
-        return found if len(found) > len(shared) else shared
+        return shared + found[len(shared) :]
 
     def admit(self, seq: Sequence, prefix: list[int], headroom: int) -> bool:
         """Give ``seq`` the blocks of all its tokens, ``prefix`` first; False, and nothing changed, if too few are free.

@@ -8,8 +8,9 @@ import pytest
 
 from engine_core.config import CacheConfig, CacheSize, EngineConfig, SchedulerConfig
 from engine_core.engine import EngineCore
-from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
+from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError, StandstillError
 from engine_core.request import Finish, FinishCause
+from engine_core.scheduling import Scheduler
 from tests.engine_core.scheduling.audit import Stream
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, model_spec
 from tests.engine_core.scheduling.harness import make_request
@@ -192,6 +193,29 @@ def test_a_failed_step_is_the_callers_to_handle():
     engine = Engine(executor=FailingExecutor)
     engine.core.add(make_request("a"))
     with pytest.raises(ExecutorError, match="the device is gone"):
+        engine.core.step()
+
+
+def test_a_standstill_is_an_error_and_no_endless_wait(monkeypatch):
+    engine = Engine()
+    engine.core.add(make_request("a"))
+    engine.core.step()
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: None)
+    engine.core.add(make_request("b", n=2))
+    with pytest.raises(StandstillError, match="2 choices wait, 1 run, and 1 of 32 KV blocks are held"):
+        engine.core.step()
+
+
+def test_what_waits_for_a_step_under_way_or_ends_is_no_standstill(monkeypatch):
+    engine = Engine(ahead=2)
+    engine.core.add(make_request("a"))
+    engine.core.step()
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: None)
+    engine.core.add(make_request("b"))
+    engine.core.step()
+    engine.core.cancel("a")
+    assert [output.request_id for output in engine.core.step()] == ["a"]
+    with pytest.raises(StandstillError):
         engine.core.step()
 
 

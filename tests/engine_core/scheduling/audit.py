@@ -33,6 +33,8 @@ def check_holders(scheduler: Scheduler) -> None:
     for seq in sequences.running:
         holders.update(seq.block_ids)
         assert seq.group.members[seq.choice] is seq
+        shared = seq.group.shared_blocks or []
+        assert seq.block_ids[: len(shared)] == shared, "blocks are held twice for one request"
     for group in sequences.groups.values():
         holders.update(group.shared_blocks or ())
         assert group.num_running == sum(seq.group is group for seq in sequences.running)

@@ -129,6 +129,15 @@ def test_reset_forgets_everything_also_what_is_in_use():
     engine.finish()
 
 
+def test_a_choice_whose_prompt_is_held_is_not_kept_out_by_copies_of_it():
+    engine = caching(blocks=13, max_model_len=52)
+    engine.add("a", PROMPT[:21], max_tokens=6)
+    engine.add("b", PROMPT[:21], n=2, max_tokens=30)
+    engine.step_until_preemption()
+    assert engine.used == 12, "b's choices wait, and its prompt is held for them beside a's equal one"
+    engine.finish()
+
+
 def test_without_prefix_caching_nothing_is_found():
     engine = Harness(prefix_caching=False)
     cached(engine, "a", PROMPT)

@@ -1,0 +1,253 @@
+"""A machine that drives a scheduler with what hypothesis thinks of: requests, cancels, deadlines, overlapping steps.
+
+It checks that no block leaks or is used wrongly, that no token is lost or wrong, and that the scheduler never stands
+still: while nothing is in flight and something waits, each call of ``schedule`` plans a step or ends something.
+Tokens are compared with a computation that knows no scheduler, so they do not depend on cache size (preemption),
+chunking, prefix caching, batch or overlap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
+from engine_core.errors import QueueFullError
+from engine_core.request import FinishCause, Request, SamplingParams
+from engine_core.scheduling import Scheduler
+from engine_core.scheduling.tenants import LATELY
+
+from .audit import Stream, check_holders, check_idle, check_room_for_others
+from .checked_executor import CheckedExecutor, model_spec
+
+MODEL = model_spec(vocab_size=12, max_model_len=32)
+
+prompts = st.one_of(
+    # Prefixes of one another, so that blocks are found again, and prompts that have nothing in common.
+    st.integers(1, 31).map(lambda length: tuple(2 + at % 5 for at in range(length))),
+    st.lists(st.integers(0, 11), min_size=1, max_size=31).map(tuple),
+)
+
+sampling = st.builds(
+    SamplingParams,
+    n=st.sampled_from([1, 1, 2, 3, 5]),
+    max_tokens=st.integers(1, 20),
+    seed=st.integers(0, 3),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.frozensets(st.integers(0, 11), max_size=1),
+    logprobs=st.sampled_from([None, 0]),
+    prompt_logprobs=st.sampled_from([None, None, None, 0]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.serial = 0
+        self.streams: dict[str, Stream] = {}
+        self.results = deque()
+        """Submitted steps whose results are not taken in."""
+        self.delivered = 0
+        """Tokens."""
+        self.came: dict[str, float] = {}
+        """When each tenant brought its last request."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4, 16]),
+        spare_tokens=st.sampled_from([0, 0, 8, 12, 16, 64, 256]),
+        max_num_seqs=st.sampled_from([1, 2, 4, 8, 16]),
+        budget=st.sampled_from([1, 3, 3, 8, 64]),
+        chunked=st.booleans(),
+        prefix_caching=st.booleans(),
+        policy=st.sampled_from(["priority", "fcfs"]),
+    )
+    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy):
+        self.config = SchedulerConfig(
+            max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
+            max_num_seqs=max_num_seqs,
+            max_num_queued_reqs=6,
+            policy=policy,
+            enable_chunked_prefill=chunked,
+        )
+        size = CacheSize(-(-MODEL.max_model_len // block_size) + spare_tokens // block_size, block_size, 1)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now)
+        self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3)
+
+    @rule(
+        prompt=prompts,
+        params=sampling,
+        min_tokens=st.integers(0, 4),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["a", "b", ""]),
+        salt=st.sampled_from([b"", b"", b"s"]),
+        seconds=st.one_of(st.none(), st.none(), st.integers(0, 30)),
+        resumed=st.dictionaries(st.integers(0, 4), st.lists(st.integers(2, 11), max_size=20), max_size=3),
+        resume=st.sampled_from([False, False, False, True]),
+    )
+    def add(self, prompt, params, min_tokens, priority, tenant, salt, seconds, resumed, resume):
+        params = SamplingParams(
+            **{name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
+            | {"min_tokens": min(min_tokens, params.max_tokens)}
+        )
+        longest = min(params.max_tokens, MODEL.max_model_len - len(prompt))
+        request = Request(
+            request_id=f"r{self.serial}",
+            prompt_token_ids=prompt,
+            params=params,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=salt,
+            deadline=None if seconds is None else self.now + seconds,
+            resume={choice: tuple(ids[:longest]) for choice, ids in resumed.items() if resume and choice < params.n},
+        )
+        waiting = [group for group in self.scheduler._sequences.groups.values() if group.admission is None]
+        limit = self.config.max_num_queued_reqs
+        assert self.scheduler.stats().waiting_reqs == len(waiting)
+        if self.config.policy == "fcfs":
+            full = len(waiting) == limit
+        else:
+            full = sum(group.tenant == tenant for group in waiting) >= limit - len(waiting)
+        try:
+            self.scheduler.add(request)
+        except QueueFullError:
+            assert full
+            return
+        assert not full
+        self.serial += 1
+        stream = self.streams[request.request_id] = Stream(request, MODEL)
+        if seconds is not None:
+            stream.cut = dict.fromkeys(stream.tokens, FinishCause.DEADLINE)
+        self.take(self.scheduler.take_ended())
+        if not stream.done:
+            self.came[tenant] = self.now
+
+    @rule(data=st.data(), whole=st.booleans(), silent=st.booleans())
+    def cancel(self, data, whole, silent):
+        live = [request_id for request_id, stream in self.streams.items() if not stream.done]
+        if not live:
+            return
+        request_id = data.draw(st.sampled_from(live))
+        stream = self.streams[request_id]
+        open_choices = [choice for choice, finish in stream.finish.items() if finish is None]
+        choices = open_choices if whole else [data.draw(st.sampled_from(open_choices))]
+        cause = None if silent else FinishCause.CANCELLED
+        assert self.scheduler.cancel(request_id, None if whole else choices[0], cause)
+        assert not self.scheduler.cancel(request_id, None if whole else choices[0], cause)
+        ended = self.scheduler.take_ended()
+        assert sorted(output.choice for output in ended) == ([] if silent else choices)
+        for choice in choices:
+            stream.cut[choice] = FinishCause.CANCELLED
+            if silent:
+                stream.finish[choice] = "silent"
+        self.take(ended)
+
+    @rule(steps=st.integers(1, 5))
+    def step(self, steps):
+        for _ in range(steps):
+            self.plan()
+            self.settle(keep=0)
+
+    @rule(keep=st.integers(0, 2), steps=st.integers(1, 10))
+    def overlap(self, keep, steps):
+        """Plan ahead of results that are not in yet: ends and tokens are learned late."""
+        for _ in range(steps):
+            self.plan()
+            self.settle(keep)
+
+    @rule(
+        count=st.integers(2, 5),
+        choices=st.sampled_from([(1,), (1,), (3,), (5,), (1, 2)]),
+        length=st.sampled_from([2, 2, 9, 17, 21]),
+        alike=st.booleans(),
+        priorities=st.sampled_from([(0,), (0, -1), (0, 1)]),
+        max_tokens=st.sampled_from([(30,), (3, 30), (6, 30)]),
+        keep=st.integers(0, 2),
+        tenant=st.sampled_from(["a", "b", ""]),
+    )
+    def crowd(self, count, choices, length, alike, priorities, max_tokens, keep, tenant):
+        """Several grow together, beyond what a small cache holds; ``alike``: they compute the same blocks."""
+        for number in range(count):
+            seed = 0 if alike else number
+            self.add(
+                prompt=(3 + seed, *(2 + at % 10 for at in range(length - 1))),
+                params=SamplingParams(
+                    n=choices[number % len(choices)],
+                    max_tokens=max_tokens[number % len(max_tokens)],
+                    ignore_eos=True,
+                    seed=seed,
+                ),
+                min_tokens=0,
+                priority=priorities[number % len(priorities)],
+                tenant=tenant,
+                salt=b"",
+                seconds=None,
+                resumed={},
+                resume=False,
+            )
+        self.overlap(keep, steps=20)
+
+    @rule(seconds=st.sampled_from([1, 5, 10, 60]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule()
+    def forget(self):
+        self.scheduler.reset_prefix_cache()
+
+    @precondition(lambda self: hasattr(self, "scheduler"))
+    @invariant()
+    def blocks_add_up(self):
+        check_holders(self.scheduler)
+
+    @precondition(lambda self: hasattr(self, "scheduler"))
+    @invariant()
+    def what_is_counted_is_what_was_delivered(self):
+        assert self.scheduler.stats().generated_tokens == self.delivered
+
+    def plan(self):
+        plan = self.scheduler.schedule()
+        ended = self.scheduler.take_ended()
+        self.take(ended)
+        assert plan or ended or self.results or not self.scheduler.has_work(), "the scheduler stands still"
+        if plan is not None:
+            check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
+            self.results.append((plan, self.executor.submit(plan)))
+
+    def expects_others(self, tenant):
+        """Whether another tenant was here lately."""
+        others = [at for other, at in self.came.items() if other != tenant]
+        return self.config.policy == "priority" and any(self.now - at < LATELY for at in others)
+
+    def settle(self, keep):
+        while len(self.results) > keep:
+            plan, pending = self.results.popleft()
+            self.take(self.scheduler.update(plan, pending.result()))
+
+    def take(self, outputs):
+        for output in outputs:
+            self.delivered += len(output.token_ids)
+            self.streams[output.request_id].take(output)
+
+    def teardown(self):
+        """Nobody starves: whoever is first in rank advances in every step, so the work left bounds the steps."""
+        if not hasattr(self, "scheduler"):
+            return
+        self.settle(keep=0)
+        live = [stream for stream in self.streams.values() if not stream.done]
+        bound = sum(
+            len(stream.request.prompt_token_ids) + len(stream.expected[choice][0]) + 1
+            for stream in live
+            for choice, finish in stream.finish.items()
+            if finish is None
+        )
+        for _ in range(bound):
+            if not self.scheduler.has_work():
+                break
+            self.plan()
+            self.settle(keep=0)
+        assert all(stream.done for stream in self.streams.values())
+        check_idle(self.scheduler)
