@@ -87,7 +87,9 @@ class ModelConfig(_Section):
     """Which model, and how it is read."""
 
     model: str = option("", "Checkpoint: a directory or a hub id.")
-    served_model_name: str | None = option(None, "Name clients ask for; default: the value of --model.")
+    served_model_name: str | None = option(
+        None, "Name that clients ask for. Default: the hub id, or the last part of the directory's path."
+    )
     tokenizer: str | None = option(None, "Directory or hub id of the tokenizer; default: the checkpoint's own.")
     revision: str | None = option(None, "Branch, tag or commit of a hub id.")
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")

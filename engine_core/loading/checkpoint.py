@@ -18,7 +18,7 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.loading.digest import WeightsDigest, digest_of
 from engine_core.loading.hub import download
-from engine_core.loading.location import local_directory
+from engine_core.loading.location import local_directory, served_name
 from engine_core.loading.stored import find_tensors
 from engine_core.models.registry import model_class
 from engine_core.models.shape import DecoderShape
@@ -84,7 +84,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     shape = model_class(architecture).read_shape(hf_config)
     dtype_name = _dtype_name(path, config, load, hf_config)
     spec = ModelSpec(
-        name=config.served_model_name or config.model,
+        name=config.served_model_name or served_name(config.model),
         architecture=architecture,
         vocab_size=shape.vocab_size,
         max_model_len=_max_model_len(config, architecture, shape),

@@ -32,3 +32,12 @@ def check_location(model: str) -> None:
     directory = local_directory(model)
     if directory is not None and not (directory / "config.json").exists():
         raise CheckpointError(f"{directory} has no config.json")
+
+
+def served_name(model: str) -> str:
+    """What clients call ``model`` unless the options say otherwise: a directory by its own name, a hub id whole."""
+    directory = local_directory(model)
+    if directory is None:
+        return model
+    name = directory.resolve().name if directory.name in ("", "..") else directory.name  # ".", "..", "/"
+    return name or model

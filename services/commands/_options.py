@@ -213,7 +213,7 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ringline.InvalidRequest as error:
-        raise click.UsageError(_as_flag(error)) from None
+        raise click.UsageError(_as_flag(error) or str(error)) from None
 
 
 @contextmanager
@@ -225,13 +225,13 @@ def server_errors(address: str, connection: Connection) -> Iterator[None]:
         raise click.ClickException(describe(error, address, connection)) from None
 
 
-def _as_flag(error: ringline.InvalidRequest) -> str:
-    """Its text, with the flag's name in place of the field's."""
-    name = (error.field or "").partition("[")[0]
-    text = str(error)
-    if name in _CONNECTION_FLAGS:
-        return f"{_CONNECTION_FLAGS[name]}{text.removeprefix(name)}"
-    return f"--{name.replace('_', '-')}{text.removeprefix(name)}" if name in _OPTION_NAMES else text
+def _as_flag(error: ringline.InvalidRequest) -> str | None:
+    """Its text, with the flag's name in place of the field's; None if no flag sets the field."""
+    path = (error.field or "").partition("[")[0]
+    name, problem = path.rpartition(".")[2], str(error).removeprefix(path)
+    if path in _CONNECTION_FLAGS:
+        return f"{_CONNECTION_FLAGS[path]}{problem}"
+    return f"--{name.replace('_', '-')}{problem}" if name in _OPTION_NAMES else None
 
 
 def describe(error: ringline.RingError, addresses: str, connection: Connection, wanted: str = "processor") -> str:
@@ -246,6 +246,8 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
             trouble = call_trouble(address, wanted, connection)
         if trouble is not None:
             return f"{address}: {trouble}"
+    if isinstance(error, ringline.InvalidRequest) and (problem := _as_flag(error)) is not None:
+        return problem
     if type(error) is not ringline.Unavailable:
         return f"{error.code.name}: {error}"
     reason = str(error)

@@ -254,8 +254,11 @@ def _check_float(
     too_low = value < low or (low_open and value == low)
     too_high = value > high or (high_open and value == high)
     if math.isnan(value) or too_low or too_high:
-        opening, closing = "(" if low_open else "[", ")" if high_open else "]"
-        accepted = f"{opening}{_number(low)}, {_number(high)}{closing}"
+        lower = f"more than {_number(low)}" if low_open else f"at least {_number(low)}"
+        upper = f"less than {_number(high)}" if high_open else f"at most {_number(high)}"
+        accepted = f"{lower} and {upper}" if low_open or high_open else f"{_number(low)} to {_number(high)}"
+        if high_open and not too_high:  # the upper bound is where arithmetic ends: nobody comes near it
+            accepted = lower
         raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
 
 

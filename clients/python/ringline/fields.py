@@ -81,4 +81,5 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
         if field.type not in _RANGES:
             raise invalid(option, str(error)) from None
         low, high = _RANGES[field.type]
-        raise invalid(option, f"{value} is out of range: expected {low} to {high}") from None
+        accepted = f"at least {low}" if value < low else f"at most {high}"  # the other end is that of a machine word
+        raise invalid(option, f"{value} is out of range: expected {accepted}") from None

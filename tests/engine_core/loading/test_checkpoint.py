@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.loading.checkpoint import Checkpoint
+from engine_core.loading.location import served_name
 from tests.engine_core.models.driver import open_at
 
 LLAMA = {
@@ -53,9 +54,33 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert spec.default_sampling == {"temperature": 0.6, "top_k": 20}
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("{}/little", "little"),
+        ("{}/little/", "little"),
+        ("{}/little/../other", "other"),
+        ("other", "other"),
+        (".", "little"),
+        ("..", "models"),
+        ("/", "/"),
+        ("org/name", "org/name"),
+        ("name", "name"),
+    ],
+)
+def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
+    model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "models"
+    (base / "little" / "other").mkdir(parents=True)
+    (base / "other").mkdir()
+    monkeypatch.chdir(base / "little")
+    assert served_name(model.format(base)) == name
+
+
 def test_without_generation_config(tmp_path: Path) -> None:
     spec = open_config(tmp_path, LLAMA | {"bos_token_id": None}, max_model_len=100).spec
-    assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (str(tmp_path), 100, (7,))
+    assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (tmp_path.name, 100, (7,))
     assert spec.bos_token_id is None
     assert spec.default_sampling == {}
 

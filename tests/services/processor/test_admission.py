@@ -50,13 +50,13 @@ def refusal(request: inference_pb2.GenerateRequest) -> str:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("temperature", 2.0**31, "2147483648 is out of range: expected [0, 2147483648)"),
-        ("temperature", float("nan"), "nan is out of range: expected [0, 2147483648)"),
-        ("temperature", -0.1, "-0.1 is out of range: expected [0, 2147483648)"),
-        ("repetition_penalty", 3e30, "3e+30 is out of range: expected (0, 2147483648)"),
-        ("frequency_penalty", 2.0000002, "2.0000002 is out of range: expected [-2, 2]"),
-        ("min_p", 1.1, "1.1 is out of range: expected [0, 1]"),
-        ("top_p", -1e-7, "-1e-07 is out of range: expected (0, 1]"),
+        ("temperature", 2.0**31, "2147483648 is out of range: expected at least 0 and less than 2147483648"),
+        ("temperature", float("nan"), "nan is out of range: expected at least 0"),
+        ("temperature", -0.1, "-0.1 is out of range: expected at least 0"),
+        ("repetition_penalty", 3e30, "3e+30 is out of range: expected more than 0 and less than 2147483648"),
+        ("frequency_penalty", 2.0000002, "2.0000002 is out of range: expected -2 to 2"),
+        ("min_p", 1.1, "1.1 is out of range: expected 0 to 1"),
+        ("top_p", -1e-7, "-1e-07 is out of range: expected more than 0 and at most 1"),
     ],
 )
 def test_numbers_are_told_as_they_were_asked_for(field: str, value: float, text: str) -> None:
