@@ -80,7 +80,7 @@ class EngineCore:
         return self._scheduler.computed_tokens
 
     def reset_prefix_cache(self) -> int:
-        """Let nothing computed so far be found by later requests; returns how many blocks could be."""
+        """Let later requests find nothing computed so far, or resting on it; returns how many blocks they could."""
         return self._scheduler.reset_prefix_cache()
 
 

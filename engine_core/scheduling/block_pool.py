@@ -3,6 +3,11 @@
 The free list is a doubly linked list threaded through two arrays, as operating systems keep their page lists, so
 taking a block out of its middle (a prefix hit on a block nobody uses) costs as little as taking its head. Its
 order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
+
+Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*: it
+is the one that is found. The others are remembered as its *copies* while they are held, so that one of them can become
+the known block when that one is no longer held. So a known block with copies is itself held, and what is evicted has
+no copies.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Iterable
 class BlockPool:
     """Blocks ``0 … num_blocks − 1``, each either free or held by at least one holder."""
 
-    __slots__ = ("_by_hash", "_hash", "_next", "_prev", "_ref_counts", "num_blocks", "num_free")
+    __slots__ = ("_by_hash", "_copies", "_hash", "_next", "_prev", "_ref_counts", "num_blocks", "num_free")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -21,6 +26,9 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
+        """The known block of each content."""
+        self._copies: dict[bytes, dict[int, None]] = {}
+        """Held blocks of the same content as a known one, in order of publication."""
         # Entry num_blocks is the sentinel: its successor is the next block to hand out, its predecessor the last.
         ring = num_blocks + 1
         self._next = [(block + 1) % ring for block in range(ring)]
@@ -51,9 +59,7 @@ class BlockPool:
         """Add a holder to each block, taking it off the free list if it is there."""
         for block in blocks:
             if self._ref_counts[block] == 0:
-                before, after = self._prev[block], self._next[block]
-                self._next[before] = after
-                self._prev[after] = before
+                self._unlink(block)
                 self.num_free -= 1
             self._ref_counts[block] += 1
 
@@ -61,7 +67,7 @@ class BlockPool:
         """Remove a holder from each block, in order; a block without holders becomes free.
 
         Blocks that can be found by content go to the far end of the free list, the others, which are worth
-        nothing to anybody, to the near end.
+        nothing to anybody, to the near end. Of several blocks of one content one that is still held stays known.
         """
         for block in blocks:
             count = self._ref_counts[block] - 1
@@ -69,10 +75,25 @@ class BlockPool:
                 raise RuntimeError(f"KV block {block} freed twice")
             self._ref_counts[block] = count
             if count == 0:
+                self._leave_copies(block)
                 self._link(block)
                 self.num_free += 1
 
+    def _leave_copies(self, block: int) -> None:
+        """``block`` is no longer held: if there are others of its content, it is not remembered beside them."""
+        content = self._hash[block]
+        if content is None or (copies := self._copies.get(content)) is None:
+            return
+        if self._by_hash[content] == block:
+            self._by_hash[content], _ = copies.popitem()
+        else:
+            del copies[block]
+        if not copies:
+            del self._copies[content]
+        self._hash[block] = None
+
     def _link(self, block: int) -> None:
+        """Put a block on the free list."""
         sentinel = self.num_blocks
         if self._hash[block] is None:
             before, after = sentinel, self._next[sentinel]
@@ -82,15 +103,32 @@ class BlockPool:
         self._next[before] = block
         self._prev[after] = block
 
+    def _unlink(self, block: int) -> None:
+        """Take a block off the free list."""
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+
     def ref_count(self, block: int) -> int:
         """Holders of a block; 0 when it is free."""
         return self._ref_counts[block]
 
     def publish(self, block: int, content: bytes) -> None:
-        """Let a held block be found under its content's hash. The first block of a content stays the known one."""
-        if self._hash[block] is None and content not in self._by_hash:
-            self._hash[block] = content
-            self._by_hash[content] = block
+        """Let a held block be found under its content's hash: at once, or when a block that is known no longer is."""
+        if self._hash[block] is not None:
+            return
+        self._hash[block] = content
+        known = self._by_hash.setdefault(content, block)
+        if known == block:
+            return
+        if self._ref_counts[known]:
+            self._copies.setdefault(content, {})[block] = None
+            return
+        # Nobody holds the known one, so it is worth nothing beside this one: it is the next to be handed out.
+        self._by_hash[content] = block
+        self._hash[known] = None
+        self._unlink(known)
+        self._link(known)
 
     def find(self, content: bytes) -> int | None:
         """The block of that content, held or free."""
@@ -100,5 +138,6 @@ class BlockPool:
         """Let no block be found any more; returns how many could be."""
         found = len(self._by_hash)
         self._by_hash.clear()
+        self._copies.clear()
         self._hash = [None] * self.num_blocks
         return found

@@ -39,12 +39,14 @@ def block_hashes(parent: bytes, token_ids: Items[int], block_size: int) -> list[
 class KVCache:
     """Gives blocks to sequences and takes them back."""
 
-    __slots__ = ("block_size", "pool", "prefix_caching")
+    __slots__ = ("_generation", "block_size", "pool", "prefix_caching")
 
     def __init__(self, size: CacheSize, *, prefix_caching: bool) -> None:
         self.pool = BlockPool(size.num_blocks)
         self.block_size = size.block_size
         self.prefix_caching = prefix_caching
+        self._generation = 0
+        """How often the cache was reset. What rests on blocks of an earlier generation is not published."""
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
         """Whether a choice of ``group`` may start from cached blocks: not one that reports on its whole prompt."""
@@ -57,8 +59,10 @@ class KVCache:
         prompt, its own blocks come first, although the cache may know others of the same contents: only so do blocks
         that are held for ``seq`` never keep it from being admitted.
         """
-        shared = seq.group.shared_blocks or []
-        if not self.looks_up_prefix(seq.group):
+        group = seq.group
+        shared = group.shared_blocks or []
+        outdated = bool(shared) and group.shared_generation != self._generation
+        if outdated or not self.looks_up_prefix(group):
             return shared
         limit = (seq.num_tokens - 1) // self.block_size
         self._extend_hashes(seq, limit)
@@ -81,6 +85,7 @@ class KVCache:
         if missing + idle_hits + headroom > pool.num_free:
             return False
         pool.hold(prefix)
+        seq.generation = seq.group.shared_generation if seq.group.shared_blocks else self._generation
         seq.block_ids = prefix + pool.allocate(missing)
         seq.capacity = len(seq.block_ids) * self.block_size
         seq.num_computed = len(prefix) * self.block_size
@@ -100,7 +105,7 @@ class KVCache:
     def publish(self, seq: Sequence, num_computed: int) -> None:
         """Let others find the blocks that the first ``num_computed`` tokens of ``seq`` fill. They must be computed."""
         full = num_computed // self.block_size
-        if not self.prefix_caching or full <= seq.num_published:
+        if not self._publishes(seq) or full <= seq.num_published:
             return
         self._extend_hashes(seq, full)
         for index in range(seq.num_published, full):
@@ -109,11 +114,20 @@ class KVCache:
 
     def next_publication(self, seq: Sequence) -> int:
         """Computed tokens at which ``publish`` has something to do."""
-        return (seq.num_published + 1) * self.block_size if self.prefix_caching else NEVER
+        return (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
+
+    def _publishes(self, seq: Sequence) -> bool:
+        return self.prefix_caching and seq.generation == self._generation
+
+    def reset(self) -> int:
+        """Let nothing be found that was computed so far, or rests on it; returns how many blocks could be."""
+        self._generation += 1
+        return self.pool.forget_contents()
 
     def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> None:
         """Let ``group`` hold the blocks of the prompt that ``seq``, a member, has computed."""
         group.shared_blocks = seq.block_ids[: group.num_shared_blocks]
+        group.shared_generation = seq.generation
         self.pool.hold(group.shared_blocks)
 
     def drop_prompt(self, group: SequenceGroup) -> None:

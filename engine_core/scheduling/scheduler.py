@@ -97,8 +97,8 @@ class Scheduler:
         return bool(self._sequences.groups) or self._sequences.has_ended()
 
     def reset_prefix_cache(self) -> int:
-        """Let nothing computed so far be found by later requests; returns how many blocks could be."""
-        return self._kv.pool.forget_contents()
+        """Let later requests find nothing computed so far, or resting on it; returns how many blocks they could."""
+        return self._kv.reset()
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None when there is nothing to compute."""

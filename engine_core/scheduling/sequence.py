@@ -59,6 +59,7 @@ class SequenceGroup:
         "request",
         "share_at",
         "shared_blocks",
+        "shared_generation",
         "stop_ids",
         "tenant",
         "unstarted",
@@ -107,6 +108,8 @@ class SequenceGroup:
         # One token at least is left to each choice to compute, since logits come from nowhere else.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
         self.shared_blocks: list[int] | None = None
+        self.shared_generation = 0
+        """That of the prefix cache which ``shared_blocks`` rest on."""
         self.prompt_hashes: list[bytes] | None = None
 
         self.num_prompt_scores = 0
@@ -157,6 +160,7 @@ class Sequence:
         "block_ids",
         "capacity",
         "choice",
+        "generation",
         "group",
         "last_step",
         "num_computed",
@@ -185,7 +189,9 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         """Hash chain over the leading full blocks, as far as it was needed."""
         self.num_published = 0
-        """Leading blocks that are known to the prefix cache."""
+        """Leading blocks that the prefix cache has been told of."""
+        self.generation = 0
+        """That of the prefix cache which ``block_ids`` rest on."""
         self.watch_at = NEVER
         """Computed tokens at which there is a block to publish or a prompt to share."""
         self.last_step: int | None = None

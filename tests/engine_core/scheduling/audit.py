@@ -22,7 +22,13 @@ def check_pool(pool: BlockPool) -> None:
         block = pool._next[block]
     assert len(free) == len(set(free)) == pool.num_free
     assert set(free) == {block for block in range(pool.num_blocks) if pool.ref_count(block) == 0}
-    assert {content: block for block, content in enumerate(pool._hash) if content is not None} == pool._by_hash
+    published = {block: content for block, content in enumerate(pool._hash) if content is not None}
+    known = {block: content for content, block in pool._by_hash.items()}
+    copies = {block: content for content, blocks in pool._copies.items() for block in blocks}
+    assert published == known | copies
+    assert len(published) == len(known) + len(copies)
+    assert all(pool._copies.values())
+    assert all(pool.ref_count(block) for content in pool._copies for block in (pool._by_hash[content], *copies))
 
 
 def check_holders(scheduler: Scheduler) -> None:

@@ -19,6 +19,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.free = list(range(size))
         self.counts = [0] * size
         self.content: dict[int, bytes] = {}
+        """Of known blocks and their copies."""
+        self.known: dict[bytes, int] = {}
 
     @rule(count=st.integers(0, 6))
     def allocate(self, count):
@@ -30,7 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.allocate(count) == expected
         for block in expected:
             self.counts[block] = 1
-            self.content.pop(block, None)
+            self.known.pop(self.content.pop(block, None), None)
 
     @rule(data=st.data())
     def hold(self, data):
@@ -51,7 +53,19 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.release([block])
             self.counts[block] -= 1
             if self.counts[block] == 0:
-                self.free.insert(len(self.free) if block in self.content else 0, block)
+                self.leave(block)
+
+    def leave(self, block):
+        """Nobody holds it any more: another block that holds the same is the known one, if there is any."""
+        content = self.content.get(block)
+        others = [other for other, same in self.content.items() if same == content and other != block]
+        if content is None or others:
+            self.content.pop(block, None)
+            self.free.insert(0, block)
+            if self.known.get(content) == block:
+                self.known[content] = others[-1]
+        else:
+            self.free.append(block)
 
     @rule(data=st.data(), content=st.sampled_from([b"a", b"b", b"c", b"d"]))
     def publish(self, data, content):
@@ -59,13 +73,21 @@ class PoolMachine(RuleBasedStateMachine):
         if held:
             block = data.draw(st.sampled_from(held))
             self.pool.publish(block, content)
-            if block not in self.content and content not in self.content.values():
-                self.content[block] = content
+            if block in self.content:
+                return
+            self.content[block] = content
+            known = self.known.setdefault(content, block)
+            if known in self.free:
+                del self.content[known]
+                self.known[content] = block
+                self.free.remove(known)
+                self.free.insert(0, known)
 
     @rule()
     def forget(self):
-        self.pool.forget_contents()
+        assert self.pool.forget_contents() == len(self.known)
         self.content.clear()
+        self.known.clear()
 
     @precondition(lambda self: hasattr(self, "pool"))
     @invariant()
@@ -73,9 +95,8 @@ class PoolMachine(RuleBasedStateMachine):
         check_pool(self.pool)
         assert [self.pool.ref_count(block) for block in range(len(self.counts))] == self.counts
         assert self.pool.num_free == len(self.free)
-        by_content = {content: block for block, content in self.content.items()}
         for content in (b"a", b"b", b"c", b"d"):
-            assert self.pool.find(content) == by_content.get(content)
+            assert self.pool.find(content) == self.known.get(content)
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, deadline=None)
@@ -93,6 +114,27 @@ def test_published_blocks_are_evicted_last_and_the_tail_of_a_prefix_before_its_h
     assert pool.allocate(1) == [table[2]]
     assert pool.find(b"2") is None
     assert pool.find(b"0") == table[0]
+
+
+def test_a_copy_that_is_held_is_found_when_the_known_block_is_given_up():
+    pool = BlockPool(4)
+    first, second = pool.allocate(1), pool.allocate(1)
+    for block in (*first, *second):
+        pool.publish(block, b"same")
+    assert pool.find(b"same") == first[0]
+    pool.release(first)
+    assert pool.find(b"same") == second[0]
+    assert pool.allocate(1) == first, "it is worth nothing beside the other"
+
+
+def test_a_held_block_is_known_instead_of_a_free_one_of_the_same_content():
+    pool = BlockPool(4)
+    free, held = pool.allocate(1), pool.allocate(1)
+    pool.publish(free[0], b"same")
+    pool.release(free)
+    pool.publish(held[0], b"same")
+    assert pool.find(b"same") == held[0]
+    assert pool.allocate(1) == free
 
 
 def test_a_hit_takes_a_block_out_of_the_middle_of_the_free_list():

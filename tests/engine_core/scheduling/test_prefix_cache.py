@@ -129,6 +129,53 @@ def test_reset_forgets_everything_also_what_is_in_use():
     engine.finish()
 
 
+def test_nothing_that_rests_on_forgotten_blocks_is_found():
+    engine = caching()
+    engine.add("running", PROMPT, max_tokens=20, n=2)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    tokens = engine.finish()["running"]
+    for choice, output in tokens.items():
+        # The first 28 tokens are found again once another request has computed them; what followed them is not.
+        assert cached(engine, f"again {choice}", PROMPT + tuple(output[:8])) == 20 * choice
+        assert cached(engine, f"longer {choice}", PROMPT + tuple(output)) == 28
+
+
+def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing():
+    engine = caching(max_num_seqs=1)
+    engine.add("r", PROMPT, n=2, max_tokens=12)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    output = engine.finish()["r"][1]
+    assert cached(engine, "fresh", PROMPT) == 0
+    assert cached(engine, "after", PROMPT + tuple(output)) == 20
+
+
+def test_a_preempted_sequence_publishes_again_what_it_computes_after_a_reset():
+    engine = caching(blocks=16)
+    engine.add("first", 30, max_tokens=30)
+    engine.step()
+    engine.add("second", 26, max_tokens=30)
+    engine.scheduler.reset_prefix_cache()
+    engine.step_until_preemption()
+    engine.finish()
+    assert cached(engine, "again", engine.streams["second"].request.prompt_token_ids) == 24
+
+
+def test_a_prompt_is_found_as_long_as_one_of_those_who_computed_it_runs():
+    engine = caching(blocks=16)
+    engine.add("a", PROMPT, max_tokens=1)
+    engine.add("b", PROMPT, max_tokens=12)
+    engine.step()
+    engine.add("evicts", 36, max_tokens=1)
+    engine.step()
+    assert engine.streams["evicts"].done
+    engine.add("c", PROMPT)
+    engine.step()
+    assert engine.streams["c"].cached_tokens == 20
+    engine.finish()
+
+
 def test_a_choice_whose_prompt_is_held_is_not_kept_out_by_copies_of_it():
     engine = caching(blocks=13, max_model_len=52)
     engine.add("a", PROMPT[:21], max_tokens=6)
