@@ -1,7 +1,7 @@
 # The project's commands; `make` alone lists them. Everything is installed below this folder, from constraints.txt.
 
 PYTHON ?= python3
-PIP_INSTALL := pip install --quiet --no-compile --disable-pip-version-check
+PIP_INSTALL := pip install --no-compile --disable-pip-version-check
 
 # Two test processes with one thread each fill the two cores that the suite is sized for. Idle OpenMP threads sleep
 # instead of spinning, or services that share the cores wait for them.
@@ -11,6 +11,7 @@ TEST_PROCESSES ?= 2
 # Or every process that is started compiles torch's sources again, where the environment says that nothing is to be kept.
 export PYTHONDONTWRITEBYTECODE :=
 
+RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
@@ -25,7 +26,7 @@ help:  ## list these commands
 
 setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v g++),$(KERNELS)) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
 
-demo: $(FULL)  ## start the three services with the bundled model and stream an answer through them
+demo: $(RUNS)  ## start the three services with the bundled model and stream an answer through them
 	.venv/bin/ringline demo
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
@@ -77,24 +78,33 @@ clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# What everyone works in: both distributions, editable, with the engine and the tools.
+# What runs: both distributions, editable, with the engine. Less than half of what the tests need.
+$(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
+	@echo "Installing Ringline, with PyTorch, into .venv: about 1 GB, once. The native kernels are compiled on the way."
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
+	@echo "Compiling what every engine imports."
+	@.venv/bin/python -c 'import services.cli, services.engine.main'
+	@touch $@
+
+# What everyone works in: the same with the tools. What was there to run is there still, so both are up to date then.
 $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
-	.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
-	touch $@
+	@.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
+	@touch $(RUNS) $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.
 $(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv-cpu/bin/python || $(PYTHON) -m venv .venv-cpu
 	.venv-cpu/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e .
-	touch $@
+	@touch $@
 
 # The oldest packages that the client promises to work with; generates the stubs.
 $(OLDEST): clients/python/oldest.txt clients/python/pyproject.toml
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest.txt -e clients/python
-	touch $@
+	@touch $@
 
 # Installing builds the native kernels, too: this is for when their sources change afterwards.
 $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*) | $(FULL)
@@ -102,4 +112,4 @@ $(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*) |
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error
-	touch $@
+	@touch $@

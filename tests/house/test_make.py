@@ -1,0 +1,54 @@
+"""What `make` installs when: to run takes less than to test, and nothing is installed twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STAMPS = {"run": ".venv/.installed-to-run", "test": ".venv/.installed"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A fresh one, as far as make looks."""
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", "clients/python/pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / ".venv").mkdir()
+    return tmp_path
+
+
+def installs(checkout: Path, target: str) -> list[str]:
+    """What pip would be asked to install into .venv."""
+    shown = subprocess.run(["make", "-n", target], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    return [
+        line.rpartition(" ")[2].strip("'") for line in shown.splitlines() if line.startswith(".venv/bin/python -m pip")
+    ]
+
+
+def test_a_demo_installs_what_runs_and_the_tests_the_rest(checkout: Path) -> None:
+    assert installs(checkout, "demo") == [".[engine]"]
+    (checkout / STAMPS["run"]).touch()
+    assert installs(checkout, "demo") == []
+    assert installs(checkout, "lint") == [".[engine,dev]"]
+
+
+def test_a_demo_after_all_is_installed_installs_nothing(checkout: Path) -> None:
+    shown = subprocess.run(["make", "-n", "lint"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    (touched,) = [line.split()[1:] for line in shown.splitlines() if line.startswith("touch ")]
+    assert sorted(touched) == sorted(STAMPS.values())
+
+
+@pytest.mark.parametrize("target", ["demo", "lint"])
+def test_a_changed_pin_is_installed_anew(checkout: Path, target: str) -> None:
+    for stamp in STAMPS.values():
+        (checkout / stamp).touch()
+    assert installs(checkout, target) == []
+    os.utime(checkout / "constraints.txt", (2**31, 2**31))
+    assert len(installs(checkout, target)) == 1
