@@ -147,12 +147,13 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Load and counters now."""
         counters, pool = self._counters, self._kv.pool
-        returning = sum(seq.num_tokens for seq in self._queue.returning())
+        returning = list(self._queue.returning())
         return SchedulerStats(
             running_seqs=len(self._sequences.running),
             waiting_reqs=self._queue.num_requests,
+            returning_reqs=len({seq.group.request.request_id for seq in returning}),
             waiting_seqs=self._sequences.num_choices - len(self._sequences.running),
-            queued_tokens=self._queue.num_tokens + returning,
+            queued_tokens=self._queue.num_tokens + sum(seq.num_tokens for seq in returning),
             kv_blocks=pool.num_blocks,
             kv_blocks_used=pool.num_blocks - pool.num_free,
             steps=counters.steps,

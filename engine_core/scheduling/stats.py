@@ -24,6 +24,8 @@ class SchedulerStats:
     running_seqs: int
     waiting_reqs: int
     """Requests never admitted yet."""
+    returning_reqs: int
+    """Requests that were admitted and have choices in the queue: preempted, or not begun for want of room."""
     waiting_seqs: int
     """Choices not running: of waiting requests, preempted, or waiting for their prompt."""
     queued_tokens: int

@@ -173,7 +173,7 @@ class Hub:
         stats = loop.stats
         return EngineReading(
             running=stats.running_seqs,
-            waiting=stats.waiting_seqs,
+            waiting=stats.waiting_reqs + stats.returning_reqs,
             kv_usage=stats.kv_usage,
             kv_blocks=stats.kv_blocks,
             peers=len(self._wakers),

@@ -74,7 +74,7 @@ class EngineReading:
     running: int
     """Choices being computed."""
     waiting: int
-    """Choices waiting: of requests that were never computed, preempted, or waiting for their prompt."""
+    """Requests, not choices: those of which at least one choice is in the queue."""
     kv_usage: float
     """Share of KV blocks in use, in [0, 1]."""
     kv_blocks: int
@@ -121,7 +121,7 @@ class EngineMetrics(ServiceMetrics):
         now = self._read()
         if now is not None:
             yield self._gauge("vllm:num_requests_running", "Choices being computed.", now.running)
-            yield self._gauge("vllm:num_requests_waiting", "Choices waiting.", now.waiting)
+            yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be computed.", now.waiting)
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", now.kv_usage)
             yield self._gauge("ringline_kv_blocks", "KV blocks in all.", now.kv_blocks)
             yield self._gauge("ringline_peers", "Processes that are attached.", now.peers)

@@ -261,6 +261,7 @@ def test_stats_tell_the_load():
     engine.step()
     stats = engine.scheduler.stats()
     assert (stats.running_seqs, stats.waiting_reqs, stats.waiting_seqs, stats.queued_tokens) == (1, 1, 3, 7)
+    assert stats.returning_reqs == 0
     assert (stats.kv_blocks, stats.kv_blocks_used, stats.kv_usage) == (64, 3, 3 / 64)
     assert (stats.steps, stats.computed_tokens, stats.generated_tokens) == (1, 8, 0)
     engine.cancel("b", 0)

@@ -114,6 +114,8 @@ def preempted_midway(**params):
 
 def test_when_the_first_choice_is_preempted_midway_the_others_wait_for_its_return():
     engine = preempted_midway(n=2)
+    stats = engine.scheduler.stats()
+    assert (stats.waiting_reqs, stats.returning_reqs, stats.waiting_seqs) == (0, 1, 2)
     engine.step_until(lambda: engine.plan.new)
     assert engine.batch[-1][:2] == ("r", 0)
     engine.step_until(lambda: ("r", 1) in planned(engine))

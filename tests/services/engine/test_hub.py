@@ -1,10 +1,14 @@
-"""What a full engine tells those whom it refuses: when to come again."""
+"""What an engine tells of its queue: to those whom it refuses, when to come again; to an autoscaler, how long it is."""
 
 from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
 from engine_core.errors import QueueFullError
+from engine_core.scheduling.stats import SchedulerStats
 from engine_core.step import SequenceOutput
 from services.engine.hub import Hub
 from services.engine.step_loop import StepReport
@@ -43,3 +47,11 @@ def test_those_for_whom_there_is_no_memory_are_told_the_same() -> None:
         hub.switchboard.submit(peer, submission())
     assert refusal.value.status.retry_after_ms is not None
     assert 4000 <= refusal.value.status.retry_after_ms <= 5000
+
+
+def test_requests_that_wait_are_counted_once_whatever_choices_they_have() -> None:
+    hub = Hub(orphan_grace=1.0, max_ledgers=0)
+    values = {"running_seqs": 7, "waiting_reqs": 2, "returning_reqs": 1, "waiting_seqs": 300, "kv_blocks": 1}
+    stats = SchedulerStats(**{field.name: values.get(field.name, 0) for field in fields(SchedulerStats)})
+    hub.step_loop = SimpleNamespace(stats=stats, steps=0)
+    assert hub.metrics.registry.get_sample_value("vllm:num_requests_waiting", {"model_name": ""}) == 3
