@@ -48,14 +48,14 @@ FROM runtime AS processor
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50051 60051
 HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60051"]
-ENTRYPOINT ["ringline", "processor"]
+ENTRYPOINT ["ringline", "supervise", "processor"]
 
 
 FROM runtime AS detokenizer
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50071 60071
 HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60071"]
-ENTRYPOINT ["ringline", "detokenizer"]
+ENTRYPOINT ["ringline", "supervise", "detokenizer"]
 
 
 # Torch first and from an index of its own. For CUDA it wants the one triton that it was made with.
@@ -92,4 +92,4 @@ ENV HF_HOME=/models \
     TRITON_CACHE_DIR=/cache
 EXPOSE 50061 60061
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=6 CMD ["healthy", "60061"]
-ENTRYPOINT ["ringline", "engine"]
+ENTRYPOINT ["ringline", "supervise", "engine"]

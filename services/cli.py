@@ -19,6 +19,7 @@ COMMANDS = {
     "engine": "The engine: schedules and runs a model.",
     "processor": "The processor: the front door.",
     "detokenizer": "The detokenizer: turns token ids into text.",
+    "supervise": "One service, ended when it hangs: for containers.",
     "generate": "Continue a prompt.",
     "chat": "Talk with a model.",
     "bench": "Drive load and measure it.",

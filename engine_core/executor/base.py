@@ -33,6 +33,8 @@ class Executor(ABC):
     """Known after ``start``: equal for executors of the same model, however they compute it."""
     numerics: str
     """Known after ``start``: executors of equal digests compute equal tokens for equal requests."""
+    largest_step_seconds: float
+    """Known after ``start``: about how long the largest step takes."""
     max_concurrent_steps: int
     """Known after ``start``: how many steps may be submitted whose results were not asked for."""
 

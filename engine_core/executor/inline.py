@@ -83,7 +83,9 @@ class InlineExecutor(Executor):
             made = worker.warm_up()
             found = self._test_numerics(worker)
             left = worker.device.memory_left(self._config.cache, self.cache_size)
-            stage.detail = "; ".join(part for part in (made, found, left) if part)
+            self.largest_step_seconds = worker.largest_step_seconds
+            longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
+            stage.detail = "; ".join(part for part in (made, longest, found, left) if part)
         asked = self._config.scheduler.async_scheduling
         overlapped = worker.device.is_asynchronous if asked is None else asked
         self.max_concurrent_steps = 2 if overlapped else 1

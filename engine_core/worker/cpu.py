@@ -18,7 +18,7 @@ from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.device import Device, NewBatch
 from engine_core.worker.draws import Draws
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step
-from engine_core.worker.forward import HostForward
+from engine_core.worker.forward import HostForward, TimedForward
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, size
 from engine_core.worker.model_runner import ModelRunner
@@ -78,15 +78,19 @@ class CpuDevice(Device):
     def profile(self, model: CausalLM, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer, head and sampler, and read the peak.
 
-        All layers are alike and leave nothing behind but their output, so one tells the peak of them all.
+        All layers are alike and leave nothing behind but their output, so one tells the peak of them all, and the time.
         """
         limits, cut, batch = self._limits, model.first_layers(1), new_batch()
         runner = self.runner(cut, batch)
         kv_caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
         plan = largest_step(limits, model.vocab_size)
         resident = resident_memory()
+        forward = runner.forward = TimedForward(runner.forward)
+        start = time.perf_counter()
         with measure_peak() as peak:
             runner.launch(plan, kv_caches).result()
+        more_layers = model.kv_cache_spec(limits.block_size).num_layers - 1
+        self.largest_step_seconds = time.perf_counter() - start + more_layers * forward.seconds
         kernels = 0
         if self.layers.compiles_per_size:
             kernels = _kernel_memory(runner, kv_caches, limits, model.vocab_size, plan.seq_ids)

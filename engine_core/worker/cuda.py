@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import time
 from collections.abc import Sequence
 
 import torch
@@ -150,7 +151,9 @@ class CudaDevice(Device):
             made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
             if self._graphs_expected is not None:
                 made += f", {size(self._graphs_expected)} were expected"
+        start = time.perf_counter()
         self._run_largest_step(runner.model, new_batch, kv_caches)
+        self.largest_step_seconds = time.perf_counter() - start
         return made
 
     def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:

@@ -33,6 +33,9 @@ class Device(ABC):
     is_asynchronous: bool
     """Whether it computes by itself: what it is told to compute returns before that is done."""
 
+    largest_step_seconds: float = 0.0
+    """How long the largest step takes, once it was run (``profile``, ``prepare``)."""
+
     @abstractmethod
     def describe(self) -> str:
         """What it is and how models are computed on it, for a person."""

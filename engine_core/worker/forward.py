@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,3 +56,21 @@ class HostForward:
             inputs.input_ids[torch.from_numpy(awaited.rows)] = awaited.drawn[torch.from_numpy(awaited.places)]
         wanted = None if rows is None else torch.from_numpy(rows)
         return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, wanted)
+
+
+class TimedForward:
+    """Another one, and how long it took."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.seconds = 0.0
+        """Of the last call."""
+
+    def __call__(
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+    ) -> torch.Tensor:
+        """As ``Forward`` says."""
+        start = time.perf_counter()
+        hidden = self._forward(inputs, kv_caches, awaited, rows)
+        self.seconds = time.perf_counter() - start
+        return hidden

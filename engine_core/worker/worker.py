@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -34,6 +35,8 @@ class Worker:
     model_digest: str
     hashing_seconds: float
     """How long hashing the weights took while they were loaded."""
+    largest_step_seconds: float
+    """About how long the largest step takes; known after ``warm_up``."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
@@ -97,11 +100,17 @@ class Worker:
     def warm_up(self) -> str:
         """Generate a few tokens; then make what steps would otherwise wait for. What that was, for a person."""
         assert self._runner is not None
-        *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
+        prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
+        start = time.perf_counter()
+        self.launch(prompt).result()
+        seconds_per_token = (time.perf_counter() - start) / prompt.total_tokens
         for plan in steps:
             self.launch(plan).result()
         self._runner.batch.update(release)
-        return self.device.prepare(self._runner, self._new_batch, self._kv_caches)
+        made = self.device.prepare(self._runner, self._new_batch, self._kv_caches)
+        estimate = seconds_per_token * self.limits.max_num_batched_tokens
+        self.largest_step_seconds = self.device.largest_step_seconds or estimate
+        return made
 
     def is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on the first layer and the head."""

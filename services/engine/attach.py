@@ -170,8 +170,8 @@ class Attachment:
                 raise _superseded()
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
-            if self._hub.failed:
-                raise StreamEnded(grpc.StatusCode.INTERNAL, "a step failed, and the engine ends")
+            if self._hub.failure is not None:
+                raise StreamEnded(grpc.StatusCode.INTERNAL, f"{self._hub.failure}, and the engine ends")
 
     def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
         frame = waker.link.take()

@@ -48,8 +48,8 @@ class Hub:
         self._traces = traces
         self.drain_grace: float | None = None
         """Seconds, once draining."""
-        self.failed = False
-        """Whether a step raised."""
+        self.failure: str | None = None
+        """Why nothing is computed any more, once it is so."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
         self._queued_for: float | None = None
         """Seconds that the request waited which was begun last."""
@@ -108,9 +108,9 @@ class Hub:
         self.drain_grace = grace
         self.push_load()
 
-    def fail(self) -> None:
+    def fail(self, reason: str) -> None:
         """Nothing is computed any more: every stream ends, and none begins."""
-        self.failed = True
+        self.failure = reason
         for waker in self._wakers.values():
             waker.event.set()
 

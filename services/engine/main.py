@@ -21,7 +21,7 @@ from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.traces import EngineTraces
 from services.engine.wire import model_message
 from services.ring.identity import PeerId
-from services.ring.liveness import BEAT_INTERVAL
+from services.ring.liveness import BEAT_INTERVAL, step_limit
 from services.runtime.drain import wait_until_idle
 from services.runtime.errors import ExitCode, FatalError, unusable
 from services.runtime.garbage import spare_what_is_loaded
@@ -33,6 +33,7 @@ from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
 from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
 from services.runtime.tracing import start_tracing
+from services.runtime.watchdog import Watchdog, stacks
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +87,9 @@ class _Engine:
         )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._service, self._server.grpc)
         self._engine: StartedEngine | None = None
+        self._watchdog: Watchdog | None = None
+        """Of the steps."""
+        self._telling: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         metrics = start_metrics(self._settings, self._hub.metrics.registry, self._server.health.pages)
@@ -119,6 +123,7 @@ class _Engine:
         self._hub.metrics.model_name = model.model
         spare_what_is_loaded()
         self._hub.step_loop.start()
+        self._watchdog = self._watch_steps(self._hub.step_loop, executor.largest_step_seconds, loop)
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)
@@ -142,9 +147,31 @@ class _Engine:
         finally:
             thread.shutdown(wait=self._engine is not None)
 
+    def _watch_steps(self, steps: StepLoop, largest: float, loop: asyncio.AbstractEventLoop) -> Watchdog:
+        """End the process when a step hangs, as when one raises; its supervisor starts it again."""
+
+        def hung(seconds: float, limit: float) -> None:
+            loop.call_soon_threadsafe(self._hung)
+            stats = steps.stats
+            log.critical(
+                "a step hangs",
+                seconds=round(seconds, 1),
+                limit=round(limit, 1),
+                longest_recent_step=round(steps.longest_step, 3),
+                largest_step=round(largest, 3),
+                steps=steps.steps,
+                running=stats.running_seqs,
+                waiting=stats.waiting_reqs,
+                stacks=stacks(),
+            )
+
+        watchdog = Watchdog("step watchdog", lambda: steps.turn, lambda: step_limit(steps.longest_step, largest), hung)
+        watchdog.start()
+        return watchdog
+
     async def _drain(self, grace: float) -> None:
         """Finish what is there; peers are told, and nothing new is taken."""
-        if self._hub.failed:
+        if self._hub.failure is not None:
             return  # nothing will be finished; and an engine that drains is not one that died
         self._hub.metrics.serving = False
         self._hub.drain(grace)
@@ -160,10 +187,18 @@ class _Engine:
     def _failed(self, error: BaseException) -> None:
         """A step raised: the engine's state cannot be trusted, so the process ends, at once."""
         log.critical("a step failed", error=str(error), exc_info=error)
-        self._hub.fail()
+        self._hub.fail("a step failed")
+        self._server.request_stop(ExitCode.FAILURE, grace=0.0)
+
+    def _hung(self) -> None:
+        """The step under way cannot be interrupted: peers are told, and the watchdog ends the process."""
+        self._hub.fail("a step hangs")
+        self._telling = asyncio.create_task(self._server.health.set_hung())
         self._server.request_stop(ExitCode.FAILURE, grace=0.0)
 
     def _close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
         loop = self._hub.step_loop
         if loop is not None and not loop.stop(_STOP_TIMEOUT):
             raise FatalError(f"the step under way did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)

@@ -170,8 +170,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
         if self._model is None or self._hub.step_loop is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is loading")
-        if self._hub.failed:  # whoever came back would take what ended its stream for a cut
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "a step failed, and the engine ends")
+        if self._hub.failure is not None:  # whoever came back would take what ended its stream for a cut
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._hub.failure}, and the engine ends")
         return self._hub.step_loop
 
     async def _between_steps(

@@ -71,6 +71,8 @@ class StepLoop:
         self._wake = threading.Condition()
         self._stopping = False
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._turns = 0
+        self._busy = False
         self.steps = 0
         """Steps computed since start."""
         self.stats: SchedulerStats = core.stats()
@@ -132,6 +134,11 @@ class StepLoop:
         """Of the last 100, seconds."""
         return max(self._step_seconds, default=0.0)
 
+    @property
+    def turn(self) -> int | None:
+        """Counts what the thread does; None while it has nothing to do. It is read from another thread."""
+        return self._turns if self._busy or self._inbox else None
+
     def _post(self, order: Callable[[StepReport], None]) -> None:
         with self._wake:
             self._inbox.append(order)
@@ -147,7 +154,10 @@ class StepLoop:
     def _wait_for_work(self) -> bool:
         with self._wake:
             while not (self._inbox or self._stopping or self._core.has_work()):
+                self._busy = False
                 self._wake.wait()
+            self._busy = True
+            self._turns += 1
             return not self._stopping
 
     def _turn(self) -> None:

@@ -9,8 +9,12 @@ BEAT_INTERVAL = 0.5
 """Seconds between pushes of load."""
 BEAT_LIMIT = 2.0
 """Seconds without a beat after which a peer is suspected."""
-STEP_FLOOR, STEP_FACTOR = 10.0, 20.0
-"""An engine with work must step within max(10 s, 20 × its longest recent step)."""
+STEP_FLOOR, STEP_FACTOR, LARGEST_STEP_FACTOR = 10.0, 20.0, 5.0
+
+
+def step_limit(longest_recent: float, largest: float = 0.0) -> float:
+    """Seconds within which an engine with work must step; ``largest``: what its largest step takes, if known."""
+    return max(STEP_FLOOR, STEP_FACTOR * longest_recent, LARGEST_STEP_FACTOR * largest)
 
 
 class Liveness:
@@ -40,6 +44,6 @@ class Liveness:
         if silent > BEAT_LIMIT:
             return f"no sign of life for {silent:.1f} s"
         still = now - self._last_move
-        if self._busy and still > max(STEP_FLOOR, STEP_FACTOR * self._longest_step):
+        if self._busy and still > step_limit(self._longest_step):
             return f"no step for {still:.1f} s with work to do"
         return None

@@ -18,8 +18,8 @@ from typing import Any
 import structlog
 
 from services.runtime.errors import ExitCode, FatalError
+from services.runtime.pulse import PARENT_VARIABLE
 from services.runtime.telemetry import report_fatal
-from services.runtime.variables import PARENT_VARIABLE
 
 HEAVY_MODULES = ("torch", "transformers", "engine_core")
 """What a process of the CPU tiers must never load."""

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from services.runtime.addresses import join_address
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.health import Health
+from services.runtime.heartbeat import heartbeat
 from services.runtime.interceptors import Guard
 from services.runtime.listening import check_listenable, remove_socket_file
 from services.runtime.settings import ServerSettings
@@ -59,6 +60,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
         self._exit_code: int = ExitCode.OK
+        self._has_served = False
         self._grace = settings.drain_grace
         self.address = settings.address
         """Where it listens; after ``start`` with the port that was taken."""
@@ -91,6 +93,7 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         """What health says of every service here, and of the whole server; final once a drain began."""
+        self._has_served |= serving
         await self.health.set_ready(serving)
 
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
@@ -110,8 +113,15 @@ class Server:
 
         Ends after a signal or ``request_stop``: first ``drain(grace)`` runs, which must take nothing new, finish what
         is there within ``grace`` seconds and end the streams that are still open; then ``work`` is cancelled. It may
-        also have returned long before. What ``work`` raises ends the server and is raised here.
+        also have returned long before. What ``work`` raises ends the server and is raised here. All that time the
+        process gives signs of life; it is ended if its event loop hangs.
         """
+        async with heartbeat(lambda: self._has_served):
+            return await self._run(work, drain)
+
+    async def _run(
+        self, work: Callable[[], Coroutine[Any, Any, None]], drain: Callable[[float], Coroutine[Any, Any, None]]
+    ) -> int:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)

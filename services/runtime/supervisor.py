@@ -2,8 +2,9 @@
 
 Until everything has been serving once, a death ends everything: what cannot start is for a person to look at. From
 then on a child that dies is started again after a pause, and one that dies too often ends everything. Children are
-stopped in the reverse of their order: each drains while those it depends on still run. If the supervisor itself is
-killed, the kernel kills its children (``services.runtime.process.die_with_parent``).
+stopped in the reverse of their order: each drains while those it depends on still run. A child that gives no sign of
+life is killed. If the supervisor itself is killed, the kernel kills its children
+(``services.runtime.process.die_with_parent``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import structlog
 
 from services.runtime.backoff import Backoff, RestartLimit
 from services.runtime.errors import ExitCode, FatalError
-from services.runtime.variables import PARENT_VARIABLE
+from services.runtime.pulse import INTERVAL, LIMITS, Limits, Pulse
 
 log = structlog.get_logger()
 
@@ -55,6 +56,8 @@ class Child:
         self.pid: int | None = None
         """None while it does not run."""
         self.limit = RestartLimit(Backoff(0.2, 5.0))
+        self.hung: str | None = None
+        """Why its present or last life was ended by the supervisor, if it was."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """Last lines of the present life, or of the last one."""
         self.ended = asyncio.Event()
@@ -84,16 +87,18 @@ class Supervisor:
         on_line: Callable[[str, str], None],
         on_change: Callable[[], None] = lambda: None,
         explain: Callable[[Sequence[str]], str] = "\n".join,
+        limits: Limits = LIMITS,
     ) -> None:
         """``specs`` in the order of dependence, the ones that others depend on first.
 
         ``grace``: seconds a child gets to drain. ``on_line(name, line)`` takes what children print, ``on_change()`` is
         called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died, in one
-        line; "" if they do not say.
+        line; "" if they do not say. ``limits``: how long they may give no sign of life.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
         self._on_line, self._on_change, self._explain = on_line, on_change, explain
+        self._limits = limits
         self.stopping = asyncio.Event()
         """Set when the end begins, for whatever reason."""
         self._cut = asyncio.Event()
@@ -167,25 +172,30 @@ class Supervisor:
         spec = child.spec
         # A pipe of our own: asyncio's would make ``wait`` wait for everybody who holds it, grandchildren included.
         reading, writing = os.pipe()
+        pulse = Pulse(self._limits)
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                env={**spec.env, PARENT_VARIABLE: str(os.getpid())},
+                env={**spec.env, **pulse.environment()},
+                pass_fds=[pulse.writing],
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
             )
         except BaseException:
             os.close(reading)
+            pulse.close()
             raise
         finally:
             os.close(writing)
-        child.pid = process.pid
+            os.close(pulse.writing)
+        child.pid, child.hung = process.pid, None
         child.tail.clear()
         child.ended.clear()
         self._on_change()
         reader = asyncio.create_task(self._read(child, reading))
+        listener = asyncio.create_task(self._listen(child, pulse))
         try:
             if self.stopping.is_set():  # asked between the decision to start it and its birth
                 child.signal(signal.SIGTERM)
@@ -194,11 +204,22 @@ class Supervisor:
             await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            listener.cancel()
+            await asyncio.gather(reader, listener, return_exceptions=True)
+            pulse.close()
             child.pid = None
             child.ended.set()
             self._on_change()
         return code
+
+    async def _listen(self, child: Child, pulse: Pulse) -> None:
+        """Kill ``child`` when it gives no sign of life."""
+        reason = None
+        while reason is None:
+            await asyncio.sleep(INTERVAL)
+            reason = pulse.look(time.monotonic())
+        child.hung = reason
+        child.kill_group()
 
     async def _read(self, child: Child, pipe: int) -> None:
         """Take the lines of one life, until everybody who could write is gone."""
@@ -233,6 +254,8 @@ class Supervisor:
 
     def _reason(self, child: Child, code: int) -> str:
         """Why ``child`` died, in one line: the signal and what it said itself, or else its exit code."""
+        if child.hung is not None:
+            return f"it was killed: {child.hung}"
         words = self._explain(list(child.tail))
         if code >= 0:
             return words or f"it ended with code {code}"

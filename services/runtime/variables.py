@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from services.runtime.options import VARIABLE_PREFIX, settings_of
+from services.runtime.pulse import PARENT_VARIABLE, PIPE_VARIABLE
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
-
-PARENT_VARIABLE = VARIABLE_PREFIX + "PARENT_PID"
-"""Set by a supervisor to its own pid in the environment of its children."""
 
 ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
 """Where the client commands find the processor."""
@@ -60,6 +58,7 @@ def known_variables() -> frozenset[str]:
     return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
         ADDRESS_VARIABLE,
         PARENT_VARIABLE,
+        PIPE_VARIABLE,
         SERVER_NAME_VARIABLE,
         TOKEN_FILE_VARIABLE,
     }

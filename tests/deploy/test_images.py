@@ -61,7 +61,7 @@ def seconds(text: str) -> float:
 @pytest.mark.parametrize("kind", PORTS)
 def test_an_image_runs_its_service_as_nobody_special(kind: str) -> None:
     stage = stages()[kind]
-    assert stage.words("ENTRYPOINT") == ["ringline", kind]  # no shell between: signals reach the process
+    assert stage.words("ENTRYPOINT") == ["ringline", "supervise", kind]  # no shell between: signals reach the process
     users = [user for one in lineage(kind) for user in one.all("USER")[-1:]]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])  # a number, or Kubernetes cannot know that it is not root
     assert stage.all("EXPOSE") == [f"{PORTS[kind]} {PORTS[kind] + METRICS_PORT_OFFSET}"]

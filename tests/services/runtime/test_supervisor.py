@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.runtime.child_logs import ChildLogs, explain
+from services.runtime.pulse import LIMITS
 from services.runtime.supervisor import ChildFailed, ChildSpec, Supervisor
 from tests.services.runtime.test_process import alive, wait_until
 
@@ -42,11 +43,11 @@ def child(name, code):
 class Running:
     """A supervisor under way, with what its children said."""
 
-    def __init__(self, *specs, grace=60.0, show=lambda name, line: None):
+    def __init__(self, *specs, grace=60.0, show=lambda name, line: None, limits=LIMITS):
         self.lines = []
         self.show = show
         self.heard = asyncio.Event()
-        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, explain=explain)
+        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, explain=explain, limits=limits)
         self.task = asyncio.create_task(self.supervisor.run())
 
     def on_line(self, name, line):

@@ -1,0 +1,69 @@
+"""``ringline supervise``: a container's first process, which ends when its service hangs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+import click
+
+from services.runtime.errors import ExitCode
+from services.runtime.pulse import INTERVAL, LIMITS, Limits, Pulse
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("service", type=click.Choice(["engine", "processor", "detokenizer"]))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def supervise(service: str, options: tuple[str, ...]) -> int:
+    """Run `ringline SERVICE [OPTIONS]` as a child, and end when it ends, with its exit code.
+
+    A child that gives no sign of life is killed. It is not started again: that is for whoever runs containers. Signals
+    are passed on.
+    """
+    # -P: a folder named "services" in the working directory is not ours.
+    return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), LIMITS)
+
+
+def run_child(argv: tuple[str, ...], limits: Limits) -> int:
+    """Run a program until it ends or hangs; returns the exit code for this process."""
+    pulse = Pulse(limits)
+    os.set_inheritable(pulse.writing, True)
+    # A group of its own: what a terminal sends to this one is passed on once.
+    child = os.posix_spawn(argv[0], argv, {**os.environ, **pulse.environment()}, setpgroup=0)
+    os.close(pulse.writing)
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _: _kill(child, number))
+    ended = os.pidfd_open(child)
+    try:
+        while (status := _status_of(child)) is None:
+            if (reason := pulse.look(time.monotonic())) is not None:
+                print(f"killing the service: {reason}", file=sys.stderr, flush=True)
+                os.killpg(child, signal.SIGKILL)
+            select.select([ended], [], [], INTERVAL)
+    finally:
+        os.close(ended)
+        pulse.close()
+    return status if status >= 0 else 128 - status
+
+
+def _status_of(child: int) -> int | None:
+    """How the child ended, None if it has not; as the first process of a container this one has others to bury, too."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+            if pid == 0:
+                return None
+    return ExitCode.FAILURE
+
+
+def _kill(child: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, number)

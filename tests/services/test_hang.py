@@ -1,0 +1,75 @@
+"""An engine that hangs, in a step or as a whole, is replaced under a real supervisor, and its streams go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from structlog.testing import capture_logs
+
+from services.commands.serve import ENGINE_SETTINGS
+from services.runtime.pulse import Limits
+from services.runtime.run_dir import RunDirectory
+from services.runtime.stack import StackOptions, child_specs
+from services.runtime.supervisor import ChildSpec
+from tests.ports import HeldPort
+from tests.ring import MODEL, ROOT
+from tests.services.hanging_engine import HANGS, PROCESS, STEP
+from tests.services.runtime.test_supervisor import Running
+from tests.services.streams import Shown, generate
+from tests.services.test_life import finish, long_request, wait_until_serving
+
+pytestmark = pytest.mark.long
+
+LIMITS = Limits(running=2.0)
+TOKENS = 200
+
+
+def specs(directory: Path, port: int) -> list[ChildSpec]:
+    """Those of ``ringline serve``, but for the engine's program."""
+    values = {"model": str(MODEL), "kv_cache_memory_bytes": 32 << 20, "max_crash_resubmits": 100, "patience": 250.0}
+    options = StackOptions("127.0.0.1", port, None, ENGINE_SETTINGS, values)
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", HANGS: str(hangs(directory))}
+    engine, *others = [
+        replace(spec, env={**spec.env, **variables}) for spec in child_specs(options, RunDirectory(directory))
+    ]
+    argv = ["tests.services.hanging_engine" if word == "services.cli" else word for word in engine.argv]
+    return [replace(engine, argv=argv), *others]
+
+
+async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) -> None:
+    port = HeldPort()
+    running = Running(*specs(tmp_path, port.number), limits=LIMITS)
+    address = f"127.0.0.1:{port.number}"
+    await wait_until_serving(address)
+    running.supervisor.established()
+    async with grpc.aio.insecure_channel(address) as channel:
+        front = inference_pb2_grpc.InferenceServiceStub(channel)
+        undisturbed = await generate(front, long_request("", TOKENS))
+        hangs(tmp_path).write_text(f"{STEP}\n{PROCESS}\n")
+        call = front.Session(timeout=250)
+        shown = {f"r{i}": Shown() for i in range(2)}
+        with capture_logs() as logs:
+            for name in shown:
+                await call.write(inference_pb2.SessionRequest(generate=long_request(name, TOKENS)))
+            await finish(call, shown)
+    for one in shown.values():
+        assert (one.ids, one.texts, one.ends[0].cause) == (
+            undisturbed.ids,
+            undisturbed.texts,
+            undisturbed.ends[0].cause,
+        )
+        assert one.usage.completion_tokens == TOKENS
+    assert not hangs(tmp_path).read_text()
+    hung, stopped = (record for record in logs if record["event"] == "died")
+    assert (hung["code"], hung["reason"]) == (1, "a step hangs")
+    assert (stopped["code"], stopped["reason"].partition(" for ")[0]) == (-9, "it was killed: it gave no sign of life")
+    await running.end()
+    port.release()
+
+
+def hangs(directory: Path) -> Path:
+    return directory / "hangs"
