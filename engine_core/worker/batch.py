@@ -19,7 +19,7 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.sampler import SamplingRows
-from engine_core.worker.sampling_state import SamplingState
+from engine_core.worker.sampling_state import MIN_TOKENS, PASSING, PROMPT_LOGPROBS, SamplingState
 
 Index = npt.NDArray[np.intp]
 
@@ -200,6 +200,16 @@ class PersistentBatch:
         self._num_computed_tokens[inputs.slots] = inputs.lengths
         rows = inputs.sampling_rows
         self._num_tokens[rows.slots] = rows.num_tokens + 1
+        if self.sampling.asked & PASSING:
+            self._drop_what_is_over(inputs)
+
+    def _drop_what_is_over(self, inputs: StepInputs) -> None:
+        """Of sequences whose prompt is computed, or whose output has its minimum length, less is asked from now on."""
+        slots = inputs.slots
+        prompts = self._num_prompt_tokens[slots]
+        self.sampling.drop(slots[inputs.lengths >= prompts - 1], PROMPT_LOGPROBS)
+        outputs = self._num_tokens[slots] - prompts
+        self.sampling.drop(slots[outputs >= self.sampling.min_tokens[slots]], MIN_TOKENS)
 
     def awaited(self, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
         """Rows of ``inputs`` that take what a step before it draws, which is not settled, and their places in that."""

@@ -19,7 +19,7 @@ from engine_core.worker.draws import Draws
 from engine_core.worker.forward import Awaited, Forward
 from engine_core.worker.logprobs import consecutive_logprobs
 from engine_core.worker.sampler import SamplingRows
-from engine_core.worker.sampling_state import PROMPT_LOGPROBS, READS_TOKENS
+from engine_core.worker.sampling_state import PROMPT_LOGPROBS
 from engine_core.worker.transfer import upload
 
 Sample = Callable[[torch.Tensor, SamplingRows], Draws]
@@ -68,19 +68,18 @@ class ModelRunner:
         """Begin to compute a step after those before it; ``kv_caches`` has one cache per layer of the model.
 
         The results of all steps but the last one must have been asked for. That one's is asked for here where the
-        sampler reads tokens on the host, which then must be there.
+        sampler reads tokens on the host, which then must be there; the device computes this step meanwhile.
         """
         self.batch.update(plan)
         unsettled = None if self._last is None or self._last.settled else self._last
-        if unsettled is not None and self.batch.sampling.asked & READS_TOKENS:
-            unsettled.result()
-            unsettled = None
         inputs = self.batch.prepare(plan)
         awaited = None
         if unsettled is not None:
             rows, places = self.batch.awaited(inputs, unsettled.inputs)
             awaited = Awaited(rows, places, unsettled.drawn) if len(rows) else None
         hidden, prompt_logprobs = self._compute(plan, inputs, kv_caches, awaited)
+        if unsettled is not None and self.batch.sampling.reads_tokens(inputs.sampling_rows.slots):
+            unsettled.result()
         draws = self._sample(inputs, hidden)
         self.batch.advance(inputs)
 

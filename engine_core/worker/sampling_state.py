@@ -19,20 +19,26 @@ TOP_K = 2
 TOP_P = 4
 MIN_P = 8
 PENALTIES = 16
-BANS = 32
-ALLOWED = 64
-BIAS = 128
-LOGPROBS = 256
-PROMPT_LOGPROBS = 512
+BAD_TOKENS = 32
+BAD_WORDS = 64  # of several tokens
+MIN_TOKENS = 128
+ALLOWED = 256
+BIAS = 512
+LOGPROBS = 1024
+PROMPT_LOGPROBS = 2048
 
 WAY = RANDOM | TOP_K | TOP_P
+BANS = BAD_TOKENS | BAD_WORDS | MIN_TOKENS
 ALTERS_LOGITS = PENALTIES | BANS | ALLOWED | BIAS
-READS_TOKENS = PENALTIES | BANS
+READS_TOKENS = PENALTIES | BAD_WORDS
+"""What depends on which tokens came before, and not only on how many."""
+PASSING = MIN_TOKENS | PROMPT_LOGPROBS
+"""What a sequence asks for at its beginning alone."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def _features(params: SamplingParams, vocab_size: int) -> int:
+def _features(params: SamplingParams, vocab_size: int, num_output_tokens: int) -> int:
     random = not params.greedy
     asked = {
         RANDOM: random,
@@ -40,7 +46,9 @@ def _features(params: SamplingParams, vocab_size: int) -> int:
         TOP_P: random and params.top_p < 1.0,
         MIN_P: random and params.min_p > 0.0,
         PENALTIES: params.repetition_penalty != 1.0 or bool(params.frequency_penalty or params.presence_penalty),
-        BANS: bool(params.bad_words_token_ids) or params.min_tokens > 0,
+        BAD_TOKENS: any(len(word) == 1 for word in params.bad_words_token_ids),
+        BAD_WORDS: any(len(word) > 1 for word in params.bad_words_token_ids),
+        MIN_TOKENS: num_output_tokens < params.min_tokens,
         ALLOWED: params.allowed_token_ids is not None,
         BIAS: bool(params.logit_bias),
         LOGPROBS: params.logprobs is not None,
@@ -69,6 +77,7 @@ class SamplingState:
         self.repetition_penalty = np.zeros(num_slots, np.float32)
         self.frequency_penalty = np.zeros(num_slots, np.float32)
         self.presence_penalty = np.zeros(num_slots, np.float32)
+        self.min_tokens = np.zeros(num_slots, np.int64)
         self.noise_key = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.zeros(num_slots, np.int32)
         self.num_prompt_logprobs = np.zeros(num_slots, np.int32)
@@ -79,7 +88,7 @@ class SamplingState:
         self, slot: int, params: SamplingParams, choice: int, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int
     ) -> None:
         """Take a sequence of ``token_ids`` (prompt, then output so far) into ``slot``."""
-        features = _features(params, self._vocab_size)
+        features = _features(params, self._vocab_size, len(token_ids) - num_prompt_tokens)
         self.features[slot] = features
         self.asked |= features
         # A smaller one would be zero in float32, and zero divided by zero is not a number.
@@ -90,6 +99,7 @@ class SamplingState:
         self.repetition_penalty[slot] = params.repetition_penalty
         self.frequency_penalty[slot] = params.frequency_penalty
         self.presence_penalty[slot] = params.presence_penalty
+        self.min_tokens[slot] = params.min_tokens
         self.noise_key[slot] = sequence_key(params.seed, choice)
         self.num_logprobs[slot] = params.logprobs or 0
         self.num_prompt_logprobs[slot] = params.prompt_logprobs or 0
@@ -105,6 +115,15 @@ class SamplingState:
         """Whether each of ``slots`` takes its likeliest token, and asks for nothing else that logits tell."""
         # That no slot asks for anything is known without looking at them.
         return not self.asked or not int(np.bitwise_or.reduce(self.features[slots])) & ~PROMPT_LOGPROBS
+
+    def reads_tokens(self, slots: npt.NDArray[np.intp]) -> bool:
+        """Whether what may be drawn for any of ``slots`` depends on the tokens before."""
+        return bool(self.asked & READS_TOKENS and int(np.bitwise_or.reduce(self.features[slots])) & READS_TOKENS)
+
+    def drop(self, slots: npt.NDArray[np.intp], features: int) -> None:
+        """``slots`` ask for ``features`` no more."""
+        self.features[slots] &= ~features
+        self.asked = int(np.bitwise_or.reduce(self.features))
 
     def remove(self, slot: int) -> None:
         """Free what ``slot`` holds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,9 +74,13 @@ def streams(engine: StartedEngine, names: list[str] | None = None) -> Streams:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedEngine]:
-    directory = save_model(make_model(CASES["qwen3-mha-biases"]), tmp_path_factory.mktemp("model"))
-    with started(directory, max_num_seqs=64) as started_engine:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model(CASES["qwen3-mha-biases"]), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[StartedEngine]:
+    with started(directory, max_num_seqs=64, max_model_len=100) as started_engine:
         yield started_engine
 
 
@@ -105,22 +110,22 @@ def test_with_prefix_hits(engine: StartedEngine, together: Streams) -> None:
     assert engine.core.stats().prefix_hit_tokens > before + 500
 
 
-def test_in_small_chunks_under_preemption(engine: StartedEngine, together: Streams) -> None:
+def test_in_small_chunks_under_preemption(directory: Path, engine: StartedEngine, together: Streams) -> None:
     """A cache of 80 blocks of 4 tokens for what would fill ten times that, and steps of at most 48 tokens."""
     small = 80 * 4 * BLOCK_BYTES * 2 // 16  # this model has four key-value heads
     limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
-    with started(engine.core.model.name, **limits) as other:
+    with started(directory, **limits) as other:
         assert streams(other) == together
         assert other.core.stats().preemptions > 0
         assert other.executor.numerics == engine.executor.numerics
 
 
-def test_with_overlapping_steps(engine: StartedEngine, together: Streams) -> None:
+def test_with_overlapping_steps(directory: Path, together: Streams) -> None:
     """With room for all, and in small chunks under preemption."""
     small = 80 * 4 * BLOCK_BYTES * 2 // 16
     limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
     for options in ({}, limits):
-        with started(engine.core.model.name, async_scheduling=True, **options) as other:
+        with started(directory, async_scheduling=True, **options) as other:
             assert other.executor.max_concurrent_steps == 2
             assert streams(other) == together
             assert bool(other.core.stats().preemptions) == bool(options)
@@ -135,7 +140,7 @@ def test_with_overlapping_steps(engine: StartedEngine, together: Streams) -> Non
 
 
 def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the_host(
-    engine: StartedEngine, together: Streams, monkeypatch: pytest.MonkeyPatch
+    directory: Path, together: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device that computes by itself, where steps overlap by default."""
     monkeypatch.setattr(CpuDevice, "is_asynchronous", True)
@@ -152,7 +157,7 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
     small = 80 * 4 * BLOCK_BYTES * 2 // 16
     limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
     for options in ({}, limits):
-        with started(engine.core.model.name, **options) as other:
+        with started(directory, **options) as other:
             assert other.executor.max_concurrent_steps == 2
             assert streams(other, plain) == {key: stream for key, stream in together.items() if key[0] in plain}
             assert sum(awaited) > 50
@@ -164,7 +169,7 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
 def reads_tokens(params: SamplingParams) -> bool:
     """Whether what may be drawn depends on the tokens before."""
     penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-    return bool(penalties or params.bad_words_token_ids or params.min_tokens)
+    return bool(penalties or any(len(word) > 1 for word in params.bad_words_token_ids))
 
 
 def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:

@@ -14,11 +14,14 @@ from engine_core.worker.batch import BatchLimits, PersistentBatch
 
 LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
 VOCAB = 100
+BAD = sampling_state.BAD_TOKENS | sampling_state.BAD_WORDS
 PARAMS = [
     (SamplingParams(temperature=0.0), 0),
     (SamplingParams(top_p=0.5), sampling_state.RANDOM | sampling_state.TOP_P),
     (SamplingParams(temperature=0.0, presence_penalty=1.0), sampling_state.PENALTIES),
     (SamplingParams(temperature=0.0, prompt_logprobs=0), sampling_state.PROMPT_LOGPROBS),
+    (SamplingParams(temperature=0.0, min_tokens=3), sampling_state.MIN_TOKENS),
+    (SamplingParams(temperature=0.0, bad_words_token_ids=((1,), (2, 3))), BAD),
 ]
 
 
@@ -29,8 +32,18 @@ class Sequence:
         self.tokens = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
         self.prompt = len(self.tokens)
         self.computed = rng.choice([0, max(0, (len(self.tokens) - 1) // 4 * 4)])
+        self.advanced = False
+        """Whether a step computed any of it since it was introduced."""
         self.blocks: list[int] = []
-        self.params, self.asks = rng.choice(PARAMS)
+        self.params, self._asks = rng.choice(PARAMS)
+
+    @property
+    def asks(self) -> int:
+        """Not what is over: the log probabilities of a prompt that is computed, or a minimum that is reached."""
+        over = sampling_state.PROMPT_LOGPROBS if self.advanced and self.computed >= self.prompt - 1 else 0
+        if len(self.tokens) - self.prompt >= self.params.min_tokens:
+            over |= sampling_state.MIN_TOKENS
+        return self._asks & ~over
 
     def needed(self, length: int) -> int:
         return -(-length // LIMITS.block_size) - len(self.blocks)
@@ -74,6 +87,7 @@ class Driver:
         else:
             seq_id, seq = self.next_id, Sequence(self.rng)
             self.next_id += 1
+        seq.advanced = False
         seq.blocks = self.blocks(seq.needed(len(seq.tokens)))
         self.running[seq_id] = seq
         params = seq.params
@@ -140,6 +154,7 @@ class Driver:
         self.unsettled = (inputs, np.array(drawn, np.int64), sampled)
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             self.running[seq_id].computed += count
+            self.running[seq_id].advanced = True
         for seq_id, token in zip(sampled, drawn, strict=True):
             self.running[seq_id].tokens.append(token)
         if not self.late or self.rng.random() < 0.3:

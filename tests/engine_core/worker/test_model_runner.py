@@ -1,0 +1,138 @@
+"""What the runner computes of a step, and when it waits for the one before."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from engine_core.request import SamplingParams
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.batch import BatchLimits, PersistentBatch, StepInputs
+from engine_core.worker.draws import Draws
+from engine_core.worker.forward import Awaited
+from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.sampler import SamplerOutput, SamplingRows
+
+LIMITS = BatchLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16)
+VOCAB = 8
+EOS = 0
+
+
+class Device:
+    """A device that computes by itself: notes what it is told to do, and when the host waits for it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.rows: list[int | None] = []
+        """Of each forward pass, how many were asked for; None for all."""
+        self.batch = PersistentBatch(LIMITS, VOCAB, [EOS])
+        self.runner = ModelRunner(self, self.batch, self.forward, self.sample)  # type: ignore[arg-type]
+        self.steps = 0
+
+    def forward(
+        self,
+        inputs: StepInputs,
+        kv_caches: list[torch.Tensor],
+        awaited: Awaited | None,
+        rows: npt.NDArray[np.int64] | None,
+    ) -> torch.Tensor:
+        self.events.append("forward")
+        self.rows.append(None if rows is None else len(rows))
+        return torch.zeros(len(inputs.input_ids) if rows is None else len(rows), 1)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(hidden), VOCAB)
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.events.append("argmax")
+        return torch.ones(len(hidden), dtype=torch.int64)
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Draws:
+        self.events.append("sample")
+        drawn = np.ones(len(logits), np.int64)
+
+        def read() -> SamplerOutput:
+            self.events.append("wait")
+            return SamplerOutput(drawn, {})
+
+        return Draws(torch.from_numpy(drawn), read)
+
+    def launch(self, *params: SamplingParams, prompt: int = 4, computed: int = 0) -> None:
+        """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""
+        new = [NewSequence(seq, 0, [1] * prompt, prompt, computed, [seq], each) for seq, each in enumerate(params)]
+        ids = list(range(len(params)))
+        self._launch(StepPlan(0, [], new, ids, [prompt - computed] * len(ids), [True] * len(ids), {}))
+
+    def decode(self, *seq_ids: int) -> None:
+        """Compute and draw a token of each."""
+        ones = [1] * len(seq_ids)
+        self._launch(StepPlan(self.steps, [], [], list(seq_ids), ones, [True] * len(seq_ids), {}))
+
+    def _launch(self, plan: StepPlan) -> None:
+        before = self.runner._last
+        self.events.clear()
+        self.runner.launch(plan, [])
+        self.steps += 1
+        if before is not None:
+            before.result()  # as the engine core does, which has two steps in flight at most
+
+
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(min_tokens=20),
+        SamplingParams(bad_words_token_ids=((2,),)),
+        SamplingParams(allowed_token_ids=(1, 2)),
+        SamplingParams(logit_bias={1: 1.0}),
+    ],
+    ids=["minimum", "bad token", "allowed", "bias"],
+)
+def test_what_does_not_depend_on_the_tokens_before_does_not_wait_for_them(params: SamplingParams) -> None:
+    device = Device()
+    device.launch(params, RANDOM)
+    device.decode(0, 1)
+    assert device.events == ["forward", "sample", "wait"]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(presence_penalty=0.5), SamplingParams(bad_words_token_ids=((1, 2),))],
+    ids=["penalty", "bad word"],
+)
+def test_what_depends_on_the_tokens_before_waits_for_them_while_the_model_is_computed(params: SamplingParams) -> None:
+    device = Device()
+    device.launch(params, RANDOM)
+    device.decode(0, 1)
+    assert device.events == ["forward", "wait", "sample"]
+    device.decode(1)
+    assert device.events == ["forward", "sample", "wait"], "who is not in the step waits for nothing"
+
+
+def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits() -> None:
+    device = Device()
+    device.launch(SamplingParams(temperature=0.0, min_tokens=2), GREEDY)
+    assert device.events == ["forward", "sample"]
+    device.decode(0, 1)
+    assert "sample" in device.events
+    device.decode(0, 1)
+    assert "argmax" in device.events
+
+
+def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing() -> None:
+    device = Device()
+    new = NewSequence(0, 0, [1] * 6, 4, 0, [0], SamplingParams(temperature=0.0, min_tokens=2))
+    device._launch(StepPlan(0, [], [new], [0], [6], [True], {}))
+    assert device.events == ["forward", "argmax"]
+
+
+def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due() -> None:
+    device = Device()
+    device.launch(SamplingParams(temperature=0.0, prompt_logprobs=0))
+    device._launch(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [1], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
+    assert device.rows == [None, 2]
