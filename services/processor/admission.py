@@ -21,6 +21,7 @@ from services.processor.validation import (
     check_chat,
     check_prompt_length,
     check_request,
+    check_text_size,
     check_token_ids,
     refuse,
 )
@@ -134,8 +135,7 @@ def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary) -
     """The prompt as ids, the last ``truncate_prompt_tokens`` of them if asked."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
-        ids = list(request.token_ids.ids)
-        return ids if last is None else ids[-last:]
+        return request.token_ids.ids[-last if last is not None else 0 :]
     if request.WhichOneof("prompt") == "text":
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         text = request.text
@@ -152,16 +152,19 @@ def render_chat(chat: inference_pb2.Chat, vocabulary: Vocabulary) -> str:
     if chat.HasField("add_generation_prompt"):
         generation_prompt = chat.add_generation_prompt
     try:
-        return vocabulary.chat.render(
+        rendered = vocabulary.chat.render(
             [_message(message, index) for index, message in enumerate(chat.messages)],
             tools=_json("chat.tools_json", chat.tools_json, list, "array"),
             template_args=_json("chat.template_args_json", chat.template_args_json, dict, "object"),
             add_generation_prompt=generation_prompt,
             continue_final_message=chat.continue_final_message,
             template_name=chat.template_name or None,
+            max_chars=vocabulary.limits.max_text_bytes,
         )
     except ChatTemplateError as error:
         raise refuse("chat", str(error)) from None
+    check_text_size("chat", rendered, vocabulary.limits)
+    return rendered
 
 
 def cache_salt(tenant: str, client_salt: str) -> bytes:

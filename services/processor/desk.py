@@ -4,6 +4,9 @@ Requests and look-ups wait in the same turns, and a request only when engines ma
 takes one hop to a worker thread, however many small ones it holds; a large one does not hold up those behind it,
 because there are several threads. Tenants take turns, and one may fill as much of the room as it leaves free, so that a
 flood of one does not hold up or turn away the others.
+
+What waits is held as bytes, the smallest form it has. Texts take up to 220 times their size while they are tokenized,
+so few large ones are worked on at a time; those whose clients have gone count until their threads are done.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from services.ring.identity import PeerId
 from services.ring.request import RingRequest
 from services.ring.retry import retry_after_ms
 from services.ring.shares import Shares
+from services.runtime.garbage import give_back_free_memory
+from services.runtime.parsing import MalformedMessage
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +47,8 @@ BATCH_BYTES = 64 << 10
 """Messages are batched up to this size together."""
 MAX_WAITING_BYTES = 64 << 20
 """Messages that wait for a thread are held up to this size together."""
+MAX_BEGUN_BYTES = THREADS * BATCH_BYTES
+"""While threads work on more than this, no other thread begins."""
 LEAST_BYTES = 64
 """What the smallest message counts for: an empty one takes its time, too."""
 
@@ -57,7 +64,7 @@ class _Work:
     do: Callable[[], object]
     """In a worker thread."""
     tell: Callable[[Any], None]
-    """On the event loop: what ``do`` returned, or the exception that it raised."""
+    """On the event loop: what ``do`` returned, or the exception that it raised, without its traceback."""
 
 
 class Desk:
@@ -89,6 +96,8 @@ class Desk:
         ring.backlog.on_leave = self._left
         self._bytes = Shares(max_waiting_bytes)
         """Of what waits here."""
+        self._begun_bytes = 0
+        """Of what threads work on, also where its client has given it up."""
         self._speed = Speed()
         """Bytes that leave, per second, while any wait."""
 
@@ -108,11 +117,12 @@ class Desk:
         stopping = request.stopping
         self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._ring.meter.check(tenant, call.arrived)
-        size = max(request.ByteSize(), LEAST_BYTES)
+        packed = request.SerializeToString()
+        size = max(len(packed), LEAST_BYTES)
         self._make_room(tenant, size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
         self._ring.meter.enter(call.ring_id, tenant, call.arrived)
-        work = _Work(call.ring_id, tenant, size, partial(self._admit_one, call, request), partial(self._admitted, call))
+        work = _Work(call.ring_id, tenant, size, partial(self._admit_one, call, packed), partial(self._admitted, call))
         if self._window.enter(tenant, request.priority, call.ring_id, work, self._most_ahead(tenant)):
             self._append(work)
 
@@ -143,6 +153,7 @@ class Desk:
             return await answer
         finally:
             self._drop(tenant, name)
+            del answer  # an error that it holds refers to this frame: they would stay until Python looks for cycles
 
     def _left(self, ring_id: str) -> None:
         """An engine has begun a request, or it has ended; where many do so at a time, it is seen to once."""
@@ -187,11 +198,12 @@ class Desk:
         return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
     def _next_batch(self) -> None:
-        while self._free and self._waiting:
+        while self._free and self._waiting and self._begun_bytes <= MAX_BEGUN_BYTES:
             batch = self._waiting.take()
             now = time.monotonic()
             for work in batch:
                 self._bytes.give_back(work.tenant, work.size)
+                self._begun_bytes += work.size
                 self._speed.add(work.size, now)
             self._free -= 1
             loop = asyncio.get_running_loop()
@@ -200,13 +212,14 @@ class Desk:
 
     def _done(self, batch: list[_Work], done: asyncio.Future[list[object]]) -> None:
         self._free += 1
+        self._begun_bytes -= sum(work.size for work in batch)
         if done.cancelled():
             return
         for work, outcome in zip(batch, done.result(), strict=True):
             work.tell(outcome)
         self._next_batch()
 
-    def _admit_one(self, call: ClientRequest, request: inference_pb2.GenerateRequest) -> Admission:
+    def _admit_one(self, call: ClientRequest, packed: bytes) -> Admission:
         """In a worker thread."""
         if call.ended:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # nobody hears it
@@ -215,6 +228,7 @@ class Desk:
             raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
         self._ring.meter.policies.check_model(call.client.tenant, vocabulary.limits.name)
         traceparent = call.trace.traceparent if call.trace is not None else ""
+        request = inference_pb2.GenerateRequest.FromString(packed)
         return admit(request, vocabulary, call.client.tenant, self._me, traceparent)
 
     def _admitted(self, call: ClientRequest, outcome: Admission | Exception) -> None:
@@ -224,7 +238,7 @@ class Desk:
         if isinstance(outcome, Refused):
             self._ring.end(call, Cause.ERROR, outcome.status)
         elif isinstance(outcome, Exception):
-            log.error("admission failed", request_id=call.ring_id, exc_info=outcome)
+            log.error("admission failed", request_id=call.ring_id, error=repr(outcome))
             message = f"internal error; the log has it under {call.ring_id}"
             self._ring.end(call, Cause.ERROR, Status(Code.INTERNAL, message))
         elif self._vocabulary.current is None or self._vocabulary.current.model is not outcome.model:
@@ -245,13 +259,22 @@ class Desk:
 
 def _do_all(batch: list[_Work]) -> list[object]:
     """In a worker thread."""
-    outcomes: list[object] = []
-    for work in batch:
-        try:
-            outcomes.append(work.do())
-        except Exception as error:
-            outcomes.append(error)
+    outcomes = [_do(work) for work in batch]
+    if sum(work.size for work in batch) > BATCH_BYTES:
+        give_back_free_memory()
     return outcomes
+
+
+def _do(work: _Work) -> object:
+    try:
+        return work.do()
+    except Exception as error:
+        if not isinstance(error, Refused | MalformedMessage):
+            log.exception("work failed", work=work.name)
+        # Its traceback refers to the frames that hold it: with them, the whole request would stay until Python looks
+        # for cycles.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return error
 
 
 def _answer(future: asyncio.Future[_T], outcome: _T | Exception) -> None:

@@ -99,7 +99,11 @@ class Intake:
                     self._end(call, Cause.CANCELLED)
             case _:
                 status = Status(Code.INVALID_ARGUMENT, "frame: none is set: expected generate or cancel")
-                self._refuse(client, "", ordinal, status)
+                self.refuse_frame(client, ordinal, status)
+
+    def refuse_frame(self, client: ClientStream, ordinal: int, status: Status) -> None:
+        """A session's frame is not carried out, and nobody knows which request it is about."""
+        self._refuse(client, "", ordinal, status)
 
     def _session_request(self, client: ClientStream, request: inference_pb2.GenerateRequest, ordinal: int) -> None:
         try:

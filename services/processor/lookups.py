@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import render_chat
-from services.processor.validation import check_model, check_token_ids, refuse
+from services.processor.validation import check_model, check_text_size, check_token_ids, refuse
 from services.processor.vocabulary import Vocabulary
 
 
@@ -16,6 +16,7 @@ def tokenize(request: inference_pb2.TokenizeRequest, vocabulary: Vocabulary) -> 
     match request.WhichOneof("input"):
         case "text":
             text, special = request.text, True
+            check_text_size("text", text, vocabulary.limits)
         case "chat":
             text = rendered = render_chat(request.chat, vocabulary)
             special = False
@@ -33,9 +34,16 @@ def tokenize(request: inference_pb2.TokenizeRequest, vocabulary: Vocabulary) -> 
 def detokenize(request: inference_pb2.DetokenizeRequest, vocabulary: Vocabulary) -> inference_pb2.DetokenizeResponse:
     """The text of ids, decoded as a whole. Raises ``Refused``."""
     check_model(request.model, vocabulary.limits)
+    limits = vocabulary.limits
+    if len(request.token_ids) > limits.max_model_len:
+        problem = f"{len(request.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
+        raise refuse("token_ids", problem)
     ids = list(request.token_ids)
-    check_token_ids("token_ids", ids, vocabulary.limits)
+    check_token_ids("token_ids", ids, limits)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    size = vocabulary.tokenizer.text_bytes(ids, skip_special_tokens=skip)
+    if size > limits.max_text_bytes:
+        raise refuse("token_ids", f"their text has {size} bytes: expected at most {limits.max_text_bytes}")
     return inference_pb2.DetokenizeResponse(text=vocabulary.tokenizer.decode(ids, skip_special_tokens=skip))
 
 

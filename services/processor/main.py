@@ -7,7 +7,7 @@ import random
 import time
 
 import structlog
-from ringline.inference.v1 import inference_pb2_grpc
+from ringline.inference.v1 import inference_pb2
 
 from services.processor.authentication import client_gate
 from services.processor.backlog import Backlog, BacklogLimits
@@ -29,6 +29,7 @@ from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
 from services.runtime.garbage import spare_what_is_loaded
+from services.runtime.handlers import rpc_handlers
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
@@ -41,7 +42,7 @@ from services.runtime.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
-SERVICE = "ringline.inference.v1.InferenceService"
+DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _TICK = 0.05
 """Seconds between looks at who lives and who waits."""
 
@@ -117,7 +118,7 @@ class _Processor:
         self._desk = Desk(vocabulary, self._ring, me, seats=lambda: self._peers.seats)
         self._server = Server(
             server,
-            [SERVICE],
+            [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
             interceptors=client_gate(settings.auth),
         )
@@ -144,7 +145,7 @@ class _Processor:
             settings.tenant_header,
             policies,
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server.grpc)
+        self._server.grpc.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, service),))
 
     async def run(self) -> int:
         metrics = start_metrics(

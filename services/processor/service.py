@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
-from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from google.protobuf.message import Message
+from ringline.inference.v1 import inference_pb2
 
 from services.processor.callers import Caller, authenticated
 from services.processor.client import MAX_REFUSALS, ClientStream
@@ -21,12 +22,13 @@ from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Code, Refused, Status
+from services.runtime.parsing import parse
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import status_from_proto, status_to_proto
 
 log = structlog.get_logger(__name__)
 
-_Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
+_Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -41,8 +43,8 @@ class SessionBounds:
     drain_grace: float
 
 
-class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """The front door."""
+class InferenceService:
+    """The front door. Its methods take messages as bytes (``rpc_handlers``), and measure them first."""
 
     def __init__(
         self,
@@ -64,12 +66,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     # Generate and Session
 
-    async def Generate(  # type: ignore[override]  # it writes through the context
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def Generate(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
         try:
-            error = await self._answer(client, request, context)
+            refused = self._begin(client, data, context.time_remaining())
+            del data  # what is kept of it is with the desk
+            if refused is None:
+                error = await self._write_generate(client, context)
+            else:
+                await self._send(context, refused)
+                error = status_from_proto(refused.terminal.error)
         except TimeoutError:
             error = self._stalled()
         finally:
@@ -77,49 +83,67 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if error is not None:
             await _abort(context, error)
 
-    async def _answer(
-        self,
-        client: ClientStream,
-        request: inference_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> Status | None:
-        """Write one request's answer; returns the status of one that failed."""
+    def _begin(
+        self, client: ClientStream, data: bytes, call_timeout: float | None
+    ) -> inference_pb2.GenerateResponse | None:
+        """Begin the one request of a stream; returns what is answered to one that is refused."""
+        name = ""
         try:
-            self._intake.begin(client, request, 1, context.time_remaining())
+            try:
+                request = parse(inference_pb2.GenerateRequest, data, self._vocabulary.message_limits)
+            except Refused as refused:
+                self._metrics.request_refused(refused.status.code.name, client.tenant)
+                raise
+            name = usable_id(request)
+            self._intake.begin(client, request, 1, call_timeout)
         except Refused as refused:
-            await self._send(context, refusal(usable_id(request), 1, refused.status))
-            return refused.status
-        return await self._write_generate(client, context)
+            return refusal(name, 1, refused.status)
+        return None
 
-    async def Session(  # type: ignore[override]  # it writes through the context
-        self,
-        request_iterator: AsyncIterator[inference_pb2.SessionRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
+    async def Session(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
-        reader = asyncio.create_task(self._read_session(client, request_iterator))
-        writer = asyncio.create_task(self._write_session(client, context, reader))
-        error: Status | None = None
         try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        except TimeoutError:
-            error = self._stalled()
+            end = await self._serve_session(client, context)
+        finally:
+            self._intake.close(client)
+        if isinstance(end, Status):
+            # Last: a client that takes nothing does not take its status either, and this waits until it does.
+            await _abort(context, end)
+        if end is not None:
+            try:
+                raise end
+            finally:
+                del end  # it refers to this frame: together they would stay until Python looks for cycles
+
+    async def _serve_session(
+        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Status | BaseException | None:
+        """Read and write until the end; returns what ended it too early."""
+        reader = asyncio.create_task(self._read_session(client, context))
+        writer = asyncio.create_task(self._write_session(client, context, reader))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and (failure := reader.exception()) is not None:
+                return failure
+            await asyncio.wait((writer,))
+            return writer.exception() or writer.result()
         finally:
             reader.cancel()
             writer.cancel()
-            self._intake.close(client)
             await asyncio.gather(reader, writer, return_exceptions=True)
-        if error is not None:
-            # Last: a client that takes nothing does not take its status either, and this waits until it does.
-            await _abort(context, error)
 
-    async def _read_session(self, client: ClientStream, frames: AsyncIterator[inference_pb2.SessionRequest]) -> None:
+    async def _read_session(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         ordinal = 0
-        async for frame in frames:
+        while (data := await context.read()) is not grpc.aio.EOF:
             ordinal += 1
-            self._intake.session_frame(client, frame, ordinal)
+            try:
+                frame = parse(inference_pb2.SessionRequest, data, self._vocabulary.message_limits)
+            except Refused as refused:
+                self._intake.refuse_frame(client, ordinal, refused.status)
+            else:
+                self._intake.session_frame(client, frame, ordinal)
+                del frame  # what is kept of it is with the desk
+            del data  # it may be long until the next one comes
             while client.num_refusals > MAX_REFUSALS:
                 client.room_for_refusals.clear()
                 await client.room_for_refusals.wait()
@@ -141,11 +165,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _write_session(
         self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
+    ) -> Status | None:
+        """Write until the client has closed its side and has every terminal, or takes nothing."""
+        try:
+            await self._write_news(client, context, reader)
+        except TimeoutError:  # not raised further: it and its task would refer to each other
+            return self._stalled()
+        return None
+
+    async def _write_news(
+        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> None:
-        """Write until the client has closed its side and has every terminal."""
         limits = inference_pb2.SessionLimits(
             max_live_requests=self._bounds.max_live_requests,
-            max_message_bytes=self._bounds.max_message_bytes,
+            max_message_bytes=min(self._bounds.max_message_bytes, self._vocabulary.message_limits.max_bytes),
             stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
         )
         await self._send(context, inference_pb2.SessionResponse(limits=limits))
@@ -185,17 +218,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     # The rest
 
     async def Tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.TokenizeResponse:
-        return await self._look_up(tokenize, request, context)
+        return await self._look_up(tokenize, inference_pb2.TokenizeRequest, data, context)
 
     async def Detokenize(
-        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.DetokenizeResponse:
-        return await self._look_up(detokenize, request, context)
+        return await self._look_up(detokenize, inference_pb2.DetokenizeRequest, data, context)
 
     async def ListModels(
-        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
         vocabulary, caller = self._vocabulary.current, await self._caller(context)
         permitted = vocabulary is not None and self._policies.permits(caller.tenant, vocabulary.limits.name)
@@ -204,7 +237,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _look_up(
         self,
         look_up: Callable[[_Request, Vocabulary], _Response],
-        request: _Request,
+        kind: type[_Request],
+        data: bytes,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> _Response:
         """Off the event loop; a refusal becomes the RPC's status."""
@@ -215,10 +249,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if vocabulary is None:
                 raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
             self._policies.check_model(tenant, vocabulary.limits.name)
-            return look_up(request, vocabulary)
+            return look_up(parse(kind, data, vocabulary.limits.message), vocabulary)
 
         try:
-            return await self._desk.look_up(known, tenant, request.ByteSize())
+            return await self._desk.look_up(known, tenant, len(data))
         except Refused as refused:
             await _abort(context, refused.status)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
 from services.ring.events import Code, Refused
+from services.runtime.parsing import MessageLimits
 from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
 MAX_CHOICES = 128
@@ -23,6 +24,14 @@ MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_TEMPERATURE = float(1 << 31)
 MAX_PROBLEM_LENGTH = 1000
 
+BYTES_PER_TOKEN = 8
+"""What a token of text takes at most, on average over a whole context; text of any language takes 3 to 5."""
+LEAST_TEXT_BYTES = 64 << 10
+LEAST_MESSAGE_BYTES = 256 << 10
+LEAST_FIELDS, MOST_FIELDS = 8192, 32768
+UNKNOWN_MODEL = MessageLimits(LEAST_MESSAGE_BYTES, LEAST_FIELDS)
+"""Of a message that comes before it is known what is served."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -32,6 +41,19 @@ class ModelLimits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Of a text that is tokenized, and of one that is answered: more than fills any context, by far."""
+        return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
+
+    @property
+    def message(self) -> MessageLimits:
+        """Of a request's message: a prompt and as much again to resume, lists as long as the vocabulary, and tools."""
+        return MessageLimits(
+            max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
+            max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
+        )
 
 
 def refuse(field: str, problem: str) -> Refused:
@@ -77,14 +99,20 @@ def check_chat(chat: inference_pb2.Chat) -> None:
         raise refuse("chat.continue_final_message", "contradicts add_generation_prompt: expected one of the two")
 
 
-def check_token_ids(field: str, ids: list[int], limits: ModelLimits) -> None:
+def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> None:
     """Every id is in the vocabulary."""
     if ids and max(ids) >= limits.vocab_size:
-        position = next(i for i, token in enumerate(ids) if token >= limits.vocab_size)
-        raise refuse(
-            f"{field}[{position}]",
-            f"{ids[position]} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}",
-        )
+        position, token = next((i, token) for i, token in enumerate(ids) if token >= limits.vocab_size)
+        problem = f"{token} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}"
+        raise refuse(f"{field}[{position}]", problem)
+
+
+def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
+    """What is tokenized takes many times its size on the way, so it must be of a size that the model could take."""
+    size = len(text.encode())
+    if size > limits.max_text_bytes:
+        context = f"for a context of {limits.max_model_len} tokens"
+        raise refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {context}")
 
 
 def check_prompt_length(length: int, limits: ModelLimits) -> None:
@@ -122,10 +150,10 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -
     for token, bias in sampling.logit_bias.items():
         if not -100 <= bias <= 100:
             raise refuse(f"sampling.logit_bias[{token}]", f"{_number(bias)} is out of range: expected -100 to 100")
-    check_token_ids("sampling.logit_bias", list(sampling.logit_bias), limits)
-    check_token_ids("sampling.allowed_token_ids", list(sampling.allowed_token_ids), limits)
+    check_token_ids("sampling.logit_bias", sampling.logit_bias, limits)
     if len(sampling.allowed_token_ids) > limits.vocab_size:
         raise refuse("sampling.allowed_token_ids", f"more than the vocabulary's {limits.vocab_size} ids")
+    check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits)
 
 
 def check_candidates(
@@ -159,17 +187,21 @@ def _check_prompt(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
         case "text":
             if not request.text:
                 raise refuse("text", "empty: expected a prompt")
+            check_text_size("text", request.text, limits)
         case "token_ids":
-            ids = list(request.token_ids.ids)
-            if not ids:
+            if not request.token_ids.ids:
                 raise refuse("token_ids", "empty: expected at least one id")
-            check_token_ids("token_ids", ids, limits)
         case "chat":
             check_chat(request.chat)
         case _:
             raise refuse("prompt", "none is set: expected one of text, token_ids and chat")
-    if request.HasField("truncate_prompt_tokens"):
+    truncated = request.HasField("truncate_prompt_tokens")
+    if truncated:
         _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, 1, limits.max_model_len - 1)
+    if request.WhichOneof("prompt") == "token_ids":
+        if not truncated:
+            check_prompt_length(len(request.token_ids.ids), limits)
+        check_token_ids("token_ids", request.token_ids.ids, limits)
 
 
 def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits) -> None:
@@ -184,7 +216,7 @@ def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits)
         raise refuse(
             "stopping.min_tokens", f"{stopping.min_tokens} is beyond the context of {limits.max_model_len} tokens"
         )
-    _check_strings("stopping.stop", list(stopping.stop), MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
+    _check_strings("stopping.stop", stopping.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
     together = sum(len(stop.encode()) for stop in stopping.stop)
     if together > MAX_STOP_STRINGS_TOTAL_BYTES:
         raise refuse("stopping.stop", f"{together} bytes together: expected at most {MAX_STOP_STRINGS_TOTAL_BYTES}")
@@ -192,8 +224,8 @@ def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits)
         raise refuse(
             "stopping.stop_token_ids", f"{len(stopping.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}"
         )
-    check_token_ids("stopping.stop_token_ids", list(stopping.stop_token_ids), limits)
-    _check_strings("stopping.bad_words", list(stopping.bad_words), MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+    check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, limits)
+    _check_strings("stopping.bad_words", stopping.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
 
 
 def _check_output(output: inference_pb2.OutputParams, limits: ModelLimits) -> None:
@@ -216,7 +248,10 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
         if resumed.choice in seen:
             raise refuse(f"resume[{index}].choice", f"{resumed.choice} is listed twice")
         seen.add(resumed.choice)
-        check_token_ids(f"resume[{index}].token_ids", list(resumed.token_ids), limits)
+        if len(resumed.token_ids) > limits.max_model_len:
+            problem = f"{len(resumed.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
+            raise refuse(f"resume[{index}].token_ids", problem)
+        check_token_ids(f"resume[{index}].token_ids", resumed.token_ids, limits)
         if request.stopping.HasField("max_tokens") and len(resumed.token_ids) > request.stopping.max_tokens:
             raise refuse(
                 f"resume[{index}].token_ids",
@@ -224,7 +259,7 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
             )
 
 
-def _check_strings(field: str, strings: list[str], most: int, most_bytes: int) -> None:
+def _check_strings(field: str, strings: Sequence[str], most: int, most_bytes: int) -> None:
     if len(strings) > most:
         raise refuse(field, f"{len(strings)} strings: expected at most {most}")
     for index, string in enumerate(strings):

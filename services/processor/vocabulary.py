@@ -10,7 +10,8 @@ from typing import Any
 import structlog
 from ringline.engine.v1 import engine_pb2
 
-from services.processor.validation import ModelLimits
+from services.processor.validation import UNKNOWN_MODEL, ModelLimits
+from services.runtime.parsing import MessageLimits
 from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
 from services.text.chat import ChatTemplates
@@ -37,6 +38,11 @@ class VocabularySource:
     def __init__(self) -> None:
         self.current: Vocabulary | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def message_limits(self) -> MessageLimits:
+        """How large a client's message may be."""
+        return UNKNOWN_MODEL if self.current is None else self.current.limits.message
 
     async def learn(self, stub: Any, *, free: Callable[[], bool]) -> engine_pb2.GetModelResponse:
         """Ask an engine; ``free()`` says whether nothing holds on to the present vocabulary.

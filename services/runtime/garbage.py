@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process that serves: it looks seldom, and not at what is there for good.
+"""Memory in a process that serves: Python's garbage collector looks seldom, and what is free goes back to the system.
 
 A full collection visits every object that may be part of a cycle, with every thread stopped: with the modules of a
 service loaded, tens to hundreds of milliseconds, again and again while requests come and go. Almost nothing that they
@@ -7,6 +7,7 @@ leave behind is a cycle; reference counts free the rest.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 _THRESHOLD = 10_000
@@ -14,8 +15,18 @@ _THRESHOLD = 10_000
 to in every step, without anything to be found."""
 
 
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc's; it keeps freed memory otherwise, where anything above it is still in use."""
+
+
 def spare_what_is_loaded() -> None:
     """Never look again at what is there now. Call it when a process has loaded what it keeps, and begins to serve."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_THRESHOLD)
+
+
+def give_back_free_memory() -> None:
+    """After work on something large: let the system have what the C allocator keeps. Takes a few milliseconds."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)

@@ -1,7 +1,7 @@
 """What happens around every RPC of a server: malformed messages are refused, unexpected errors stay inside.
 
 A handler that raises something it did not mean to gives its caller INTERNAL with the number under which the log has
-the traceback, never the traceback. A message that is no protobuf of its type gives INVALID_ARGUMENT.
+the traceback, never the traceback. A message that is no protobuf of its type, or too large, gives INVALID_ARGUMENT.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -19,13 +19,13 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from services.ring.events import Refused
+from services.runtime.parsing import MalformedMessage
 from services.runtime.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger()
 
-
-class MalformedMessage(Exception):
-    """A message could not be parsed as its type. Raised where a handler reads its stream; let it pass through."""
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -105,8 +105,9 @@ def _around_coroutine(
     behavior: Callable[..., Awaitable[Any]], method: str, malformed: RateLimitedLog
 ) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        async with _watched(request, context, method, malformed):
-            return await behavior(request, context)
+        with _freed():
+            async with _watched(request, context, method, malformed):
+                return await behavior(request, context)
 
     return call
 
@@ -121,14 +122,29 @@ def _around_generator(
     """
 
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        async with (
-            _watched(request, context, method, malformed),
-            aclosing(behavior(request, context)) as responses,
-        ):
-            async for response in responses:
-                await context.write(response)
+        with _freed():
+            async with (
+                _watched(request, context, method, malformed),
+                aclosing(behavior(request, context)) as responses,
+            ):
+                async for response in responses:
+                    await context.write(response)
 
     return call
+
+
+@contextmanager
+def _freed() -> Iterator[None]:
+    """Let nothing keep an RPC that was aborted.
+
+    gRPC's call keeps the error of an abort, the error its traceback, and that every frame of the handler, with the
+    call and the request: a cycle, which would stay until Python looks for cycles.
+    """
+    try:
+        yield
+    except grpc.aio.AbortError as error:
+        error.__traceback__ = error.__context__ = None
+        raise _ended() from None
 
 
 @asynccontextmanager
@@ -147,11 +163,14 @@ async def _watched(
     except grpc.aio.AbortError:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
         raise
+    except Refused as refused:
+        await _abort(context, _CODES[refused.status.code], refused.status.message)
     except MalformedMessage as error:
         malformed.tell(method=method, peer=context.peer(), error=str(error))
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
     except Exception as error:
-        if context.done() and isinstance(error, grpc.aio.BaseError):  # nobody is there to be written to or aborted
+        # Nobody is there to be written to or aborted. (InternalError: a write came to nothing, for the call is over.)
+        if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
             log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, error=str(error))
             raise _ended() from None
         await _abort_internal(context, method)

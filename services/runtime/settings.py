@@ -58,7 +58,7 @@ class ServerSettings(_Section):
         "Default: made of the service, the machine's name and the port.",
     )
     max_message_bytes: int = option(
-        16 * 2**20,
+        4 * 2**20,
         "Largest gRPC message taken; a larger one ends its stream.",
         minimum=2 * 2**20,  # twice the largest frame of a link
         maximum=2**31 - 1,

@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from services.text.files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
-from services.text.sandbox import BoundedEnvironment, charge_for
+from services.text.sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, charge_for
 from services.text.special_tokens import read_special_tokens
 
 Message = Mapping[str, Any]
@@ -70,13 +70,14 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_args: Mapping[str, Any] | None = None,
+        max_chars: int = MAX_RENDERED_CHARS,
     ) -> str:
         """The prompt's text; to be encoded without adding special tokens, which templates write themselves.
 
         ``tools`` and ``documents`` go to the template as they are. ``template_name`` defaults to ``tool_use``, if
         there are tools and the model has such a template, and else to ``default``. ``add_generation_prompt`` opens
         the assistant's message; ``continue_final_message`` instead leaves the last one open. ``template_args`` are
-        further variables. Raises ``ChatTemplateError``.
+        further variables. Raises ``ChatTemplateError``, also where more than ``max_chars`` come out.
         """
         arguments = template_args or {}
         if not messages:
@@ -96,7 +97,7 @@ class ChatTemplates:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = self._render(name, variables)
+        rendered = self._render(name, variables, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
@@ -109,10 +110,10 @@ class ChatTemplates:
             raise ChatTemplateError(f"the model has no chat template named {name!r}: known are {known}")
         return name
 
-    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
+    def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
         template = self._template(name)
         try:
-            rendered = self._environment.render(template, variables)
+            rendered = self._environment.render(template, variables, max_chars)
             rendered.encode()
         except UnicodeEncodeError as error:
             raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error

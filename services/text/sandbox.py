@@ -29,7 +29,7 @@ from jinja2.visitor import NodeTransformer
 TIME_LIMIT_S = 5.0
 """Seconds one rendering may take."""
 MAX_RENDERED_CHARS = 4 << 20
-"""Characters one rendering may produce."""
+"""Characters one rendering may produce, unless whoever asks for it allows fewer."""
 MAX_WORK_CHARS = 64 << 20
 """Characters and list items that one rendering may make on its way."""
 
@@ -84,11 +84,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree = _Instrument().visit(self.parse(source))
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
-    def render(self, template: Template, variables: Mapping[str, Any]) -> str:
+    def render(self, template: Template, variables: Mapping[str, Any], max_chars: int = MAX_RENDERED_CHARS) -> str:
         """Render within the limits; raises ``LimitExceededError`` and whatever the template makes happen."""
         token = _budget.set(_Budget())
         try:
-            return "".join(_limited(template.generate(variables)))
+            return "".join(_limited(template.generate(variables), max_chars))
         finally:
             _budget.reset(token)
 
@@ -190,13 +190,13 @@ def _finalize(context: Context, value: Any) -> str:
     return text_of(value)
 
 
-def _limited(chunks: Iterable[str]) -> Iterator[str]:
+def _limited(chunks: Iterable[str], max_chars: int) -> Iterator[str]:
     total = 0
     for chunk in chunks:
         _budget.get().tick()
         total += len(chunk)
-        if total > MAX_RENDERED_CHARS:
-            raise LimitExceededError(f"its output is longer than {MAX_RENDERED_CHARS} characters")
+        if total > max_chars:
+            raise LimitExceededError(f"its output is longer than {max_chars} characters")
         yield chunk
 
 

@@ -12,6 +12,9 @@ from services.text.files import TOKENIZER_FILES, TokenizerError, fingerprint, lo
 from services.text.pieces import Pieces, decoder_form
 from services.text.special_tokens import SpecialTokens, read_special_tokens
 
+_PART = 1024
+"""Tokens that are decoded at a time where only the size of a text is asked for."""
+
 __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
 
 
@@ -82,6 +85,11 @@ class Tokenizer:
         # As in ``encode_batch``.
         text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return text
+
+    def text_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
+        """About how many bytes of UTF-8 ``decode`` would return, told without making it."""
+        parts = (token_ids[start : start + _PART] for start in range(0, len(token_ids), _PART))
+        return sum(len(self.decode(part, skip_special_tokens=skip_special_tokens).encode()) for part in parts)
 
     def pieces(self, *, skip_special_tokens: bool = True) -> Pieces:
         """What each token adds to a text, for incremental decoding; one table for all who ask."""

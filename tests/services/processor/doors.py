@@ -16,11 +16,14 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.processor.backlog import Backlog
 from services.processor.desk import THREADS, Desk
 from services.processor.intake import Intake
+from services.processor.main import DESCRIPTION
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
+from services.runtime.handlers import rpc_handlers
+from services.runtime.interceptors import Guard
 from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
 from tests.services.processor.vocabularies import vocabulary
@@ -69,8 +72,8 @@ class FrontDoor:
 @asynccontextmanager
 async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A stub of the door's."""
-    server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
+    server = grpc.aio.server(interceptors=[Guard()])
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock") as channel:

@@ -11,7 +11,9 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.processor.main import DESCRIPTION
 from services.ring.events import Cause, Code, Status
+from services.runtime.handlers import rpc_handlers
 from tests.services.processor.doors import (
     FrontDoor,
     ask,
@@ -24,7 +26,7 @@ from tests.services.processor.doors import (
 async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path: Path) -> None:
     door = FrontDoor()
     server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(door.service, server)
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
     await server.start()
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]

@@ -1,0 +1,137 @@
+"""What requests leave behind is freed at once: none of it waits until Python's garbage collector looks for cycles."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+import services
+from services.processor.main import DESCRIPTION
+from services.ring.events import Code, Status
+from tests.services.processor.asking import ask as ask_ring
+from tests.services.processor.asking import settle
+from tests.services.processor.doors import FrontDoor, ask, read_into, until, write
+from tests.services.ring.world import World
+
+SERVICES = str(Path(services.__file__).parent)
+METHOD = f"/{DESCRIPTION.full_name}/"
+BAD_CHAT = inference_pb2.Chat(messages=[inference_pb2.ChatMessage()] * 100)
+
+
+@contextmanager
+def nothing_for_the_collector() -> Iterator[None]:
+    """Fails if the collector finds anything of a service, or a message, that was left in the meantime."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = Counter(filter(None, map(_ours, gc.garbage)))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not found
+
+
+def _ours(thing: object) -> str | None:
+    if isinstance(thing, types.FrameType):
+        return f"frame of {thing.f_code.co_qualname}" if thing.f_code.co_filename.startswith(SERVICES) else None
+    if isinstance(thing, types.CoroutineType):
+        return f"coroutine {thing.cr_code.co_qualname}" if thing.cr_code.co_filename.startswith(SERVICES) else None
+    if type(thing).__module__.startswith("services.") or isinstance(thing, Message):
+        return type(thing).__qualname__
+    return None
+
+
+@pytest.fixture
+async def channel(front: inference_pb2_grpc.InferenceServiceStub, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """A connection to the door that takes little of what it does not read."""
+    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+        yield channel
+
+
+async def refused(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    front = inference_pb2_grpc.InferenceServiceStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await read_into([], front.Generate(inference_pb2.GenerateRequest(chat=BAD_CHAT)))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await front.Tokenize(inference_pb2.TokenizeRequest(chat=BAD_CHAT))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await front.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[4_000_000]))
+
+
+async def refused_on_a_session(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+    chat = inference_pb2.GenerateRequest(request_id="chat", chat=BAD_CHAT)
+    await write(session, ask(""), ask("long", "x" * 70_000), ask("too large", "x" * 500_000), chat)
+    await session.done_writing()
+    responses = [response async for frame in session for response in frame.responses]
+    assert len(responses) == 4
+
+
+async def malformed(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    for name in ("Tokenize", "Generate", "Session"):
+        call = channel.stream_stream(METHOD + name)()
+        if name == "Session":
+            await call.read()  # the limits
+        await call.write(b"\xff" * 10)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def left(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    """Their clients go while they have requests under way."""
+    session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+    call = channel.stream_stream(METHOD + "Generate")()  # a call with a single request would keep it in a cycle
+    await write(session, ask("r"))
+    await call.write(ask("r").SerializeToString())
+    await until(lambda: door.intake.num_open == 2)
+    session.cancel()
+    call.cancel()
+
+
+async def stalled(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    """A client takes nothing."""
+    session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+    await session.read()
+    (client,) = door.intake._clients
+    door.service._bounds = replace(door.service._bounds, stall_timeout=0.05)
+    for _ in range(2000):
+        client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
+    del client
+    await until(lambda: not door.intake._clients)
+    session.cancel()
+
+
+@pytest.mark.parametrize("ends", [refused, refused_on_a_session, malformed, left, stalled])
+async def test_what_ended_early_is_freed(ends, door: FrontDoor, channel: grpc.aio.Channel) -> None:
+    await ends(door, channel)  # once for what is made once
+    await until(lambda: not door.intake._clients)
+    with nothing_for_the_collector():
+        await ends(door, channel)
+        await until(lambda: not door.intake._clients)
+
+
+def test_what_was_answered_is_freed(world: World) -> None:
+    world.ask(ask_ring(5))
+    settle(world)
+    world.received.clear()
+    with nothing_for_the_collector():
+        world.ask(ask_ring(5))
+        settle(world)
+        assert world.received
+        world.received.clear()
