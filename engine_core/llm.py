@@ -13,17 +13,21 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import count
 from typing import Any, Self
 
+from engine_core.call_thread import Call, CallThread
 from engine_core.config import EngineConfig, ModelSpec, options_of
-from engine_core.errors import ConfigError, InvalidRequestError, QueueFullError
+from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
 from engine_core.progress import StartupProgress
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
+from engine_core.validation import validate_request
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class Result:
 
 
 class LLM:
-    """A started engine. Not for use from several threads at a time."""
+    """A started engine. Calls of several threads are computed one after the other."""
 
     def __init__(self, model: str, *, progress: StartupProgress | None = None, **options: Any) -> None:
         """Load ``model`` (a directory or a hub id).
@@ -70,7 +74,8 @@ class LLM:
         ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
         """
         self._engine = start_engine(configure(model=model, **options), progress or StartupProgress())
-        self._next_id = 0
+        self._thread = CallThread("offline")
+        self._request_ids = count()
 
     @property
     def model(self) -> ModelSpec:
@@ -100,21 +105,31 @@ class LLM:
 
         ``params`` are for all, or one for each; None takes the checkpoint's own defaults (generation_config.json).
         A prompt's result depends on its ids and parameters alone, so equal ones with equal seeds give equal tokens.
-        Raises ``InvalidRequestError`` if any cannot be taken; then none is computed further. An engine on which
-        ``ExecutorError`` was raised is of no more use.
+        Raises ``InvalidRequestError`` if any cannot be taken; then none is computed. Interrupted by Ctrl-C or another
+        signal, it gives its requests up, within a step, before it raises. An engine on which ``ExecutorError`` was
+        raised is of no more use.
         """
-        requests = deque(self._requests(prompts, params))
-        results = {r.request_id: _empty_result(r) for r in requests}
+        requests = self._requests(prompts, params)
+        for request in requests:
+            validate_request(request, self.model)
+        return self._thread.call(lambda call: self._complete(requests, call))
+
+    def _complete(self, requests: list[Request], call: Call) -> list[Result]:
+        """What becomes of ``requests``. However it ends, the engine is left without them."""
         core = self._engine.core
+        results = {r.request_id: _empty_result(r) for r in requests}
+        waiting = deque(requests)
         try:
-            while requests or core.has_work():
-                self._add_as_many_as_fit(requests)
+            while (waiting or core.has_work()) and not call.interrupted:
+                self._add_as_many_as_fit(waiting)
                 for output in core.step():
                     results[output.request_id].take(output)
-        except BaseException:
+        finally:
             for request_id in results:
                 core.cancel(request_id, cause=None)
-            raise
+            with suppress(ExecutorError):  # it has been raised already
+                while core.has_work():
+                    core.step()
         return list(results.values())
 
     def _requests(
@@ -128,8 +143,7 @@ class LLM:
             raise ValueError(f"{len(params)} params for {len(prompts)} prompts: give one for all, or one for each")
         requests = []
         for prompt, chosen in zip(prompts, params, strict=True):
-            requests.append(Request(f"offline-{self._next_id}", _token_ids(prompt), chosen))
-            self._next_id += 1
+            requests.append(Request(f"offline-{next(self._request_ids)}", _token_ids(prompt), chosen))
         return requests
 
     def _add_as_many_as_fit(self, requests: deque[Request]) -> None:
@@ -142,6 +156,7 @@ class LLM:
 
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
+        self._thread.close()
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -123,6 +123,9 @@ class CpuDevice(Device):
             live = plan.seq_ids
         return ""
 
+    def make_current(self) -> None:
+        return
+
     def trim(self) -> None:
         trim()
 

@@ -156,6 +156,10 @@ class CudaDevice(Device):
         self.largest_step_seconds = time.perf_counter() - start
         return made
 
+    def make_current(self) -> None:
+        """Which GPU is current is a matter of each thread, and triton launches on that."""
+        torch.cuda.set_device(self.torch_device)
+
     def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
         budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
         taken = difference(self._free_at_start, torch.cuda.mem_get_info())

@@ -66,6 +66,10 @@ class Device(ABC):
         What was made, for a person.
         """
 
+    @abstractmethod
+    def make_current(self) -> None:
+        """Let this thread compute on it; called before each step, which may come from any thread."""
+
     def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
         """What is left of the budget when all is ready, and how to use it, for a person; empty where it varies."""
         return ""

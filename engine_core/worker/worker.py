@@ -123,6 +123,7 @@ class Worker:
         """Begin to compute one step; needs ``allocate``."""
         if self._runner is None:
             raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
+        self.device.make_current()
         return self._runner.launch(plan, self._kv_caches)
 
     def close(self) -> None:

@@ -207,7 +207,8 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     assert [stage.name for stage in told] == names
     assert all(stage.seconds is not None for stage in told)
     by_name = {stage.name: stage for stage in told}
-    assert all(by_name[name].bytes for name in ("device", "load weights", "profile", "allocate KV cache"))
+    assert all(by_name[name].bytes for name in ("device", "load weights", "allocate KV cache"))
+    assert by_name["profile"].bytes is not None  # 0 where the step finds memory that earlier ones left
     assert advanced[-1][0] == "load weights"
     assert advanced[-1][1] == advanced[-1][2] > 0
 

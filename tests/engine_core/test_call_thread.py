@@ -1,0 +1,29 @@
+"""Calls that are computed whole in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from engine_core.call_thread import Call, CallThread
+
+
+def test_calls_are_computed_in_order_and_raise_where_they_were_made() -> None:
+    thread = CallThread("test")
+    assert [thread.call(lambda call, i=i: i) for i in range(3)] == [0, 1, 2]  # type: ignore[misc]
+    with pytest.raises(ZeroDivisionError):
+        thread.call(lambda call: 1 // 0)
+    assert thread.call(lambda call: call) == Call()
+    thread.close()
+    thread.close()
+    with pytest.raises(RuntimeError, match="has ended"):
+        thread.call(lambda call: None)
+
+
+def test_a_thread_ends_with_whoever_made_it() -> None:
+    thread = CallThread("forgotten")
+    running = next(each for each in threading.enumerate() if each.name == "forgotten")
+    del thread
+    running.join(60)
+    assert not running.is_alive()
