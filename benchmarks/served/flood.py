@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.rpc import status_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
@@ -103,6 +104,7 @@ class Flood:
         self._number = 0
         self._sent: dict[str, float] = {}
         self._first: dict[str, float] = {}
+        self._ends: dict[str, pb.ChoiceFinished] = {}
         self._refill = False
         self._due = asyncio.Event()
         self._owed = 0
@@ -174,28 +176,43 @@ class Flood:
     def _take(self, message: bytes) -> None:
         now = time.perf_counter()
         for response in pb.SessionResponse.FromString(message).responses:
-            if response.HasField("terminal"):
-                self._end(response.request_id, response.terminal, now)
+            if response.HasField("request_finished"):
+                self._finished(response.request_id, response.request_finished.usage.completion_tokens, now)
+            elif response.HasField("refused"):
+                self._refused(response.request_id, response.refused.status, now)
+            elif response.HasField("choice_finished"):
+                self._ends[response.request_id] = response.choice_finished
             elif response.HasField("delta"):
                 self._first.setdefault(response.request_id, now)
 
-    def _end(self, name: str, terminal: pb.Terminal, now: float) -> None:
+    def _finished(self, name: str, tokens: int, now: float) -> None:
+        end = self._ends.pop(name)
         sent, first = self._sent.pop(name, None), self._first.pop(name, now)
         if sent is None:
             return
         tally = self.tally
-        if terminal.cause == output_pb2.FINISH_CAUSE_LENGTH:
-            tokens = terminal.usage.completion_tokens
+        if end.finish_reason == output_pb2.FINISH_REASON_LENGTH:
             tally.good += 1
             tally.good_tokens += tokens
             if sent >= tally.begun:  # those before met with what there was then
                 tally.ttft.append(first - sent)
             tally.tpot.append((now - first) / max(1, tokens - 1))
-        elif terminal.error.code == _EXHAUSTED:
-            tally.refused += 1
-            tally.refusal.append(now - sent)
         else:
-            tally.others[terminal.error.message or output_pb2.FinishCause.Name(terminal.cause)] += 1
+            tally.others[end.error.message or output_pb2.FinishReason.Name(end.finish_reason)] += 1
+        self._replace()
+
+    def _refused(self, name: str, status: status_pb2.Status, now: float) -> None:
+        sent = self._sent.pop(name, None)
+        if sent is None:
+            return
+        if status.code == _EXHAUSTED:
+            self.tally.refused += 1
+            self.tally.refusal.append(now - sent)
+        else:
+            self.tally.others[status.message] += 1
+        self._replace()
+
+    def _replace(self) -> None:
         if self._refill:
             self._owed += 1
             self._due.set()

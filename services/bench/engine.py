@@ -12,12 +12,13 @@ import grpc
 from ringline.channel import CHANNEL_OPTIONS
 from ringline.engine.v1 import engine_pb2 as pb
 from ringline.engine.v1.engine_pb2_grpc import EngineServiceStub
-from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
+from ringline.types.v1 import output_pb2
 
 from services.bench.link import Link, LoadError, Target
-from services.ring.identity import CONTRACT_VERSION, ring_id
+from services.ring.identity import PeerId, ring_id
 from services.runtime.incarnation import new_incarnation
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
+from services.runtime.wire import hello_of
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub
@@ -57,10 +58,8 @@ class EngineLink(Link):
         stub = cast("EngineServiceAsyncStub", EngineServiceStub(self._channel))
         model = await stub.GetModel(pb.GetModelRequest())
         self._call = stub.Attach()
-        hello = link_pb2.Hello(
-            name=f"bench-{self._incarnation}", incarnation=self._incarnation, contract_version=CONTRACT_VERSION
-        )
-        await self._call.write(pb.AttachRequest(hello=hello))
+        me = PeerId(f"bench-{self._incarnation}", self._incarnation)
+        await self._call.write(pb.AttachRequest(hello=hello_of(me)))
         first = await self._call.read()
         if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
             raise LoadError("the engine did not say welcome")
@@ -113,9 +112,9 @@ class EngineLink(Link):
             ):
                 if (number := self._numbers.get(request_id)) is not None:
                     self.listener.delivered(number, position, count, now)
-        for finish in outputs.finishes:
-            self._send(pb.Command(done=pb.Done(request_id=finish.request_id, epoch=finish.epoch)))
-            self._end(finish.request_id, now, _problem(finish))
+        for finished in outputs.finished:
+            self._send(pb.Command(done=pb.Done(request_id=finished.request_id, epoch=finished.epoch)))
+            self._end(finished.request_id, now, _problem(finished))
 
     def _end(self, request_id: str, now: float, problem: str | None) -> None:
         if self.listener is not None and request_id in self._numbers:
@@ -123,7 +122,7 @@ class EngineLink(Link):
 
 
 def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submit:
-    sampling = sampling_pb2.SamplingParams(
+    sampling = pb.SamplingParams(
         temperature=0.0,
         top_k=0,
         top_p=1.0,
@@ -144,10 +143,10 @@ def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submi
     )
 
 
-def _problem(finish: pb.Finish) -> str | None:
-    """Why a finish is not the end that was asked for."""
-    if finish.HasField("error"):
-        return finish.error.message
-    if finish.cause == output_pb2.FINISH_CAUSE_LENGTH:
+def _problem(finished: pb.Finished) -> str | None:
+    """Why an end is not the end that was asked for."""
+    if finished.HasField("error"):
+        return finished.error.message
+    if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:
         return None
-    return output_pb2.FinishCause.Name(finish.cause)
+    return output_pb2.FinishReason.Name(finished.finish_reason)

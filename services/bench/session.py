@@ -30,7 +30,7 @@ class SessionLink(Link):
         self._outbox: deque[pb.SessionRequest] = deque()
 
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
-        sampling = sampling_pb2.SamplingParams(temperature=0.0)
+        sampling = pb.SamplingParams(temperature=0.0)
         stopping = pb.StoppingParams(max_tokens=output_len, ignore_eos=True)
         self._prepared = [
             pb.SessionRequest(
@@ -84,15 +84,17 @@ class SessionLink(Link):
                 if response.HasField("delta"):
                     delta = response.delta
                     listener.delivered(int(response.request_id), delta.first_position, len(delta.token_ids), now)
-                elif response.HasField("terminal"):
-                    listener.ended(int(response.request_id), now, _problem(response.terminal))
+                elif response.HasField("choice_finished"):
+                    listener.ended(int(response.request_id), now, _problem(response.choice_finished))
+                elif response.HasField("refused"):
+                    listener.ended(int(response.request_id), now, response.refused.status.message)
         raise LoadError("the server ended the session")
 
 
-def _problem(terminal: pb.Terminal) -> str | None:
-    """Why a terminal is not the end that was asked for."""
-    if terminal.HasField("choice") and terminal.cause == output_pb2.FINISH_CAUSE_LENGTH:
+def _problem(finished: pb.ChoiceFinished) -> str | None:
+    """Why an end is not the one that was asked for."""
+    if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:
         return None
-    if terminal.HasField("error"):
-        return terminal.error.message
-    return output_pb2.FinishCause.Name(terminal.cause)
+    if finished.HasField("error"):
+        return finished.error.message
+    return output_pb2.FinishReason.Name(finished.finish_reason)

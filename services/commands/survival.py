@@ -93,7 +93,9 @@ async def _events(
             if isinstance(event, ringline.Delta):
                 answer.token_ids.extend(event.token_ids)
                 yield event.text
-            elif isinstance(event, ringline.Continued | ringline.Resumed):
+            elif isinstance(event, ringline.Started):
+                answer.moved |= bool(event.reason)
+            elif isinstance(event, ringline.Resumed):
                 answer.moved = True
 
 

@@ -14,12 +14,12 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.subscribers import Subscriber, Subscribers
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from services.ring.positions import Fit, fit
 from services.runtime.tracing import MAX_TRACEPARENT, Tracing
-from services.runtime.wire import read_logprobs, status_from_proto
+from services.runtime.wire import end_from_proto, read_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 
@@ -100,7 +100,7 @@ class EngineDecoder:
         for opened in outputs.opened:
             self._open(opened)
         self._prompts(outputs)
-        finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finishes}
+        finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finished}
         for request_id, epoch, choice, first_position, ids, logprobs in _entries(outputs):
             request = self._requests.get(request_id)
             if request is not None and request.epoch == epoch and choice in request.choices:
@@ -127,14 +127,14 @@ class EngineDecoder:
         # What an earlier link brought of it and was not sent yet comes again.
         subscriber.outbox.drop(opened.request_id, opened.epoch)
         ours = self._tokenizer.fingerprint()
-        if context.tokenizer_fingerprint != ours:
-            problem = f"the prompt's ids are of tokenizer {context.tokenizer_fingerprint}, this detokenizer has {ours}"
+        if context.tokenizer_digest != ours:
+            problem = f"the prompt's ids are of tokenizer {context.tokenizer_digest}, this detokenizer has {ours}"
             self._refuse(opened, subscriber, Status(Code.FAILED_PRECONDITION, problem))
             return
         try:
             choices = self._choices(opened, context)
         except ValueError as error:  # raised further, it would end the link for every request on it
-            self._refuse(opened, subscriber, Status(Code.INVALID_ARGUMENT, f"output_context: {error}"))
+            self._refuse(opened, subscriber, invalid_field("output_context", str(error)).status)
             return
         request = self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
         if self._tracing is not None and len(context.traceparent) <= MAX_TRACEPARENT:
@@ -182,7 +182,7 @@ class EngineDecoder:
         first_position: int,
         ids: Sequence[int],
         logprobs: PackedLogprobs | None,
-        finish: engine_pb2.Finish | None,
+        finish: engine_pb2.Finished | None,
         stops: list[engine_pb2.Command],
     ) -> None:
         """Decode one choice's ids, and its end if it has one."""
@@ -268,10 +268,7 @@ def _entries(
         start += count
 
 
-def _end_of(finish: engine_pb2.Finish) -> ChoiceEnd:
-    return ChoiceEnd(
-        cause=Cause(finish.cause),
-        position=finish.position,
-        stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
-        error=status_from_proto(finish.error) if finish.HasField("error") else None,
-    )
+def _end_of(finish: engine_pb2.Finished) -> ChoiceEnd:
+    cause, error = end_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
+    stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
+    return ChoiceEnd(cause, finish.position, stop_token_id=stop_token_id, error=error)

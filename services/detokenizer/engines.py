@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import link_pb2
 
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
@@ -45,10 +44,16 @@ class Engines:
         """Whether any engine is attached to."""
         return bool(self._decoders)
 
-    def heard(self, now: float) -> list[link_pb2.Peer]:
-        """The engines that are attached to and heard: on a link that is half open, nothing comes."""
-        heard = [peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT]
-        return [link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in heard]
+    def push_load(self) -> int:
+        """Have every subscriber told the load and which engines are heard; returns how many that are.
+
+        On a link that is half open, nothing comes: its engine is attached to, and not heard.
+        """
+        now = time.monotonic()
+        heard = frozenset(peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT)
+        self.subscribers.heard(heard)
+        self.subscribers.push_load()
+        return len(heard)
 
     @property
     def num_requests(self) -> int:
@@ -64,7 +69,7 @@ class Engines:
         """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         self.model_name = model.model
-        fingerprint = model.tokenizer_fingerprint
+        fingerprint = model.tokenizer_digest
         async with self._lock:
             if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
                 self._check(fingerprint)
@@ -80,12 +85,12 @@ class Engines:
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
-        fingerprint = model.tokenizer_fingerprint
+        fingerprint = model.tokenizer_digest
         if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
             raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
         self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers, self._tracing)
         self._heard_at[engine] = time.monotonic()
-        self.subscribers.push_load()
+        self.push_load()
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
@@ -99,7 +104,7 @@ class Engines:
         """What the link brought goes with it."""
         self._decoded_before += self._decoders.pop(engine).decoded_tokens
         del self._heard_at[engine]
-        self.subscribers.push_load()
+        self.push_load()
         log.info("engine lost", engine=engine.name, address=link.address)
 
     def _subscriber_gone(self, peer: PeerId) -> None:

@@ -36,7 +36,7 @@ def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
                 texts.append("".join(part.texts))
                 token_ids.extend(part.ids)
             if part.end is not None:
-                outputs.finishes.append(_finish(news, choice, part.end))
+                outputs.finished.append(_finished(news, choice, part.end))
     outputs.request_ids.extend(request_ids)
     outputs.epochs.extend(epochs)
     outputs.choices.extend(choices)
@@ -61,17 +61,17 @@ def _prompt(outputs: detokenizer_pb2.TextOutputs, news: RequestNews) -> None:
         write_logprobs(part.logprobs, news.prompt_logprobs)
 
 
-def _finish(news: RequestNews, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinish:
-    finish = detokenizer_pb2.TextFinish(
+def _finished(news: RequestNews, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinished:
+    finished = detokenizer_pb2.TextFinished(
         request_id=news.request_id,
         epoch=news.epoch,
         choice=choice,
         position=end.position,
-        cause=output_pb2.FinishCause.ValueType(end.cause),
+        finish_reason=output_pb2.FinishReason.ValueType(end.cause),
         error=None if end.error is None else status_to_proto(end.error),
     )
     if end.stop_string is not None:
-        finish.stop_string = end.stop_string
+        finished.stop_string = end.stop_string
     elif end.stop_token_id is not None:
-        finish.stop_token_id = end.stop_token_id
-    return finish
+        finished.stop_token_id = end.stop_token_id
+    return finished

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
@@ -113,9 +112,8 @@ class _Detokenizer:
 
     async def _beat(self) -> None:
         await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
-        self._engines.subscribers.push_load()
-        self._metrics.model_name = self._engines.model_name
-        engines, heard = self._engines, len(self._engines.heard(time.monotonic()))
+        engines, heard = self._engines, self._engines.push_load()
+        self._metrics.model_name = engines.model_name
         self._metrics.update(engines.num_requests, engines.decoded_tokens, heard, len(engines.subscribers))
 
     async def _drain(self, grace: float) -> None:
@@ -128,5 +126,4 @@ class _Detokenizer:
         return detokenizer_pb2.Load(
             live_requests=self._engines.num_requests,
             decoded_tokens=self._engines.decoded_tokens,
-            engines=self._engines.heard(time.monotonic()),
         )

@@ -9,17 +9,16 @@ from typing import Any
 import grpc
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
-from ringline.types.v1 import link_pb2
 
 from services.detokenizer.frames import outputs_of
 from services.detokenizer.subscribers import Subscriber, Subscribers
-from services.ring.events import Refused
-from services.ring.identity import CONTRACT_VERSION, PeerId, hello_problem
+from services.ring.events import Code, Reason, Refused, Status
+from services.ring.identity import PeerId, negotiate
+from services.runtime.wire import abort, peer_changes_to_proto, welcome_of
 
 log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 1 << 20
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
@@ -53,34 +52,27 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self, request: detokenizer_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         hello = request.hello
-        problem = hello_problem(hello.name, hello.incarnation, hello.contract_version)
-        if problem is not None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
         try:
+            version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
             subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
         except Refused as refused:
-            await context.abort(_CODES[refused.status.code], str(refused))
+            await abort(context, refused.status)
         log.info("subscribed", peer=hello.name, incarnation=hello.incarnation)
         try:
-            await self._serve(subscriber, context)
-            code, message = grpc.StatusCode.ABORTED, "a newer stream of the same processor took this one's place"
+            await self._serve(subscriber, context, version)
+            end = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
         except TimeoutError:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
             message = f"the subscriber took nothing for {self._stall_timeout:g} s"
+            end = Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
         # Last: a subscriber that takes nothing does not take its status either, and this waits until it does.
-        await context.abort(code, message)
+        await abort(context, end)
 
-    async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
         """Write what is new, until another stream takes this one's place."""
-        welcome = link_pb2.Welcome(
-            name=self._me.name,
-            incarnation=self._me.incarnation,
-            contract_version=CONTRACT_VERSION,
-            max_message_bytes=self._max_message_bytes,
-        )
+        welcome = welcome_of(self._me, version, self._max_message_bytes)
         await self._send(context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False
         while True:
@@ -100,6 +92,8 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         if subscriber.load_due:
             subscriber.load_due = False
             response.load.CopyFrom(self._load())
+        if (change := subscriber.engines.take()) is not None:
+            response.engines.CopyFrom(peer_changes_to_proto(change))
         if subscriber.outbox.pending:
             response.outputs.CopyFrom(outputs_of(subscriber.outbox.take(MAX_FRAME_BYTES)))
         return response

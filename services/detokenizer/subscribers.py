@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
 from services.ring.outbox import Outbox
+from services.ring.peer_list import PeerListSender
 
 MAX_SUBSCRIBERS = 256
 """At a time: each is told the load, and may be owed the text of every request."""
@@ -16,8 +17,10 @@ MAX_SUBSCRIBERS = 256
 class Subscriber:
     """One subscription."""
 
-    def __init__(self, peer: PeerId) -> None:
+    def __init__(self, peer: PeerId, engines: Iterable[PeerId]) -> None:
+        """``engines``: those that are heard now."""
         self.peer = peer
+        self.engines = PeerListSender(engines)
         self.outbox = Outbox()
         self.wake = asyncio.Event()
         self.load_due = True
@@ -31,6 +34,7 @@ class Subscribers:
         """``gone`` hears of every subscription that ended: what was held for it goes."""
         self._gone = gone
         self._by_name: dict[str, Subscriber] = {}
+        self._engines: frozenset[PeerId] = frozenset()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -39,17 +43,19 @@ class Subscribers:
         """A processor subscribed; raises ``Refused`` if a newer life of it is there, or too many others are."""
         old = self._by_name.get(peer.name)
         if old is None and len(self._by_name) >= MAX_SUBSCRIBERS:
-            raise Refused(Code.RESOURCE_EXHAUSTED, f"hello: {MAX_SUBSCRIBERS} are subscribed, and no more are taken")
+            message = f"hello: {MAX_SUBSCRIBERS} are subscribed, and no more are taken"
+            raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA)
         if old is not None:
             if old.peer.incarnation > peer.incarnation:
                 raise Refused(
                     Code.FAILED_PRECONDITION,
                     f"hello.incarnation: {peer.name} is subscribed with the newer incarnation {old.peer.incarnation}",
+                    reason=Reason.SUPERSEDED,
                 )
             old.superseded = True
             old.wake.set()
             self._forget(old)
-        subscriber = self._by_name[peer.name] = Subscriber(peer)
+        subscriber = self._by_name[peer.name] = Subscriber(peer, self._engines)
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -62,6 +68,16 @@ class Subscribers:
         """The subscription of exactly this life of a processor, if it is there."""
         subscriber = self._by_name.get(peer.name)
         return subscriber if subscriber is not None and subscriber.peer == peer else None
+
+    def heard(self, engines: frozenset[PeerId]) -> None:
+        """The engines that are heard now; every subscriber is told what changed."""
+        came, went = engines - self._engines, self._engines - engines
+        self._engines = engines
+        for subscriber in self._by_name.values():
+            for engine in went:
+                subscriber.engines.remove(engine)
+            for engine in came:
+                subscriber.engines.add(engine)
 
     def push_load(self) -> None:
         """Have every subscriber told the load."""

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import link_pb2
 
 from services.engine.frames import response_of
 from services.engine.hub import Hub, LinkWaker
 from services.engine.wire import submission_of
 from services.ring.cursor import RejectedCommand
-from services.ring.events import Code, Refused, Status
-from services.ring.identity import CONTRACT_VERSION, MAX_REQUEST_ID_LENGTH, PeerId, hello_problem
+from services.ring.events import Code, Reason, Refused, Status, invalid_field
+from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.runtime.wire import welcome_of
 
 log = structlog.get_logger(__name__)
 
@@ -24,20 +24,10 @@ HELLO_TIMEOUT = 10.0
 """Seconds within which a peer must say who it is."""
 MAX_PENDING_REJECTIONS = 1000
 """While so many wait to be written, the peer's next commands are not carried out."""
-_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LONGEST_GRACE = 4_000_000.0
 """Seconds, about what the field's milliseconds can say."""
 COMMANDS_PER_TURN = 256
 """So many commands are carried out before the event loop looks at anything else."""
-
-
-class StreamEnded(Exception):
-    """The peer broke the stream's rules; it ends with this status, and it alone."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 class Attachment:
@@ -66,14 +56,13 @@ class Attachment:
         requests: AsyncIterator[engine_pb2.AttachRequest],
         context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
     ) -> None:
-        """Serve the stream; returns when the peer closed it, raises ``StreamEnded`` when it must be ended."""
+        """Serve the stream; returns when the peer closed it, raises ``Refused`` when it must be ended."""
         first = await self._first_frame(requests)
-        try:
-            waker = self._hub.attach(PeerId(first.hello.name, first.hello.incarnation))
-        except Refused as refused:
-            raise StreamEnded(_STATUS_CODES[refused.status.code], str(refused)) from None
+        hello = first.hello
+        version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
+        waker = self._hub.attach(PeerId(hello.name, hello.incarnation))
         reader = asyncio.create_task(self._read(first, requests, waker))
-        writer = asyncio.create_task(self._write(context, waker))
+        writer = asyncio.create_task(self._write(context, waker, version))
         try:
             done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -89,12 +78,9 @@ class Attachment:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 first = await anext(requests, None)
         except TimeoutError:
-            raise StreamEnded(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
+            raise Refused(Code.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
         if first is None or not first.HasField("hello"):
-            raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "hello: the first frame must say who attaches")
-        problem = hello_problem(first.hello.name, first.hello.incarnation, first.hello.contract_version)
-        if problem is not None:
-            raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            raise invalid_field("hello", "absent: the first frame must say who attaches")
         return first
 
     async def _read(
@@ -106,7 +92,7 @@ class Attachment:
         ordinal = await self._carry_out(first, waker, 0)
         async for frame in requests:
             if frame.HasField("hello"):
-                raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "hello: only the first frame may have one")
+                raise invalid_field("hello", "only the first frame may have one")
             ordinal = await self._carry_out(frame, waker, ordinal)
 
     async def _carry_out(self, frame: engine_pb2.AttachRequest, waker: LinkWaker, ordinal: int) -> int:
@@ -147,21 +133,15 @@ class Attachment:
             case "done":
                 board.done(peer, command.done.request_id, command.done.epoch)
             case _:
-                raise Refused(
-                    Code.INVALID_ARGUMENT, "command: none is set: expected submit, cancel, stop, redirect or done"
-                )
+                raise invalid_field("command", "none is set: expected submit, cancel, stop, redirect or done")
 
     async def _write(
         self,
         context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
         waker: LinkWaker,
+        version: int,
     ) -> None:
-        welcome = link_pb2.Welcome(
-            name=self._me.name,
-            incarnation=self._me.incarnation,
-            contract_version=CONTRACT_VERSION,
-            max_message_bytes=self._max_message_bytes,
-        )
+        welcome = welcome_of(self._me, version, self._max_message_bytes)
         await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()
@@ -171,7 +151,7 @@ class Attachment:
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
             if self._hub.failure is not None:
-                raise StreamEnded(grpc.StatusCode.INTERNAL, f"{self._hub.failure}, and the engine ends")
+                raise Refused(Code.INTERNAL, f"{self._hub.failure}, and the engine ends")
 
     def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
         frame = waker.link.take()
@@ -196,13 +176,12 @@ class Attachment:
             async with asyncio.timeout(self._stall_timeout):
                 await context.write(response)
         except TimeoutError:
-            raise StreamEnded(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"the peer took nothing for {self._stall_timeout:g} s"
-            ) from None
+            message = f"the peer took nothing for {self._stall_timeout:g} s"
+            raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
 
-def _superseded() -> StreamEnded:
-    return StreamEnded(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+def _superseded() -> Refused:
+    return Refused(Code.ABORTED, "a newer stream of the same peer took this one's place")
 
 
 def _rejection(command: engine_pb2.Command, ordinal: int, status: Status) -> RejectedCommand:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import link_pb2, output_pb2
+from ringline.types.v1 import output_pb2
 
 from services.ring.cursor import OutputFrame
 from services.ring.events import ChoiceEnd, Prefill
-from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.runtime.wire import status_to_proto, write_logprobs
+from services.runtime.wire import peer_changes_to_proto, status_to_proto, write_logprobs
 
 
 def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
     """Everything a link had new."""
     response = engine_pb2.AttachResponse()
     if frame.peers is not None:
-        response.peers.CopyFrom(peers_message(frame.peers))
+        response.peers.CopyFrom(peer_changes_to_proto(frame.peers))
     for rejected in frame.rejections:
         response.rejections.add(
             request_id=rejected.request_id,
@@ -29,11 +28,6 @@ def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
     return response
 
 
-def peers_message(peers: list[PeerId]) -> link_pb2.Peers:
-    """Who is attached."""
-    return link_pb2.Peers(attached=[link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in peers])
-
-
 def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
     outputs = engine_pb2.StepOutputs(
         opened=map(_opened, frame.opened),
@@ -44,7 +38,7 @@ def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
         first_positions=frame.first_positions,
         token_counts=frame.token_counts,
         token_ids=frame.token_ids,
-        finishes=[_finish(*news) for news in frame.ends],
+        finished=[_finished(*news) for news in frame.ends],
         closed=[engine_pb2.Closed(request_id=request_id, epoch=epoch) for request_id, epoch in frame.closed],
     )
     for request_id, epoch, offset, scores in frame.prompt_logprobs:
@@ -75,15 +69,15 @@ def _prefill(request_id: str, epoch: int, prefill: Prefill) -> engine_pb2.Prefil
     )
 
 
-def _finish(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engine_pb2.Finish:
-    finish = engine_pb2.Finish(
+def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engine_pb2.Finished:
+    finished = engine_pb2.Finished(
         request_id=request_id,
         epoch=epoch,
         choice=choice,
         position=end.position,
-        cause=output_pb2.FinishCause.ValueType(end.cause),
+        finish_reason=output_pb2.FinishReason.ValueType(end.cause),
         stop_token_id=end.stop_token_id,
     )
     if end.error is not None:
-        finish.error.CopyFrom(status_to_proto(end.error))
-    return finish
+        finished.error.CopyFrom(status_to_proto(end.error))
+    return finished

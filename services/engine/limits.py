@@ -9,7 +9,7 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
-from services.ring.events import Code, Refused
+from services.ring.events import invalid_field
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
@@ -42,4 +42,4 @@ def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
 def _check(field: str, count: int, noun: str, least: int, most: int) -> None:
     if not least <= count <= most:
         expected = f"at most {most}" if least == 0 else f"{least} to {most}"
-        raise Refused(Code.INVALID_ARGUMENT, f"{field}: {count}{noun and ' '}{noun}: expected {expected}")
+        raise invalid_field(field, f"{count}{noun and ' '}{noun}: expected {expected}")

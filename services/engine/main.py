@@ -106,7 +106,7 @@ class _Engine:
         start = time.monotonic()
         # The tokenizer first: its files stay in this process, and are seen when memory is measured.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
-        tokenizer_fingerprint = await asyncio.to_thread(fingerprint_of, files)
+        tokenizer_digest = await asyncio.to_thread(fingerprint_of, files)
         await self._start_engine()
         assert self._engine is not None
         executor = self._engine.executor
@@ -114,8 +114,9 @@ class _Engine:
             executor.model,
             executor.cache_size,
             self._config.scheduler,
-            tokenizer_fingerprint=tokenizer_fingerprint,
-            numerics_fingerprint=executor.numerics,
+            tokenizer_digest=tokenizer_digest,
+            model_digest=executor.model_digest,
+            numerics=executor.numerics,
         )
         loop = asyncio.get_running_loop()
         self._hub.model = executor.model

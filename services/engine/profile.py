@@ -9,8 +9,8 @@ from ringline.engine.v1 import engine_pb2
 from torch._C._profiler import _ExperimentalConfig
 
 MAX_STEPS = 1000
-DEFAULT_TIMEOUT = 30.0
-"""Seconds after which a profile ends with the steps it has."""
+DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS = 30_000, 600_000
+"""After which a profile ends with the steps it has."""
 _TABLE_ROWS = 30
 
 
@@ -48,6 +48,9 @@ class StepProfile:
         table = self._profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_TABLE_ROWS)
         self.result.set_result(
             engine_pb2.ProfileResponse(
-                steps=len(self._seconds), step_seconds=self._seconds, step_tokens=self._tokens, table=table
+                steps=len(self._seconds),
+                step_ms=[1000 * seconds for seconds in self._seconds],
+                step_tokens=self._tokens,
+                table=table,
             )
         )

@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from engine_core.engine import EngineCore
-from services.engine.attach import Attachment, StreamEnded
+from services.engine.attach import Attachment
 from services.engine.hub import Hub
-from services.engine.profile import DEFAULT_TIMEOUT, MAX_STEPS, StepProfile
+from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import chunks
+from services.ring.events import Code, Refused, Status, invalid_field
 from services.ring.identity import PeerId
+from services.runtime.wire import abort
 
 _CALL_TIMEOUT = 60.0
 """Seconds that an RPC waits for the step under way."""
@@ -64,8 +65,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         )
         try:
             await attachment.run(request_iterator, context)
-        except StreamEnded as ended:
-            await context.abort(ended.code, ended.message)
+        except Refused as refused:
+            await abort(context, refused.status)
 
     async def GetModel(
         self, request: engine_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -90,11 +91,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def Drain(
         self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> engine_pb2.DrainResponse:
-        grace = _seconds(request.grace) if request.HasField("grace") else None
-        if grace is not None and grace < 0:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"grace: {grace:g} s is out of range: expected at least 0"
-            )
+        grace = request.grace_ms / 1000 if request.HasField("grace_ms") else None
         live = self._hub.switchboard.num_unfinished
         self._drain(grace)
         return engine_pb2.DrainResponse(live_requests=live)
@@ -111,14 +108,12 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     ) -> engine_pb2.ProfileResponse:
         loop = await self._loaded(context)
         if not 1 <= request.steps <= MAX_STEPS:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"steps: {request.steps} is out of range: expected 1 to {MAX_STEPS}"
-            )
-        timeout = _seconds(request.timeout) if request.HasField("timeout") else DEFAULT_TIMEOUT
-        if timeout <= 0:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"timeout: {timeout:g} s is out of range: expected more than 0"
-            )
+            problem = f"{request.steps} is out of range: expected 1 to {MAX_STEPS}"
+            await abort(context, invalid_field("steps", problem).status)
+        timeout_ms = request.timeout_ms if request.HasField("timeout_ms") else DEFAULT_TIMEOUT_MS
+        if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
+            problem = f"{timeout_ms} is out of range: expected 1 to {MAX_TIMEOUT_MS}"
+            await abort(context, invalid_field("timeout_ms", problem).status)
         profile = StepProfile(request.steps)
 
         def start(_: EngineCore) -> bool:
@@ -134,9 +129,9 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 loop.recorder = None
 
         if not await self._between_steps(loop, start, context):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a profile is being recorded already")
+            await abort(context, Status(Code.FAILED_PRECONDITION, "a profile is being recorded already"))
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_ms / 1000):
                 return await asyncio.shield(asyncio.wrap_future(profile.result))
         except TimeoutError:
             await self._between_steps(loop, finish, context)
@@ -154,8 +149,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.Load(
             steps=loop.steps,
             longest_step_ms=round(loop.longest_step * 1000),
-            running=stats.running_seqs,
-            waiting=stats.waiting_reqs,
+            running_choices=stats.running_seqs,
+            waiting_requests=stats.waiting_reqs,
             waiting_tokens=stats.queued_tokens,
             kv_usage=stats.kv_usage,
             prefix_queries=stats.prefix_query_tokens,
@@ -169,9 +164,11 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
         if self._model is None or self._hub.step_loop is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is loading")
+            await abort(context, Status(Code.UNAVAILABLE, "the engine is loading", retry_after_ms=1000))
         if self._hub.failure is not None:  # whoever came back would take what ended its stream for a cut
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._hub.failure}, and the engine ends")
+            await abort(
+                context, Status(Code.UNAVAILABLE, f"{self._hub.failure}, and the engine ends", retry_after_ms=0)
+            )
         return self._hub.step_loop
 
     async def _between_steps(
@@ -181,10 +178,5 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             async with asyncio.timeout(_CALL_TIMEOUT):
                 return await asyncio.wrap_future(loop.call(function))
         except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"the step under way did not end within {_CALL_TIMEOUT:g} s"
-            )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+            message = f"the step under way did not end within {_CALL_TIMEOUT:g} s"
+            await abort(context, Status(Code.DEADLINE_EXCEEDED, message))

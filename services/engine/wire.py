@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import sampling_pb2
 
 from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
 from engine_core.validation import MAX_LOGPROBS
 from services.engine.limits import check_size
-from services.ring.events import Cause, ChoiceEnd, Code, Refused, Status
+from services.ring.events import Cause, ChoiceEnd, Code, Status, invalid_field
 from services.ring.submission import Submission
 from services.runtime.tracing import MAX_TRACEPARENT
 
@@ -22,7 +21,7 @@ _CAUSES = {
 }
 _FIELDS = {
     "bad_words_token_ids": "bad_words",
-    **{name: f"sampling.{name}" for name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
+    **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
 }
 """Fields of the core's request that are called otherwise in a Submit."""
@@ -37,7 +36,7 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
     if len(resume) < len(submit.resume):
-        raise Refused(Code.INVALID_ARGUMENT, "resume: a choice is listed twice")
+        raise invalid_field("resume", "a choice is listed twice")
     timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
     request = Request(
         request_id=submit.request_id,
@@ -109,7 +108,7 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
     match error:
         case InvalidRequestError():
             field = _FIELDS.get(error.field, error.field)
-            return Status(Code.INVALID_ARGUMENT, f"{field}: {error.problem}")
+            return invalid_field(field, error.problem).status
         case QueueFullError():
             return Status(Code.RESOURCE_EXHAUSTED, str(error), retry_after_ms)
         case _:
@@ -126,11 +125,12 @@ def model_message(
     cache: CacheSize,
     scheduler: SchedulerConfig,
     *,
-    tokenizer_fingerprint: str,
-    numerics_fingerprint: str,
+    tokenizer_digest: str,
+    model_digest: str,
+    numerics: str,
 ) -> engine_pb2.GetModelResponse:
     """What GetModel answers."""
-    defaults = sampling_pb2.SamplingParams()
+    defaults = engine_pb2.SamplingDefaults()
     for name, value in spec.default_sampling.items():
         setattr(defaults, name, int(value) if name == "top_k" else value)
     return engine_pb2.GetModelResponse(
@@ -140,8 +140,9 @@ def model_message(
         max_model_len=spec.max_model_len,
         eos_token_ids=spec.eos_token_ids,
         dtype=spec.dtype,
-        tokenizer_fingerprint=tokenizer_fingerprint,
-        numerics_fingerprint=numerics_fingerprint,
+        tokenizer_digest=tokenizer_digest,
+        model_digest=model_digest,
+        numerics=numerics,
         default_sampling=defaults,
         max_logprobs=MAX_LOGPROBS,
         block_size=cache.block_size,

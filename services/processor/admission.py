@@ -26,6 +26,7 @@ from services.processor.validation import (
     refuse,
 )
 from services.processor.vocabulary import Vocabulary
+from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.text.chat import ChatTemplateError
@@ -41,6 +42,7 @@ _NEUTRAL = {
     "repetition_penalty": 1.0,
     "n": 1,
 }
+_MODEL_DEFAULTS = frozenset(engine_pb2.SamplingDefaults.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Admission:
     """Of the prompt; they say which engine may have computed it."""
     num_prompt_scores: int
     """Log probabilities of the prompt that an engine is asked for."""
+    numerics: str
+    """Those that computed the resumed ids, as far as the client knows them."""
     model: engine_pb2.GetModelResponse
     """What it was checked against and tokenized for."""
 
@@ -73,10 +77,11 @@ def admit(
     """
     limits, model = vocabulary.limits, vocabulary.model
     check_request(request, limits)
+    _check_generation(request.resume, model)
     prompt = prompt_ids(request, vocabulary)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
-    choices = {resumed.choice: tuple(resumed.token_ids) for resumed in request.resume}
+    choices = {resumed.choice: tuple(resumed.token_ids) for resumed in request.resume.choices}
     room = limits.max_model_len - len(prompt)
     if any(len(ids) > room for ids in choices.values()):
         raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
@@ -87,7 +92,7 @@ def admit(
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     submit = engine_pb2.Submit(
         prompt_token_ids=prompt,
-        sampling=sampling,
+        sampling=_for_engine(sampling),
         bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in bad_words],
         stop_token_ids=stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
@@ -99,6 +104,8 @@ def admit(
         tenant=tenant,
         cache_salt=cache_salt(tenant, request.cache_salt),
         traceparent=traceparent,
+        requires=request.requires,
+        model_digest=model.model_digest,
     )
     context = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
@@ -108,7 +115,7 @@ def admit(
         include_stop_str_in_output=stopping.include_stop_str_in_output,
         skip_special_tokens=output.skip_special_tokens,
         min_tokens=stopping.min_tokens,
-        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        tokenizer_digest=model.tokenizer_digest,
         traceparent=traceparent,
     )
     admitted = inference_pb2.Admitted(
@@ -127,8 +134,18 @@ def admit(
         wants_prefill_progress=output.prefill_progress,
         prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
+        numerics=request.resume.numerics,
         model=model,
     )
+
+
+def _check_generation(resume: inference_pb2.Resume, model: engine_pb2.GetModelResponse) -> None:
+    """What was begun on one model does not go on with another."""
+    if resume.model_digest not in ("", model.model_digest):
+        problem = f"{resume.model_digest[:80]!r} is not served any more: begin the request anew"
+        raise Refused(
+            Code.UNAVAILABLE, f"resume.model_digest: {problem}", reason=Reason.MODEL_GONE, field="resume.model_digest"
+        )
 
 
 def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary) -> list[int]:
@@ -214,17 +231,27 @@ def _json(field: str, text: str, kind: type, noun: str) -> Any:
 
 
 def _resolve_sampling(
-    asked: sampling_pb2.SamplingParams, model: sampling_pb2.SamplingParams
-) -> sampling_pb2.SamplingParams:
-    resolved = sampling_pb2.SamplingParams()
+    asked: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
+) -> inference_pb2.SamplingParams:
+    resolved = inference_pb2.SamplingParams()
     resolved.CopyFrom(asked)
     for name, neutral in _NEUTRAL.items():
         if not asked.HasField(name):  # type: ignore[arg-type]
-            given = model.HasField(name)  # type: ignore[arg-type]
+            given = name in _MODEL_DEFAULTS and model.HasField(name)  # type: ignore[arg-type]
             setattr(resolved, name, getattr(model, name) if given else neutral)
     if not asked.HasField("seed"):
         resolved.seed = secrets.randbits(64)
     return resolved
+
+
+def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:
+    """What an engine is told of resolved parameters."""
+    told = engine_pb2.SamplingParams(
+        **{name: getattr(sampling, name) for name in (*_NEUTRAL, "seed")},
+        allowed_token_ids=sampling.allowed_token_ids,
+    )
+    told.logit_bias.update(sampling.logit_bias)
+    return told
 
 
 def _resolve_stopping(asked: inference_pb2.StoppingParams, room: int) -> inference_pb2.StoppingParams:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.processor.speed import Speed
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused
 from services.ring.retry import retry_after_ms
 from services.ring.shares import Shares
 
@@ -62,6 +62,7 @@ class Backlog:
                 f"{self._places.held(tenant)} requests of this tenant wait for an engine, and "
                 f"{self._limits.max_requests - self._places.total} more may: expected at most as many as may",
                 retry_after_ms(self._wait(tenant, 0)),
+                reason=Reason.QUOTA,
             )
         seconds = self._wait(tenant, 1)
         if seconds is None:

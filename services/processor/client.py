@@ -160,8 +160,10 @@ class LiveRequest:
     """Engines that died while they had it."""
     computing: bool = False
     """Whether its engine has said that it computes it, and does not merely hold it."""
-    fingerprint: str | None = None
-    """Numerics of the engine that computes it."""
+    numerics: str = ""
+    """Those that computed what was delivered; empty where they are not known."""
+    started: bool = False
+    """Whether the client was told who computes it at present."""
     begun: float | None = None
     """When the first of it was heard from an engine."""
     charged: bool = False

@@ -30,7 +30,7 @@ from services.processor.speed import Speed
 from services.processor.turns import Turns
 from services.processor.vocabulary import VocabularySource
 from services.processor.window import LEAST, Window
-from services.ring.events import Cause, Code, Refused, Status
+from services.ring.events import Cause, Code, Reason, Refused, Status
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
 from services.ring.retry import retry_after_ms
@@ -179,6 +179,7 @@ class Desk:
                 f"{self._bytes.held(tenant)} bytes of this tenant wait to be tokenized, this request has {size}, and "
                 f"there is room for {self._bytes.most - self._bytes.total}: expected at most as many as there is room",
                 retry_after_ms=retry_after_ms(self._wait(tenant)),
+                reason=Reason.QUOTA,
             )
         if not self._bytes.total:
             self._speed.begin(time.monotonic())
@@ -243,7 +244,8 @@ class Desk:
             self._ring.end(call, Cause.ERROR, Status(Code.INTERNAL, message))
         elif self._vocabulary.current is None or self._vocabulary.current.model is not outcome.model:
             message = "the engines serve something else since it came"
-            self._ring.end(call, Cause.ERROR, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
+            status = Status(Code.UNAVAILABLE, message, 0, Reason.MODEL_GONE)
+            self._ring.end(call, Cause.ERROR, status)
         elif call.deadline is not None and time.monotonic() >= call.deadline:
             self._ring.end(call, Cause.DEADLINE)
         else:
@@ -252,7 +254,7 @@ class Desk:
     def _start(self, call: ClientRequest, admission: Admission) -> None:
         ring = RingRequest(call.ring_id, admission.admitted.prompt_tokens, admission.choices)
         try:
-            self._ring.start(LiveRequest(call, admission, ring))
+            self._ring.start(LiveRequest(call, admission, ring, numerics=admission.numerics))
         except Refused as refused:
             self._ring.end(call, Cause.ERROR, refused.status)
 

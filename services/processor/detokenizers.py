@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
-from ringline.types.v1 import link_pb2
 
-from services.ring.identity import CONTRACT_VERSION, PeerId
+from services.ring.identity import PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
 from services.runtime.redial import LinkRefused, keep_linked
+from services.runtime.wire import hello_of
 
 WELCOME_TIMEOUT = 10.0
 CLAIMED_INTERVAL = 0.5
@@ -74,8 +74,7 @@ class Subscription:
         while self._found is not None and self._claims.has_another(self._found, self.address):  # noqa: ASYNC110
             await asyncio.sleep(CLAIMED_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-        hello = link_pb2.Hello(name=self._me.name, incarnation=self._me.incarnation, contract_version=CONTRACT_VERSION)
-        call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello))
+        call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello_of(self._me)))
         try:
             async with asyncio.timeout(WELCOME_TIMEOUT):
                 first = await call.read()

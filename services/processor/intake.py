@@ -18,7 +18,7 @@ from services.processor.desk import Desk
 from services.processor.ring import Ring
 from services.processor.traces import RequestTraces
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
-from services.ring.events import Cause, Code, Refused, Status
+from services.ring.events import Cause, Code, Reason, Refused, Status
 from services.ring.identity import PeerId, ring_id
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.tracing import carrier_of
@@ -98,8 +98,7 @@ class Intake:
                 if call is not None:
                     self._end(call, Cause.CANCELLED)
             case _:
-                status = Status(Code.INVALID_ARGUMENT, "frame: none is set: expected generate or cancel")
-                self.refuse_frame(client, ordinal, status)
+                self.refuse_frame(client, ordinal, refuse("frame", "none is set: expected generate or cancel").status)
 
     def refuse_frame(self, client: ClientStream, ordinal: int, status: Status) -> None:
         """A session's frame is not carried out, and nobody knows which request it is about."""
@@ -110,12 +109,11 @@ class Intake:
             if not request.request_id:
                 raise refuse("request_id", "empty: a session needs a name for each of its requests")
             if client.find(request.request_id) is not None:
-                raise Refused(
-                    Code.INVALID_ARGUMENT, f"request_id: {request.request_id[:80]!r} is live on this session already"
-                )
+                raise refuse("request_id", f"{request.request_id[:80]!r} is live on this session already")
             if client.num_live >= self._max_live_requests:
                 most = self._max_live_requests
-                raise Refused(Code.RESOURCE_EXHAUSTED, f"this session has {most} live requests", retry_after_ms=100)
+                message = f"this session has {most} live requests"
+                raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=100, reason=Reason.QUOTA)
             self._begin(client, request, ordinal, None)
         except Refused as refused:
             self._refuse(client, usable_id(request), ordinal, refused.status)
@@ -128,13 +126,14 @@ class Intake:
         call_timeout: float | None,
     ) -> None:
         if self.draining:
-            raise Refused(Code.UNAVAILABLE, "this processor is draining: try another", retry_after_ms=0)
+            message = "this processor is draining: try another"
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         if client.still_known is not None and not client.still_known():
             # Retryable, and said of the stream: on another one the client shows a token that holds, if it has one.
             client.draining = True
             client.wake.set()
             message = "the token of this stream holds no longer: begin another stream"
-            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0)
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         check_request_id(request.request_id)
         if request.HasField("timeout_ms") and request.timeout_ms == 0:
             raise refuse("timeout_ms", "0 is out of range: expected at least 1")

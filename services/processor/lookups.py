@@ -61,7 +61,8 @@ def list_models(vocabulary: Vocabulary | None) -> inference_pb2.ListModelsRespon
                 max_model_len=model.max_model_len,
                 eos_token_ids=model.eos_token_ids,
                 has_chat_template=bool(vocabulary.chat.names),
-                tokenizer_fingerprint=model.tokenizer_fingerprint,
+                tokenizer_digest=model.tokenizer_digest,
+                model_digest=model.model_digest,
             )
         ]
     )

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from services.processor.tenant_policy import TenantPolicies
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused
 
 RETRY_AFTER_MS = 1000
 """Where nobody knows when a request will end."""
@@ -47,6 +47,7 @@ class _Bucket:
                 Code.RESOURCE_EXHAUSTED,
                 f"this tenant has had its {per_minute} {what} of a minute: expected to come again in {seconds:.1f} s",
                 math.ceil(1000 * seconds),
+                reason=Reason.RATE_LIMIT,
             )
 
 
@@ -89,6 +90,7 @@ class Meter:
                 Code.RESOURCE_EXHAUSTED,
                 f"this tenant has {account.requests} requests under way: expected at most {most}",
                 RETRY_AFTER_MS,
+                reason=Reason.QUOTA,
             )
         account.asked.check("requests", policy.max_requests_per_minute, now)
         account.computed.check("tokens", policy.max_tokens_per_minute, now)
@@ -111,6 +113,7 @@ class Meter:
                 f"{account.queued_tokens} tokens of this tenant's prompts wait for an engine, this one has {tokens}: "
                 f"expected at most {most} together",
                 RETRY_AFTER_MS,
+                reason=Reason.QUOTA,
             )
         account.queued_tokens += tokens
         self._queued[ring_id] = (tenant, tokens)

@@ -19,10 +19,13 @@ from services.processor.views import PeerView, detokenizer_view, engine_view
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness
+from services.ring.peer_list import PeerList
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Route, Routes
 from services.runtime.attach_client import EngineLink
 from services.runtime.processor_metrics import Routing
+from services.runtime.redial import LinkRefused
+from services.runtime.wire import peer_changes_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -62,11 +65,13 @@ class _Engine:
     peer: PeerId
     link: EngineLink
     liveness: Liveness
-    fingerprint: str
+    numerics: str
     draining: bool = False
     suspected: bool = False
     load: engine_pb2.Load = field(default_factory=engine_pb2.Load)
     """As it last reported."""
+    attached: PeerList = field(default_factory=PeerList)
+    """Who is attached to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +81,8 @@ class _Detokenizer:
     draining: bool = False
     suspected: bool = False
     load: detokenizer_pb2.Load = field(default_factory=detokenizer_pb2.Load)
+    engines: PeerList = field(default_factory=PeerList)
+    """Those that it hears."""
 
 
 class Peers:
@@ -118,9 +125,9 @@ class Peers:
         """Whether this life of the engine is attached to."""
         return engine in self._engines
 
-    def fingerprint(self, engine: PeerId) -> str:
+    def numerics(self, engine: PeerId) -> str:
         """The engine's numerics."""
-        return self._engines[engine].fingerprint
+        return self._engines[engine].numerics
 
     def max_command_bytes(self, engine: PeerId) -> int:
         """The largest command that the engine takes."""
@@ -172,21 +179,22 @@ class Peers:
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
         self._vocabulary.check(model)  # another engine may have been faster, with another model
-        self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics_fingerprint)
+        self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics)
         self._routes.engine_up(engine, model.max_num_seqs or None)
         self.chronicle.note("engine", engine.name, "joined")
         log.info("engine attached", engine=engine.name, address=link.address)
+        self._part()
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """Load, peers, refusals; text comes from the detokenizer."""
         node = self._engines[engine]
         if frame.HasField("load"):
             load = node.load = frame.load
-            busy = load.running > 0 or load.waiting > 0
+            busy = load.running_choices > 0 or load.waiting_requests > 0
             node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
-            self._routes.engine_load(engine, load.running, load.waiting, load.kv_usage)
+            self._routes.engine_load(engine, load.running_choices, load.waiting_requests, load.kv_usage)
         if frame.HasField("peers"):
-            self._routes.engine_peers(engine, map(_peer, frame.peers.attached))
+            self._routes.engine_peers(engine, _changed(node.attached, frame.peers))
             self.events.routes_changed()
         if frame.HasField("draining"):
             node.draining = True
@@ -203,6 +211,7 @@ class Peers:
         self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
         self.events.engine_lost(engine, crashed=not (node.draining or node.suspected))
+        self._part()
 
     # DetokenizerOwner
 
@@ -221,16 +230,21 @@ class Peers:
             node.load = frame.load
             node.liveness.beat(time.monotonic())
             self._routes.detokenizer_load(detokenizer, frame.load.live_requests)
-            self._routes.detokenizer_hears(detokenizer, map(_peer, frame.load.engines))
-            if (parted := self._routes.parted()) != self.parted.keys():
-                now = time.monotonic()
-                self.parted = {route: self.parted.get(route, now) for route in parted}
-                self.events.routes_changed()
+        if frame.HasField("engines"):
+            self._routes.detokenizer_hears(detokenizer, _changed(node.engines, frame.engines))
+            self._part()
         if frame.HasField("draining"):
             node.draining = True
             self._routes.take_work(detokenizer, False)
         if frame.HasField("outputs"):
             self.events.text(frame.outputs)
+
+    def _part(self) -> None:
+        """Peers came or went, or a detokenizer hears other engines than before."""
+        if (parted := self._routes.parted()) != self.parted.keys():
+            now = time.monotonic()
+            self.parted = {route: self.parted.get(route, now) for route in parted}
+            self.events.routes_changed()
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The stream ended."""
@@ -241,6 +255,7 @@ class Peers:
         self._routes.detokenizer_down(detokenizer)
         log.info("detokenizer lost", detokenizer=detokenizer.name)
         self.events.detokenizer_lost(detokenizer)
+        self._part()
 
     # Liveness
 
@@ -271,5 +286,8 @@ def _state(node: _Engine | _Detokenizer) -> str:
     return "silent" if node.suspected else "draining" if node.draining else "serving"
 
 
-def _peer(message: link_pb2.Peer) -> PeerId:
-    return PeerId(message.name, message.incarnation)
+def _changed(peers: PeerList, message: link_pb2.PeerChanges) -> frozenset[PeerId]:
+    try:
+        return peers.apply(peer_changes_from_proto(message))
+    except ValueError as error:
+        raise LinkRefused(str(error)) from None

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Set
 
 import structlog
 from ringline.engine.v1 import engine_pb2
-from ringline.inference.v1 import inference_pb2
 
 from services.processor.client import LiveRequest
 from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
 from services.ring.crashes import Blame
-from services.ring.events import Code, Status
+from services.ring.events import Code, Reason, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.routes import Route
@@ -91,13 +90,17 @@ class Placement:
         for live in list(self._stranded.values()):
             if live.outage.waited(now) > self._patience:
                 message = f"no engine for this request within {self._patience:g} s: {live.reason}"
-                self._end(live, Status(Code.UNAVAILABLE, message, retry_after_ms=1000))
+                self._end(live, Status(Code.UNAVAILABLE, message, 1000, Reason.NO_ROUTE))
             elif now >= live.retry_at:
                 self.route(live, live.reason)
         if self._peers.suspects or self._peers.parted:
             self._leave(self._peers.suspects, self._peers.parted, now)
 
     # Of one request
+
+    def numerics(self, engine: PeerId) -> str:
+        """Those of an engine that is linked; empty where it is not any more."""
+        return self._peers.numerics(engine) if self._peers.has_engine(engine) else ""
 
     def forget(self, live: LiveRequest) -> None:
         """It has ended: no route is wanted for it, and the engine that has it is told."""
@@ -150,7 +153,7 @@ class Placement:
             blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
             if blame is Blame.POISON:
                 message = f"{live.crashes.count} engines died while they had this request"
-                self._end(live, Status(Code.INTERNAL, message))
+                self._end(live, Status(Code.INTERNAL, message, given_reason=Reason.POISON))
                 return
             route = self._choose(live) if blame is Blame.NONE else None
             if route is not None:
@@ -175,15 +178,13 @@ class Placement:
         submit = submit_of(live, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
             # It would end the link, and with it every other request that is on its way.
-            problem = f"prompt: with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
-            self._end(live, Status(Code.INVALID_ARGUMENT, problem))
+            problem = f"with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
+            self._end(live, invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status)
             return
-        fingerprint = self._peers.fingerprint(route.engine)
-        if live.fingerprint is not None and live.ring.completion_tokens:
-            self._notify_continued(live, reason, identical=fingerprint == live.fingerprint)
-        self._note(live, route, Change.ENGINE if submit.epoch > 1 else None, reason)
-        live.fingerprint = fingerprint
-        live.computing = False
+        moved = submit.epoch > 1
+        self._note(live, route, Change.ENGINE if moved else None, reason)
+        live.reason = reason if moved else ""
+        live.computing = live.started = False
         self._settle(live, route)
         self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
 
@@ -212,11 +213,6 @@ class Placement:
             self._end(live, Status(Code.INTERNAL, message))
         elif live.route is not None:
             self._redirect(live, live.route, "frames did not fit")
-
-    def _notify_continued(self, live: LiveRequest, reason: str, *, identical: bool) -> None:
-        news = live.call.client.news(live.ring.request_id)
-        news.notices.append(inference_pb2.Continued(reason=reason, identical=identical))
-        live.call.client.wake.set()
 
     def _forget_at(self, live: LiveRequest) -> None:
         """Tell the engine that has a request to forget it."""

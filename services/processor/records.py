@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 
 import structlog
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.client import ClientRequest, LiveRequest
-from services.ring.events import Cause
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import status_from_proto
-
-_FIELD = re.compile(r"([a-z][a-z_.]*(?:\[\d+\][a-z_.]*)*): ")
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +39,7 @@ def count_request(metrics: ProcessorMetrics, live: LiveRequest, now: float) -> N
     metrics.request_ended(live.call.client.tenant, ring.prompt_tokens, ring.completion_tokens, seconds, decoded)
 
 
-def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
     """The line that joins the client's name of a request to the ring's, under which the other services log it."""
     if not log.is_enabled_for(logging.DEBUG):
         return  # who drops a thousand requests at once must not hold up the others for lines that nobody reads
@@ -53,9 +49,9 @@ def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_p
         tenant=call.client.tenant,
         seconds=round(time.monotonic() - call.arrived, 4),
     )
-    if isinstance(closing, inference_pb2.Terminal):
-        code = status_from_proto(closing.error).code.name if closing.HasField("error") else None
-        told.debug("request refused", cause=Cause(closing.cause).name, code=code, field=_field(closing.error.message))
+    if isinstance(closing, inference_pb2.Refused):
+        status = status_from_proto(closing.status)
+        told.debug("request refused", code=status.code.name, reason=status.reason.name, field=status.field)
         return
     ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
     told.debug(
@@ -65,9 +61,3 @@ def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_p
         cached_tokens=closing.cached_tokens,
         completion_tokens=closing.completion_tokens,
     )
-
-
-def _field(message: str) -> str | None:
-    """The field that an error begins with. What follows may quote the client, and is for the client alone."""
-    match = _FIELD.match(message)
-    return None if match is None else match[1]

@@ -20,7 +20,7 @@ from services.processor.meter import Meter
 from services.processor.peers import Peers
 from services.processor.placement import Placement
 from services.processor.records import count_delta, count_request, log_finished
-from services.processor.responses import end_without_choice
+from services.processor.responses import refused_before_admission
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.crashes import MAX_CRASH_RESUBMITS
@@ -99,6 +99,7 @@ class Ring:
         live.call.live = live
         self._live[live.ring.request_id] = live
         news = live.call.client.news(live.ring.request_id)
+        live.admission.admitted.server_request_id = live.ring.request_id
         news.opening = live.admission.admitted
         news.opening_bytes = live.admission.admitted.ByteSize()
         live.call.client.wake.set()
@@ -118,7 +119,7 @@ class Ring:
                 self._metrics.request_refused(error.code.name, call.client.tenant)
             else:
                 self._metrics.choice_ended(cause.name.lower())
-            self._close(call, end_without_choice(cause, error))
+            self._close(call, refused_before_admission(cause, error))
             return
         live = call.live
         if cause is not Cause.ERROR and live.route is not None:
@@ -178,8 +179,20 @@ class Ring:
             self.backlog.leave(live.ring.request_id)
             self.meter.begun(live.ring.request_id)
 
-    def _computes(self, live: LiveRequest) -> None:
-        """An engine has begun."""
+    def _computes(self, live: LiveRequest, woken: set[asyncio.Event]) -> None:
+        """An engine has begun: which model and numerics it has is told before what it computed."""
+        if live.route is not None and not live.started:
+            live.started = True
+            numerics = self._placement.numerics(live.route.engine)
+            started = inference_pb2.Started(
+                model_digest=live.admission.model.model_digest,
+                numerics=numerics,
+                identical=not live.ring.completion_tokens or numerics == live.numerics,
+                reason=live.reason if live.numerics else "",
+            )
+            live.numerics = numerics
+            live.call.client.news(live.ring.request_id).notices.append(started)
+            woken.add(live.call.client.wake)
         self._charge_prompt(live)
         self._heard(live)
 
@@ -197,7 +210,7 @@ class Ring:
         live = self._live.get(prefill.request_id)
         if live is None or prefill.epoch != live.ring.epoch:
             return
-        self._computes(live)
+        self._computes(live, woken)
         if prefill.computed_tokens == 0:
             return  # it begins; what was cached is known when something is computed
         live.ring.prefilled(prefill.epoch, prefill.cached_tokens)
@@ -216,7 +229,7 @@ class Ring:
         fresh = scored.offset + len(scored.logprobs.logprobs) - live.prompt_scores
         if fresh <= 0:
             return
-        self._computes(live)
+        self._computes(live, woken)
         news = live.call.client.news(scored.request_id)
         scores = read_logprobs(scored.logprobs)
         news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
@@ -230,6 +243,8 @@ class Ring:
         if entry.ids and entry.epoch == live.ring.epoch and live.prompt_scores < live.admission.num_prompt_scores:
             self._placement.replay(live)  # they come before any token, so some were lost
             return
+        if entry.epoch == live.ring.epoch:
+            self._computes(live, woken)
         verdict = live.ring.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
         if verdict is Verdict.ACCEPT:
             client = live.call.client
@@ -243,7 +258,6 @@ class Ring:
                 entry.logprobs,
             )
             woken.add(client.wake)
-            self._computes(live)
             self.backlog.computed(count_delta(self._metrics, live, entry.choice, len(entry.ids), now))
             self.meter.computed(live.call.client.tenant, len(entry.ids), now)
         elif verdict is Verdict.REDIRECT:
@@ -285,7 +299,7 @@ class Ring:
         count_request(self._metrics, live, time.monotonic())
         self._close(live.call, usage)
 
-    def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+    def _close(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
         call.ended = True
         self.backlog.leave(call.ring_id)
         self.meter.leave(call.ring_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -21,16 +21,15 @@ from services.processor.responses import refusal
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabulary, VocabularySource
-from services.ring.events import Code, Refused, Status
+from services.ring.events import Code, Reason, Refused, Status
 from services.runtime.parsing import parse
 from services.runtime.processor_metrics import ProcessorMetrics
-from services.runtime.wire import status_from_proto, status_to_proto
+from services.runtime.wire import abort, status_from_proto
 
 log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,13 @@ class InferenceService:
                 error = await self._write_generate(client, context)
             else:
                 await self._send(context, refused)
-                error = status_from_proto(refused.terminal.error)
+                error = status_from_proto(refused.refused.status)
         except TimeoutError:
             error = self._stalled()
         finally:
             self._intake.close(client)
         if error is not None:
-            await _abort(context, error)
+            await abort(context, error)
 
     def _begin(
         self, client: ClientStream, data: bytes, call_timeout: float | None
@@ -108,7 +107,7 @@ class InferenceService:
             self._intake.close(client)
         if isinstance(end, Status):
             # Last: a client that takes nothing does not take its status either, and this waits until it does.
-            await _abort(context, end)
+            await abort(context, end)
         if end is not None:
             try:
                 raise end
@@ -157,8 +156,7 @@ class InferenceService:
             if (frame := client.take()) is not None:
                 for response in frame.responses:
                     await self._send(context, response)
-                    if response.HasField("terminal") and response.terminal.HasField("error"):
-                        error = status_from_proto(response.terminal.error)
+                    error = _failure_in(response) or error
             client.written()
             if client.num_live == 0:
                 return error
@@ -204,7 +202,7 @@ class InferenceService:
             return Caller(tenant_of(context.invocation_metadata() or (), self._tenant_header))
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, tenant="")
-            await _abort(context, refused.status)
+            await abort(context, refused.status)
 
     async def _send(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
         async with asyncio.timeout(self._bounds.stall_timeout):
@@ -213,7 +211,7 @@ class InferenceService:
     def _stalled(self) -> Status:
         log.info("client stalled")
         message = f"the client took nothing for {self._bounds.stall_timeout:g} s"
-        return Status(Code.RESOURCE_EXHAUSTED, message)
+        return Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
 
     # The rest
 
@@ -254,10 +252,13 @@ class InferenceService:
         try:
             return await self._desk.look_up(known, tenant, len(data))
         except Refused as refused:
-            await _abort(context, refused.status)
+            await abort(context, refused.status)
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End the RPC with a status and its details, such as RetryInfo."""
-    details = status_to_proto(status).SerializeToString()
-    await context.abort(_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
+def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
+    """The status that a response ends its request or choice with, if it does."""
+    if response.HasField("refused"):
+        return status_from_proto(response.refused.status)
+    if response.HasField("choice_finished") and response.choice_finished.HasField("error"):
+        return status_from_proto(response.choice_finished.error)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.processor.callers import MAX_TENANT_LENGTH
-from services.ring.events import Code, Refused
+from services.ring.events import invalid_field
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:
@@ -15,11 +15,8 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:
     """
     values = [value for key, value in metadata if key == header]
     if len(values) > 1:
-        raise Refused(Code.INVALID_ARGUMENT, f"{header}: {len(values)} values: expected one at most")
+        raise invalid_field(header, f"{len(values)} values: expected one at most")
     tenant = values[0] if values else ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_LENGTH:
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            f"{header}: {len(tenant)} characters: expected a name of at most {MAX_TENANT_LENGTH}",
-        )
+        raise invalid_field(header, f"{len(tenant)} characters: expected a name of at most {MAX_TENANT_LENGTH}")
     return tenant

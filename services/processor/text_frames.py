@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.ring.events import Cause, ChoiceEnd
+from services.ring.events import ChoiceEnd
 from services.ring.logprobs import PackedLogprobs
-from services.runtime.wire import read_logprobs, status_from_proto
+from services.runtime.wire import end_from_proto, read_logprobs
 
 
 class TextEntry(NamedTuple):
@@ -47,17 +47,18 @@ def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
 
 def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, int, ChoiceEnd]]:
     """Every (request id, epoch, choice, end), in order."""
-    for finish in outputs.finishes:
-        stop = finish.WhichOneof("stop")
+    for finished in outputs.finished:
+        stop = finished.WhichOneof("stop")
+        cause, error = end_from_proto(finished.finish_reason, finished.error if finished.HasField("error") else None)
         yield (
-            finish.request_id,
-            finish.epoch,
-            finish.choice,
+            finished.request_id,
+            finished.epoch,
+            finished.choice,
             ChoiceEnd(
-                cause=Cause(finish.cause),
-                position=finish.position,
-                stop_token_id=finish.stop_token_id if stop == "stop_token_id" else None,
-                stop_string=finish.stop_string if stop == "stop_string" else None,
-                error=status_from_proto(finish.error) if finish.HasField("error") else None,
+                cause,
+                position=finished.position,
+                stop_token_id=finished.stop_token_id if stop == "stop_token_id" else None,
+                stop_string=finished.stop_string if stop == "stop_string" else None,
+                error=error,
             ),
         )

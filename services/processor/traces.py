@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from ringline.inference.v1 import inference_pb2
 
-from services.ring.events import Cause, Status
+from services.ring.events import Cause, Code, Status
 from services.ring.routes import Route
 from services.runtime.tracing import MAX_TRACEPARENT, Tracing
+from services.runtime.wire import status_from_proto
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_EVENTS = 64
 """Of one request: one that goes round and round has no longer a trace than others."""
+_NO_ERRORS = {Code.CANCELLED: Cause.CANCELLED, Code.DEADLINE_EXCEEDED: Cause.DEADLINE}
 
 
 class RequestTraces:
@@ -76,10 +78,10 @@ class RequestTrace:
             attributes |= {"changed": changed, "reason": reason}
         self._span.add_event("failover" if changed else "submitted", attributes, self._now())
 
-    def closed(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Terminal) -> None:
+    def closed(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
         """Its last terminal is known."""
-        if isinstance(closing, inference_pb2.Terminal):
-            self._failed(Cause(closing.cause).name, closing.error.code if closing.HasField("error") else None)
+        if isinstance(closing, inference_pb2.Refused):
+            self._refused(status_from_proto(closing.status))
         elif call.live is not None:
             self._finished(call.live, closing)
 
@@ -100,7 +102,7 @@ class RequestTrace:
 
     def refused(self, status: Status) -> None:
         """It was not taken; that is the end of it."""
-        self._failed(Cause.ERROR.name, status.code)
+        self._refused(status)
         self._span.end(self._now())
 
     def delivered(self) -> None:
@@ -110,6 +112,11 @@ class RequestTrace:
             attributes = {"gen_ai.usage.output_tokens": self._tokens}
             self._tracing.span("deliver", self.traceparent, self._first_delta_at, now, attributes)
         self._span.end(self._tracing.nanoseconds(now))
+
+    def _refused(self, status: Status) -> None:
+        """A client that cancels, or whose time is over, is no error."""
+        cause = _NO_ERRORS.get(status.code)
+        self._failed(Cause.ERROR.name if cause is None else cause.name, status.code if cause is None else None)
 
     def _failed(self, cause: str, code: int | None) -> None:
         """Messages may hold what a client wrote, and are left out."""

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import sampling_pb2
 
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused, invalid_field
 from services.runtime.parsing import MessageLimits
 from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
@@ -58,7 +57,7 @@ class ModelLimits:
 
 def refuse(field: str, problem: str) -> Refused:
     """INVALID_ARGUMENT, naming the field. Short enough for a status, whatever ``problem`` quotes."""
-    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem[:MAX_PROBLEM_LENGTH]}")
+    return invalid_field(field, problem[:MAX_PROBLEM_LENGTH])
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
@@ -85,7 +84,8 @@ def check_request_id(request_id: str) -> None:
 def check_model(name: str, limits: ModelLimits) -> None:
     """NOT_FOUND for a model that is not served."""
     if name and name != limits.name:
-        raise Refused(Code.NOT_FOUND, f"model: {name[:200]!r} is not served here: expected {limits.name!r}")
+        problem = f"{name[:200]!r} is not served here: expected {limits.name!r}"
+        raise Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:
@@ -127,7 +127,7 @@ def check_prompt_length(length: int, limits: ModelLimits) -> None:
         )
 
 
-def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -> None:
+def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) -> None:
     """Ranges of the sampling parameters."""
     _check_float("sampling.temperature", sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
     _check_float("sampling.top_p", sampling, "top_p", 0.0, 1.0, low_open=True)
@@ -157,7 +157,7 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, limits: ModelLimits) -
 
 
 def check_candidates(
-    sampling: sampling_pb2.SamplingParams,
+    sampling: inference_pb2.SamplingParams,
     stopping: inference_pb2.StoppingParams,
     bad_words: Sequence[Sequence[int]],
     eos_token_ids: Iterable[int],
@@ -236,27 +236,32 @@ def _check_output(output: inference_pb2.OutputParams, limits: ModelLimits) -> No
 
 
 def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
-    if not request.resume:
+    if not request.HasField("resume"):
         return
+    if not request.resume.choices:
+        raise refuse("resume.choices", "empty: expected the choices that are not finished")
     if not request.sampling.HasField("seed"):
         raise refuse("sampling.seed", "absent: a resume needs the seed that Admitted returned")
     n = request.sampling.n if request.sampling.HasField("n") else 1
     seen: set[int] = set()
-    for index, resumed in enumerate(request.resume):
+    for index, resumed in enumerate(request.resume.choices):
+        field = f"resume.choices[{index}]"
         if resumed.choice >= n:
-            raise refuse(f"resume[{index}].choice", f"{resumed.choice} is out of range: expected 0 to {n - 1}")
+            raise refuse(f"{field}.choice", f"{resumed.choice} is out of range: expected 0 to {n - 1}")
         if resumed.choice in seen:
-            raise refuse(f"resume[{index}].choice", f"{resumed.choice} is listed twice")
+            raise refuse(f"{field}.choice", f"{resumed.choice} is listed twice")
         seen.add(resumed.choice)
         if len(resumed.token_ids) > limits.max_model_len:
             problem = f"{len(resumed.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
-            raise refuse(f"resume[{index}].token_ids", problem)
-        check_token_ids(f"resume[{index}].token_ids", resumed.token_ids, limits)
+            raise refuse(f"{field}.token_ids", problem)
+        check_token_ids(f"{field}.token_ids", resumed.token_ids, limits)
         if request.stopping.HasField("max_tokens") and len(resumed.token_ids) > request.stopping.max_tokens:
             raise refuse(
-                f"resume[{index}].token_ids",
+                f"{field}.token_ids",
                 f"{len(resumed.token_ids)} ids are more than max_tokens, {request.stopping.max_tokens}",
             )
+    if not request.resume.model_digest and any(resumed.token_ids for resumed in request.resume.choices):
+        raise refuse("resume.model_digest", "absent: expected as the last Started said")
 
 
 def _check_strings(field: str, strings: Sequence[str], most: int, most_bytes: int) -> None:
@@ -275,7 +280,7 @@ def _check_range(field: str, value: int, low: int, high: int) -> None:
 
 def _check_float(
     field: str,
-    message: sampling_pb2.SamplingParams,
+    message: inference_pb2.SamplingParams,
     name: str,
     low: float,
     high: float,

@@ -30,8 +30,8 @@ class PeerView:
 def engine_view(name: str, state: str, load: engine_pb2.Load, own: int, linked: tuple[str, ...]) -> PeerView:
     """Of an engine."""
     shown = {
-        "running": load.running,
-        "waiting": load.waiting,
+        "running": load.running_choices,
+        "waiting": load.waiting_requests,
         "kv_usage": round(load.kv_usage, 4),
         "kv_blocks": load.blocks_total,
         "preemptions": load.preemptions,

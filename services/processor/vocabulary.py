@@ -60,7 +60,7 @@ class VocabularySource:
             if not free():  # somebody came meanwhile
                 self.check(model)
             self.current = fetched
-        log.info("learned model", model=model.model, tokenizer=model.tokenizer_fingerprint)
+        log.info("learned model", model=model.model, tokenizer=model.tokenizer_digest)
         return model
 
     def check(self, model: engine_pb2.GetModelResponse) -> None:
@@ -76,9 +76,9 @@ class VocabularySource:
         except ValueError as error:
             raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
         fingerprint = tokenizer.fingerprint()
-        if fingerprint != model.tokenizer_fingerprint:
+        if fingerprint != model.tokenizer_digest:
             raise LinkRefused(
-                f"its tokenizer's fingerprint is {model.tokenizer_fingerprint}, that of the files it sent {fingerprint}"
+                f"its tokenizer's fingerprint is {model.tokenizer_digest}, that of the files it sent {fingerprint}"
             )
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
         return Vocabulary(model, tokenizer, chat, limits)
@@ -94,12 +94,12 @@ def _identity(model: engine_pb2.GetModelResponse) -> tuple[Any, ...]:
         model.vocab_size,
         model.max_model_len,
         tuple(model.eos_token_ids),
-        model.tokenizer_fingerprint,
+        model.tokenizer_digest,
     )
 
 
 def _difference(ours: engine_pb2.GetModelResponse, theirs: engine_pb2.GetModelResponse) -> str:
-    names = ("model", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_fingerprint")
+    names = ("model", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_digest")
     differing = [
         f"{name} is {theirs_!r}, expected {ours_!r}"
         for name, ours_, theirs_ in zip(names, _identity(ours), _identity(theirs), strict=True)

@@ -6,6 +6,7 @@ is slow gets fewer, larger frames; memory stays that of the ledger.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -13,6 +14,7 @@ from services.ring.events import ChoiceEnd, Prefill, Status
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.logprobs import PackedLogprobs
+from services.ring.peer_list import PeerChange, PeerListSender
 
 MAX_FRAME_BYTES = 1 << 20
 # Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
@@ -49,7 +51,7 @@ class OutputFrame:
     """(request id, epoch, choice, end)."""
     closed: list[tuple[str, int]] = field(default_factory=list)
     rejections: list[RejectedCommand] = field(default_factory=list)
-    peers: list[PeerId] | None = None
+    peers: PeerChange | None = None
 
 
 class _Cursor:
@@ -84,18 +86,19 @@ class _Cursor:
 class OutboundLink:
     """What one attached peer has been sent, and what is new for it."""
 
-    def __init__(self, peer: PeerId) -> None:
+    def __init__(self, peer: PeerId, attached: Iterable[PeerId] = ()) -> None:
+        """``attached``: who is there, this peer included."""
         self.peer = peer
+        self.peers = PeerListSender(attached)
         self._cursors: dict[str, _Cursor] = {}
         self._dirty: dict[str, None] = {}
         self._closed: dict[str, int] = {}
         self._rejections: list[RejectedCommand] = []
-        self._peers: list[PeerId] | None = None
 
     @property
     def pending(self) -> bool:
         """Whether ``take`` would return a frame."""
-        return bool(self._dirty or self._closed or self._rejections or self._peers is not None)
+        return bool(self._dirty or self._closed or self._rejections or self.peers.pending)
 
     @property
     def num_rejections(self) -> int:
@@ -134,26 +137,21 @@ class OutboundLink:
         """Tell the peer that a command was refused."""
         self._rejections.append(rejection)
 
-    def announce(self, peers: list[PeerId]) -> None:
-        """Tell the peer who is attached."""
-        self._peers = peers
-
     def clear(self) -> None:
         """The peer's stream is over: forget all, for gRPC may keep it until the peer takes what is under way."""
         self._cursors.clear()
         self._dirty.clear()
         self._closed.clear()
         self._rejections.clear()
-        self._peers = None
+        self.peers.clear()
 
     def take(self, max_bytes: int = MAX_FRAME_BYTES) -> OutputFrame | None:
         """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
         if not self.pending:
             return None
         frame = OutputFrame(
-            peers=self._peers, closed=list(islice(self._closed.items(), max(1, max_bytes // _ENTRY_BYTES)))
+            peers=self.peers.take(), closed=list(islice(self._closed.items(), max(1, max_bytes // _ENTRY_BYTES)))
         )
-        self._peers = None
         for request_id, _ in frame.closed:
             del self._closed[request_id]
         size = _ENTRY_BYTES * len(frame.closed)

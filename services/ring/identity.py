@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from services.ring.events import Code, Reason, Refused, invalid_field
+
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-CONTRACT_VERSION = 1
+MIN_VERSION, MAX_VERSION = 1, 1
+"""The versions of the contract that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
 
 
@@ -34,12 +37,20 @@ def is_ring_id_of(request_id: str, incarnation: int) -> bool:
     )
 
 
-def hello_problem(name: str, incarnation: int, contract_version: int) -> str | None:
-    """What is wrong with a Hello, as a sentence; None if nothing is."""
+def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -> int:
+    """The highest version of the contract that the sender of a Hello and this code both speak; raises ``Refused``."""
     if not PEER_NAME.fullmatch(name):
-        return f"hello.name: {name[:200]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
+        problem = f"{name[:200]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
+        raise invalid_field("hello.name", problem)
     if incarnation == 0:
-        return "hello.incarnation: 0 is not an incarnation: expected the start of this process, such as its time"
-    if contract_version != CONTRACT_VERSION:
-        return f"hello.contract_version: {contract_version} is not spoken here: expected {CONTRACT_VERSION}"
-    return None
+        problem = "0 is not an incarnation: expected the start of this process, such as its time"
+        raise invalid_field("hello.incarnation", problem)
+    version = min(max_version, MAX_VERSION)
+    if version < max(min_version, MIN_VERSION):
+        problem = f"versions {min_version} to {max_version} of the contract are not spoken here"
+        raise Refused(
+            Code.FAILED_PRECONDITION,
+            f"hello: {problem}: expected {MIN_VERSION} to {MAX_VERSION} among them",
+            reason=Reason.VERSION_MISMATCH,
+        )
+    return version

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.quota import MAX_ID_BYTES, MAX_LOGPROB_BYTES, Quota
@@ -78,6 +78,7 @@ class Ledgers:
                 Code.RESOURCE_EXHAUSTED,
                 f"this engine holds {self._max_entries} requests whose submitters have not said Done",
                 retry_after_ms=self._retry_after_ms(),
+                reason=Reason.QUOTA,
             )
         tenant = submission.tenant
         logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.logprob_bytes, old.id_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.ring.events import Code, Refused
+from services.ring.events import Code, Reason, Refused
 from services.ring.shares import Shares
 
 MAX_LOGPROB_BYTES = 256 << 20
@@ -38,6 +38,7 @@ class Quota:
                 f"{shares.held(tenant) - freed} of them for this tenant, and these take {wanted}: expected at most "
                 f"{shares.most} together, and a tenant's no more than it leaves free",
                 retry_after_ms=self._retry_after_ms(tenant),
+                reason=Reason.QUOTA,
             )
 
     def take(self, tenant: str, size: int) -> None:

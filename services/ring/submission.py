@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from services.ring.events import Code, Refused
+from services.ring.events import Reason, invalid_field
 from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.logprobs import memory_bytes
 
@@ -62,15 +62,10 @@ class Submission(Generic[Order]):
     def check(self, peer: PeerId) -> None:
         """Raise ``Refused`` for what ``peer`` may not submit."""
         if not is_ring_id_of(self.request_id, peer.incarnation):
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"request_id: {self.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's "
-                f"incarnation {peer.incarnation}",
-            )
+            problem = f"{self.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's incarnation"
+            raise invalid_field("request_id", f"{problem} {peer.incarnation}")
         if self.epoch < 1:
-            raise Refused(Code.INVALID_ARGUMENT, "epoch: 0 is not an epoch: expected at least 1")
+            raise invalid_field("epoch", "0 is not an epoch: expected at least 1")
         if len(self.output_context) > MAX_OUTPUT_CONTEXT_BYTES:
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"output_context: {len(self.output_context)} bytes: expected at most {MAX_OUTPUT_CONTEXT_BYTES}",
-            )
+            problem = f"{len(self.output_context)} bytes: expected at most {MAX_OUTPUT_CONTEXT_BYTES}"
+            raise invalid_field("output_context", problem, reason=Reason.TOO_LARGE)

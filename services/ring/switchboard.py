@@ -11,7 +11,7 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Refused, Status
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from services.ring.ledgers import Ledgers
@@ -19,7 +19,7 @@ from services.ring.logprobs import LogprobArrays, PackedLogprobs
 from services.ring.submission import Order, Submission
 
 MAX_PEERS = 256
-"""Attached at a time: each change of who is there is told to all of them, as a list of all of them."""
+"""Attached at a time: each change of who is there is told to all of them."""
 
 Order_contra = TypeVar("Order_contra", contravariant=True)
 
@@ -67,13 +67,20 @@ class Switchboard(Generic[Order]):
             raise Refused(
                 Code.FAILED_PRECONDITION,
                 f"hello.incarnation: {peer.name} is attached with the newer incarnation {old.peer.incarnation}",
+                reason=Reason.SUPERSEDED,
             )
         if old is None and len(self._links) >= MAX_PEERS:
-            raise Refused(Code.RESOURCE_EXHAUSTED, f"hello: {MAX_PEERS} peers are attached, and no more are taken")
+            message = f"hello: {MAX_PEERS} peers are attached, and no more are taken"
+            raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA)
         if old is not None:
             self._ledgers.orphan(old.peer, now)
             old.clear()
-        link = OutboundLink(peer)
+            del self._links[peer.name]
+        for other in self._links.values():
+            if old is not None:
+                other.peers.remove(old.peer)
+            other.peers.add(peer)
+        link = OutboundLink(peer, [*self.attached(), peer])
         self._links[peer.name] = link
         for entry in self._ledgers:
             if entry.submitter.name == peer.name and entry.submitter.incarnation < peer.incarnation:
@@ -84,7 +91,6 @@ class Switchboard(Generic[Order]):
                     self._ledgers.claim(entry.request_id)
             if entry.submitter == peer:
                 entry.in_reply_to = 0
-        self._announce()
         return link, old
 
     def detach(self, link: OutboundLink, now: float) -> None:
@@ -94,7 +100,8 @@ class Switchboard(Generic[Order]):
         del self._links[link.peer.name]
         link.clear()
         self._ledgers.orphan(link.peer, now)
-        self._announce()
+        for other in self._links.values():
+            other.peers.remove(link.peer)
 
     def expire(self, now: float) -> None:
         """Cancel and forget what has been an orphan for too long. Call at least every second."""
@@ -167,10 +174,8 @@ class Switchboard(Generic[Order]):
         if epoch <= entry.epoch:
             raise Refused(Code.ALREADY_EXISTS, f"epoch: {epoch} is not higher than {entry.epoch}")
         if foreign := delivered.keys() - entry.choices.keys():
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"delivered: {min(foreign)} is no choice of this request: expected some of {list(entry.choices)}",
-            )
+            problem = f"{min(foreign)} is no choice of this request: expected some of {list(entry.choices)}"
+            raise invalid_field("delivered", problem)
         receiver = self._receiver(deliver_to or peer.name)
         if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
             self._links[entry.deliver_to].drop(request_id)
@@ -261,7 +266,8 @@ class Switchboard(Generic[Order]):
 
     def _check_submission(self, peer: PeerId, submission: Submission[Order]) -> None:
         if self.draining:
-            raise Refused(Code.UNAVAILABLE, "this engine is draining: submit elsewhere", retry_after_ms=0)
+            message = "this engine is draining: submit elsewhere"
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         link = self._links.get(peer.name)
         if link is None or link.peer != peer:
             raise Refused(Code.ABORTED, f"{peer.name} is attached no longer with incarnation {peer.incarnation}")
@@ -275,7 +281,8 @@ class Switchboard(Generic[Order]):
     def _receiver(self, name: str) -> OutboundLink:
         link = self._links.get(name)
         if link is None:
-            raise Refused(Code.UNAVAILABLE, f"deliver_to: {name} is not attached here", retry_after_ms=0)
+            message = f"deliver_to: {name} is not attached here"
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.UNKNOWN_PEER, field="deliver_to")
         return link
 
     def _mark(self, entry: LedgerEntry) -> None:
@@ -289,8 +296,3 @@ class Switchboard(Generic[Order]):
         self._ledgers.remove(entry)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
-
-    def _announce(self) -> None:
-        peers = self.attached()
-        for link in self._links.values():
-            link.announce(peers)

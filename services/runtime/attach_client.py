@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.types.v1 import link_pb2
 
-from services.ring.identity import CONTRACT_VERSION, PeerId
+from services.ring.identity import PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
 from services.runtime.redial import LinkRefused, keep_linked
+from services.runtime.wire import hello_of
 
 log = structlog.get_logger(__name__)
 
@@ -114,11 +114,8 @@ class EngineLink:
         engine = PeerId(model.name, model.incarnation)
         self._call = stub.Attach()
         try:
-            hello = link_pb2.Hello(
-                name=self._me.name, incarnation=self._me.incarnation, contract_version=CONTRACT_VERSION
-            )
             async with asyncio.timeout(WELCOME_TIMEOUT):
-                await self._call.write(engine_pb2.AttachRequest(hello=hello))
+                await self._call.write(engine_pb2.AttachRequest(hello=hello_of(self._me)))
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")

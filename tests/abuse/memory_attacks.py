@@ -12,7 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
-from services.ring.identity import CONTRACT_VERSION
+from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
 from tests.abuse.wire import Connection, message
 
@@ -50,12 +50,14 @@ def _stops(count: int) -> inference_pb2.GenerateRequest:
 
 
 def _biases(count: int) -> inference_pb2.GenerateRequest:
-    sampling = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
+    sampling = inference_pb2.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
     return inference_pb2.GenerateRequest(text="a", sampling=sampling)
 
 
 def _resumes(count: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(text="a", resume=[sampling_pb2.ResumedChoice()] * count)
+    return inference_pb2.GenerateRequest(
+        text="a", resume=inference_pb2.Resume(choices=[sampling_pb2.ResumedChoice()] * count)
+    )
 
 
 def _calls(count: int) -> inference_pb2.GenerateRequest:
@@ -141,7 +143,7 @@ async def _unread_lookups(client: HostileClient) -> None:
 def hello_of(client: HostileClient) -> link_pb2.Hello:
     """Of a peer in a new life."""
     name, incarnation = client.life()
-    return link_pb2.Hello(name=name, incarnation=incarnation, contract_version=CONTRACT_VERSION)
+    return link_pb2.Hello(name=name, incarnation=incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
 
 
 def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_pb2.Submit:
@@ -229,7 +231,7 @@ async def _wide_contexts(client: HostileClient) -> None:
             context = detokenizer_pb2.OutputContext(
                 reply_to=hello.name,
                 reply_incarnation=hello.incarnation,
-                tokenizer_fingerprint=client.tokenizer,
+                tokenizer_digest=client.tokenizer,
                 stop_strings=[f"{number}{at}" for at in range(1500)],
             )
             wanted = submit(client, number, hello)
@@ -249,7 +251,7 @@ async def _unread_texts(client: HostileClient) -> None:
     async with client.connection("engine") as connection:
         stream = await attach(client, connection, hello)
         context = detokenizer_pb2.OutputContext(
-            reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_fingerprint=client.tokenizer
+            reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_digest=client.tokenizer
         )
         for number in range(16):
             wanted = submit(client, number, hello)
@@ -260,7 +262,7 @@ async def _unread_texts(client: HostileClient) -> None:
 
 
 async def _large_hellos(client: HostileClient) -> None:
-    hello = link_pb2.Hello(name="n" * (LARGE - 64), incarnation=1, contract_version=CONTRACT_VERSION)
+    hello = link_pb2.Hello(name="n" * (LARGE - 64), incarnation=1, min_version=MIN_VERSION, max_version=MAX_VERSION)
     await client.ask(DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString())
 
 

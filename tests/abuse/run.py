@@ -87,7 +87,7 @@ class Target:
         async with open_channel(self.services["engine"].address) as channel:
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
-            return str(model.tokenizer_fingerprint)
+            return str(model.tokenizer_digest)
 
 
 @asynccontextmanager

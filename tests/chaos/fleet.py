@@ -16,12 +16,12 @@ from typing import Any
 import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.types.v1 import link_pb2
 
-from services.ring.identity import CONTRACT_VERSION
+from services.ring.identity import PeerId
 from services.runtime.channels import check_health, open_channel
 from services.runtime.incarnation import new_incarnation
 from services.runtime.variables import PARENT_VARIABLE
+from services.runtime.wire import hello_of
 from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 
@@ -210,13 +210,13 @@ async def held(kind: str, address: str) -> Held:
         if kind == "engine":
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load
-            return Held(load.ledgers, load.blocks_used, load.running, load.waiting)
+            return Held(load.ledgers, load.blocks_used, load.running_choices, load.waiting_requests)
         return Held(live_requests=await _live_requests(channel))
 
 
 async def _live_requests(channel: grpc.aio.Channel) -> int:
     """Of a detokenizer: it tells whoever subscribes."""
-    hello = link_pb2.Hello(name="chaos", incarnation=new_incarnation(), contract_version=CONTRACT_VERSION)
+    hello = hello_of(PeerId("chaos", new_incarnation()))
     stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
     call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=60)
     try:

@@ -29,7 +29,7 @@ class Tally:
     requests: int = 0
     cancelled: int = 0
     slow: int = 0
-    continued: int = 0
+    moved: int = 0
     not_identical: int = 0
     resumed: int = 0
     sorts: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ class Load:
         tally.requests += 1
         tally.cancelled += cancelled
         tally.slow += slow
-        tally.continued += outcome.continued
+        tally.moved += outcome.moved
         tally.not_identical += outcome.not_identical
         tally.resumed += outcome.resumed
         tally.sorts[spec.name.partition("-")[0]] += 1

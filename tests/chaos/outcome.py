@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ringline import Admitted, Continued, Delta, Event, Finished, FinishReason, PromptLogprobs, Resumed, Usage
+from ringline import Admitted, Delta, Event, Finished, FinishReason, PromptLogprobs, Resumed, Started, Usage
 
 
 class Fault(StrEnum):
@@ -73,7 +73,7 @@ class Outcome:
     """Rules of the stream that were broken."""
     pauses: list[Pause] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
-    continued: int = 0
+    moved: int = 0
     not_identical: int = 0
     resumed: int = 0
     """Times that the client went on at another processor."""
@@ -104,8 +104,8 @@ class Outcome:
                 if event.offset != len(self.prompt_logprobs):
                     self.broken.append(f"log probabilities of the prompt from {event.offset}")
                 self.prompt_logprobs += event.logprobs
-            case Continued():
-                self.continued += 1
+            case Started():
+                self.moved += bool(event.reason)
                 self.not_identical += not event.identical
                 self._reason = event.reason
             case Resumed():

@@ -150,7 +150,7 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "sorts": dict(tally.sorts),
         "cancelled": tally.cancelled,
         "slow_readers": tally.slow,
-        "continued": tally.continued,
+        "moved": tally.moved,
         "not_identical": tally.not_identical,
         **{fault.replace(" ", "_"): tally.faults[fault] for fault in Fault},
         "details": tally.details,
@@ -163,7 +163,7 @@ def _phase_lines(phase: Phase) -> list[str]:
     counts = ", ".join(f"{tally.faults[fault]} {fault}" for fault in Fault)
     lines = [
         f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
-        f"{tally.slow} read slowly), {tally.continued} times continued: {counts}"
+        f"{tally.slow} read slowly), {tally.moved} times moved: {counts}"
     ]
     for what, values in _pauses(tally).items():
         if values:

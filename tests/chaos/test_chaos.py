@@ -8,7 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from ringline import Continued, Delta, Finished, FinishReason, Usage
+from ringline import Delta, Finished, FinishReason, Started, Usage
 
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet
@@ -27,7 +27,7 @@ async def test_nothing_is_lost_in_a_minute_of_chaos() -> None:
     assert not report.problems
     assert report.faults[Kind.KILL] >= 5
     assert report.faults[Kind.HANG] >= 2
-    assert sum(phase.tally.continued for phase in report.phases), "no request was hit"
+    assert sum(phase.tally.moved for phase in report.phases), "no request was hit"
     assert all(phase.tally.requests for phase in report.phases[:2])
 
 
@@ -116,7 +116,7 @@ def test_what_a_client_cancelled_may_be_short_but_not_wrong() -> None:
 def test_a_pause_lies_between_two_deltas_and_has_a_reason() -> None:
     outcome = Outcome()
     outcome.take(Delta(0, 0, "a", (7,), None))
-    outcome.take(Continued("engine engine-0 was lost", identical=True))
+    outcome.take(Started("model", "numerics", identical=True, reason="engine engine-0 was lost"))
     outcome.take(Delta(0, 1, "b", (8,), None))
     outcome.take(Delta(0, 2, "c", (9,), None))
     assert [pause.reason for pause in outcome.pauses] == ["engine engine-0 was lost"]

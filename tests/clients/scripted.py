@@ -6,6 +6,7 @@ A script is an async generator: it is given the request and yields its responses
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from ringline.types.v1 import link_pb2, output_pb2, sampling_pb2
+from ringline.types.v1 import link_pb2, output_pb2
 
 from tests.ports import HeldPort
 
@@ -36,7 +37,7 @@ Script = Callable[[pb.GenerateRequest], AsyncIterator[pb.GenerateResponse]]
 
 
 def admitted(n: int = 1, prompt_tokens: int = 3, **fields: object) -> pb.GenerateResponse:
-    sampling = sampling_pb2.SamplingParams(n=n, seed=7, temperature=0.0, top_p=1.0)
+    sampling = pb.SamplingParams(n=n, seed=7, temperature=0.0, top_p=1.0)
     stopping = pb.StoppingParams(max_tokens=16, min_tokens=0, ignore_eos=False)
     message = pb.Admitted(prompt_tokens=prompt_tokens, sampling=sampling, stopping=stopping, model="tiny", **fields)
     return pb.GenerateResponse(admitted=message)
@@ -47,23 +48,30 @@ def delta(position: int, token_ids: Sequence[int], text: str, choice: int = 0, l
     return pb.GenerateResponse(delta=message)
 
 
-def terminal(
-    cause: output_pb2.FinishCause = output_pb2.FINISH_CAUSE_LENGTH,
+def ended(
+    reason: output_pb2.FinishReason = output_pb2.FINISH_REASON_LENGTH,
     choice: int = 0,
     completion: int | None = None,
     error: status_pb2.Status | None = None,
     **stop: object,
-) -> pb.GenerateResponse:
-    """With usage if ``completion`` is given: 3 prompt tokens, 1 of them cached."""
-    message = pb.Terminal(choice=choice, cause=cause, error=error, **stop)
+) -> list[pb.GenerateResponse]:
+    """The end of a choice; and of the request if ``completion`` is given: 3 prompt tokens, 1 of them cached."""
+    message = pb.ChoiceFinished(choice=choice, finish_reason=reason, error=error, **stop)
+    responses = [pb.GenerateResponse(choice_finished=message)]
     if completion is not None:
-        message.usage.CopyFrom(pb.Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=completion))
-    return pb.GenerateResponse(terminal=message)
+        usage = pb.Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=completion)
+        responses.append(pb.GenerateResponse(request_finished=pb.RequestFinished(usage=usage)))
+    return responses
+
+
+def started(reason: str = "", *, identical: bool = True) -> pb.GenerateResponse:
+    """An engine begins, or goes on."""
+    message = pb.Started(model_digest="model", numerics="numerics", identical=identical, reason=reason)
+    return pb.GenerateResponse(started=message)
 
 
 def refusal(code: grpc.StatusCode, message: str, *details: Message) -> pb.GenerateResponse:
-    cause = pb.Terminal(cause=output_pb2.FINISH_CAUSE_ERROR, error=status(code, message, *details))
-    return pb.GenerateResponse(terminal=cause)
+    return pb.GenerateResponse(refused=pb.Refused(status=status(code, message, *details)))
 
 
 def status(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
@@ -79,7 +87,8 @@ async def hello(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateRespons
     yield delta(0, [10], "Hello")
     yield delta(1, [11, 12], ", wor")
     yield delta(3, [13], "ld")
-    yield terminal(output_pb2.FINISH_CAUSE_STOP, completion=4, stop_token_id=13)
+    for response in ended(output_pb2.FINISH_REASON_STOP, completion=4, stop_token_id=13):
+        yield response
 
 
 async def forever(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
@@ -92,11 +101,12 @@ async def forever(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateRespo
         await asyncio.sleep(0.001)
 
 
-def play(*responses: pb.GenerateResponse | Exception) -> Script:
+def play(*responses: pb.GenerateResponse | Exception | list[pb.GenerateResponse]) -> Script:
     """A script that yields these and raises what is an exception."""
 
     async def script(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
-        for response in responses:
+        lists = [part if isinstance(part, list) else [part] for part in responses]
+        for response in itertools.chain.from_iterable(lists):
             if isinstance(response, Exception):
                 raise response
             copy = pb.GenerateResponse()
@@ -157,10 +167,10 @@ class ScriptedInference(InferenceServiceServicer):
         try:
             async for response in self._script(request):
                 yield response
-                if response.terminal.HasField("error") and not response.terminal.HasField("choice"):
-                    code = next(code for code in grpc.StatusCode if code.value[0] == response.terminal.error.code)
+                if response.HasField("refused"):
+                    code = next(code for code in grpc.StatusCode if code.value[0] == response.refused.status.code)
                     played.set()
-                    await context.abort(code, response.terminal.error.message)
+                    await context.abort(code, response.refused.status.message)
             played.set()
         except Abort as abort:
             played.set()
@@ -198,9 +208,10 @@ class ScriptedInference(InferenceServiceServicer):
                 elif task := live.pop(frame.cancel.request_id, None):
                     task.cancel()
                     self.cancelled.set()
-                    end = pb.Terminal(cause=output_pb2.FINISH_CAUSE_CANCELLED, choice=0, usage=pb.Usage())
-                    last = pb.GenerateResponse(request_id=frame.cancel.request_id, terminal=end)
-                    await news.put(pb.SessionResponse(responses=[last]))
+                    last = ended(output_pb2.FINISH_REASON_CANCELLED, completion=0)
+                    for response in last:
+                        response.request_id = frame.cancel.request_id
+                    await news.put(pb.SessionResponse(responses=last))
         finally:
             for task in live.values():
                 task.cancel()
@@ -210,7 +221,7 @@ class ScriptedInference(InferenceServiceServicer):
             async for response in self._script(request):
                 if not response.in_reply_to:
                     response.request_id = request.request_id
-                if response.HasField("terminal"):
+                if response.WhichOneof("event") in ("refused", "request_finished"):
                     live.pop(request.request_id, None)
                 await news.put(pb.SessionResponse(responses=[response]))
         except (Abort, Cut) as end:

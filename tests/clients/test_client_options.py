@@ -11,8 +11,8 @@ import grpc
 import pytest
 import ringline
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
-from ringline.types.v1.sampling_pb2 import SamplingParams
 
 
 def build(options, prompt="Hi", messages=None, token_ids=None):

@@ -6,11 +6,11 @@ import grpc
 import pytest
 import ringline
 from google.rpc import error_details_pb2
-from ringline import Admitted, Continued, Delta, Finished, Prefill, PromptLogprobs, TokenLogprob, Usage
+from ringline import Admitted, Delta, Finished, Prefill, PromptLogprobs, Started, TokenLogprob, Usage
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted import Abort, Cut, admitted, delta, forever, play, refusal, status, terminal
+from tests.clients.scripted import Abort, Cut, admitted, delta, ended, forever, play, refusal, started, status
 
 
 async def test_an_answer_is_streamed_and_whole(server, ask):
@@ -33,9 +33,9 @@ async def test_choices_are_kept_apart(server, ask):
             delta(0, [1], "a", choice=1),
             delta(0, [2], "b", choice=0),
             delta(1, [3], "c", choice=1),
-            terminal(choice=1, cause=output_pb2.FINISH_CAUSE_STOP, stop_string="END"),
+            ended(choice=1, reason=output_pb2.FINISH_REASON_STOP, stop_string="END"),
             delta(1, [4], "d", choice=0),
-            terminal(choice=0, completion=4),
+            ended(choice=0, completion=4),
         )
     )
     first, second = (await ask(n=2)).generation.choices
@@ -51,17 +51,17 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
         play(
             admitted(prompt_token_ids=[1, 2, 3]),
             pb.GenerateResponse(prefill=pb.PrefillProgress(computed_tokens=2, cached_tokens=1)),
-            pb.GenerateResponse(prompt_logprobs=packed),
+            pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=packed)),
             delta(0, [5, 8], "ab", logprobs=packed),
-            pb.GenerateResponse(continued=pb.Continued(reason="engine died", identical=True)),
+            started("engine died"),
             delta(2, [9], "c", logprobs=output_pb2.Logprobs(logprobs=[-2.0], ranks=[3])),
-            terminal(completion=3),
+            ended(completion=3),
         )
     )
     outcome = await ask(logprobs=2, return_prompt_token_ids=True)
     unpacked = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))), TokenLogprob(-1.5, 2, ((7, -0.25), (8, -1.5))))
     assert outcome.events[1:3] == [Prefill(2, 1), PromptLogprobs(0, unpacked)]
-    assert outcome.events[4] == Continued("engine died", identical=True)
+    assert outcome.events[4] == Started("model", "numerics", identical=True, reason="engine died")
     assert outcome.generation.logprobs == (*unpacked, TokenLogprob(-2.0, 3, ()))
     assert outcome.generation.prompt_logprobs == unpacked
     assert outcome.generation.request.prompt_token_ids == (1, 2, 3)
@@ -70,9 +70,9 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
 async def test_prompt_log_probabilities_in_parts_are_assembled(server, ask):
     def part(offset, *ranks):
         packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
-        return pb.GenerateResponse(prompt_logprobs=packed, prompt_logprobs_offset=offset)
+        return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))
 
-    server.plays(play(admitted(), part(0, 1, 2), part(2, 3), part(3), delta(0, [5], "a"), terminal(completion=1)))
+    server.plays(play(admitted(), part(0, 1, 2), part(2, 3), part(3), delta(0, [5], "a"), ended(completion=1)))
     outcome = await ask(prompt_logprobs=0)
     assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2, 3]
     assert [(event.offset, len(event.logprobs)) for event in outcome.events if isinstance(event, PromptLogprobs)] == [
@@ -85,7 +85,7 @@ async def test_prompt_log_probabilities_in_parts_are_assembled(server, ask):
 async def test_a_prompt_without_log_probabilities_to_report_is_not_one_that_was_not_asked(server, ask):
     first = admitted()
     first.admitted.output.prompt_logprobs = 0
-    server.plays(play(first, delta(0, [5], "a"), terminal(completion=1)))
+    server.plays(play(first, delta(0, [5], "a"), ended(completion=1)))
     assert (await ask(prompt_logprobs=0)).generation.prompt_logprobs == ()
 
 
@@ -95,11 +95,10 @@ BREACHES = {
     "a delta before admitted": [delta(0, [1], "a")],
     "a second admitted": [admitted(), admitted()],
     "a delta of an unknown choice": [admitted(n=1), delta(0, [1], "a", choice=1)],
-    "a second terminal": [admitted(n=2), terminal(choice=0), terminal(choice=0)],
-    "a delta after its terminal": [admitted(n=2), terminal(choice=0), delta(0, [1], "a", choice=0)],
-    "no usage": [admitted(), delta(0, [1], "a"), terminal()],
-    "usage that counts more": [admitted(), delta(0, [1], "a"), terminal(completion=2)],
-    "a terminal without a cause": [admitted(), terminal(cause=output_pb2.FINISH_CAUSE_UNSPECIFIED, completion=0)],
+    "a second end of a choice": [admitted(n=2), *ended(choice=0), *ended(choice=0)],
+    "a delta after its end": [admitted(n=2), *ended(choice=0), delta(0, [1], "a", choice=0)],
+    "an end before that of its choices": [admitted(n=2), *ended(completion=0)],
+    "usage that counts more": [admitted(), delta(0, [1], "a"), *ended(completion=2)],
     "a refusal after admitted": [admitted(), refusal(grpc.StatusCode.INTERNAL, "late")],
     "misaligned log probabilities": [
         admitted(),
@@ -107,10 +106,24 @@ BREACHES = {
     ],
     "prompt log probabilities that are missing": [
         admitted(),
-        pb.GenerateResponse(prompt_logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1]), prompt_logprobs_offset=1),
+        pb.GenerateResponse(
+            prompt_logprobs=pb.PromptLogprobs(offset=1, logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1]))
+        ),
     ],
-    "a response without an event": [admitted(), pb.GenerateResponse()],
 }
+
+
+async def test_what_a_later_version_may_send_is_passed_over(server, ask):
+    later = pb.GenerateResponse.FromString(b"\xa2\x06\x02\x08\x01")  # field 100: an event of another version
+    server.plays(play(later, admitted(), later, delta(0, [1], "a"), later, *ended(completion=1)))
+    assert (await ask()).generation.text == "a"
+
+
+async def test_an_unknown_finish_reason_is_never_success(server, ask):
+    server.plays(play(admitted(), delta(0, [1], "a"), *ended(reason=77, completion=1)))
+    outcome = await ask()
+    assert type(outcome.error) is ringline.ServerError
+    assert outcome.error.partial.choices[0].finish_reason == "error"
 
 
 @pytest.mark.parametrize("responses", BREACHES.values(), ids=BREACHES.keys())
@@ -121,8 +134,8 @@ async def test_a_breach_of_the_protocol_is_an_error(server, ask, responses):
     assert len(server.service.requests) == 1
 
 
-async def test_a_terminal_after_the_last_is_an_error_of_a_call(server):
-    server.plays(play(admitted(), terminal(completion=0), terminal(completion=0)))
+async def test_an_end_after_the_last_is_an_error_of_a_call(server):
+    server.plays(play(admitted(), ended(completion=0), ended(completion=0)))
     with ringline.Client(server.address) as client, pytest.raises(ringline.ProtocolError):
         await asyncio.to_thread(client.generate, "Hi")
 
@@ -130,7 +143,7 @@ async def test_a_terminal_after_the_last_is_an_error_of_a_call(server):
 @pytest.mark.parametrize("end", [Cut(), Abort(grpc.StatusCode.UNAVAILABLE), Abort(grpc.StatusCode.INTERNAL)])
 @pytest.mark.parametrize("before", [[], [delta(0, [1, 2], "ab")]])
 async def test_a_stream_without_a_terminal_is_never_success(server, ask, end, before):
-    server.plays(play(admitted(n=2), terminal(choice=1), *before, end))
+    server.plays(play(admitted(n=2), ended(choice=1), *before, end))
     outcome = await ask()
     assert type(outcome.error) is ringline.Truncated
     assert isinstance(outcome.error, ringline.Unavailable)
@@ -147,9 +160,9 @@ async def test_a_choice_that_fails_fails_the_request_after_the_others_end(server
         play(
             admitted(n=2),
             delta(0, [1], "a", choice=0),
-            terminal(output_pb2.FINISH_CAUSE_ERROR, choice=0, error=status(grpc.StatusCode.INTERNAL, "broken")),
+            ended(output_pb2.FINISH_REASON_ERROR, choice=0, error=status(grpc.StatusCode.INTERNAL, "broken")),
             delta(0, [2], "b", choice=1),
-            terminal(choice=1, completion=2),
+            ended(choice=1, completion=2),
         )
     )
     outcome = await ask(n=2)
@@ -164,12 +177,12 @@ async def test_a_choice_that_fails_fails_the_request_after_the_others_end(server
 @pytest.mark.parametrize(
     ("cause", "kind"),
     [
-        (output_pb2.FINISH_CAUSE_DEADLINE, ringline.DeadlineExceeded),
-        (output_pb2.FINISH_CAUSE_CANCELLED, ringline.Cancelled),
+        (output_pb2.FINISH_REASON_DEADLINE, ringline.DeadlineExceeded),
+        (output_pb2.FINISH_REASON_CANCELLED, ringline.Cancelled),
     ],
 )
 async def test_an_end_that_is_not_an_answer_raises_with_what_was_delivered(server, ask, cause, kind):
-    server.plays(play(admitted(), delta(0, [1], "a"), terminal(cause, completion=1)))
+    server.plays(play(admitted(), delta(0, [1], "a"), ended(cause, completion=1)))
     outcome = await ask()
     assert type(outcome.error) is kind
     assert outcome.error.partial.choices[0].text == "a"

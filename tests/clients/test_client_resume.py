@@ -19,11 +19,11 @@ from tests.clients.scripted import (
     ScriptedInference,
     admitted,
     delta,
+    ended,
     play,
     refusal,
     serving,
     status,
-    terminal,
 )
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -61,7 +61,7 @@ ENDS = [
 async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
     server.plays(
         play(taken(), delta(0, [10], "Hel"), delta(1, [11], "lo"), end),
-        play(taken(), delta(2, [12], ", world"), terminal(completion=3)),
+        play(taken(), delta(2, [12], ", world"), ended(completion=3)),
     )
     outcome = await ask("Hi", priority=-3, cache_salt="pepper", timeout=50.0)
     assert outcome.error is None
@@ -73,7 +73,7 @@ async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
     assert first.output.return_prompt_token_ids
     assert first.text == "Hi"
     assert list(again.token_ids.ids) == PROMPT
-    assert [(one.choice, list(one.token_ids)) for one in again.resume] == [(0, [10, 11])]
+    assert [(one.choice, list(one.token_ids)) for one in again.resume.choices] == [(0, [10, 11])]
     assert again.sampling == taken().admitted.sampling
     assert again.stopping == taken().admitted.stopping
     assert (again.model, again.priority, again.cache_salt) == ("tiny", -3, "pepper")
@@ -83,7 +83,7 @@ async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
 
 async def test_the_prompts_ids_are_shown_to_those_who_asked_for_them(server, ask):
     first = taken(return_prompt_token_ids=True)
-    server.plays(play(first, delta(0, [10], "a"), terminal(completion=1)))
+    server.plays(play(first, delta(0, [10], "a"), ended(completion=1)))
     asked = (await ask(return_prompt_token_ids=True)).generation.request
     assert asked.prompt_token_ids == tuple(PROMPT)
     assert asked.options["return_prompt_token_ids"] is True
@@ -95,7 +95,7 @@ async def test_the_prompts_ids_are_shown_to_those_who_asked_for_them(server, ask
 async def test_a_prompt_of_ids_is_not_asked_for_again(server, ask):
     server.plays(
         play(admitted(), delta(0, [10], "a"), LOST),
-        play(admitted(), delta(1, [11], "b"), terminal(completion=2)),
+        play(admitted(), delta(1, [11], "b"), ended(completion=2)),
     )
     outcome = await ask(None, token_ids=[1, 2, *PROMPT], truncate_prompt_tokens=3)
     assert outcome.generation.text == "ab"
@@ -107,15 +107,17 @@ async def test_a_prompt_of_ids_is_not_asked_for_again(server, ask):
 
 async def test_choices_that_ended_are_not_asked_for_again_and_count(server, ask):
     server.plays(
-        play(taken(n=3), delta(0, [10], "a"), delta(0, [20], "b", choice=1), terminal(choice=0), LOST),
-        play(taken(n=3), delta(0, [30], "c", choice=2), terminal(choice=2), LOST),
-        play(taken(n=3), delta(1, [21, 22], "d", choice=1), terminal(choice=1, completion=3)),
+        play(taken(n=3), delta(0, [10], "a"), delta(0, [20], "b", choice=1), ended(choice=0), LOST),
+        play(taken(n=3), delta(0, [30], "c", choice=2), ended(choice=2), LOST),
+        play(taken(n=3), delta(1, [21, 22], "d", choice=1), ended(choice=1, completion=3)),
     )
     outcome = await ask(n=3)
     assert [choice.text for choice in outcome.generation.choices] == ["a", "bd", "c"]
     assert outcome.generation.usage.completion_tokens == 5
     assert outcome.generation.resumed == 2
-    asked = [[(one.choice, list(one.token_ids)) for one in request.resume] for request in server.service.requests]
+    asked = [
+        [(one.choice, list(one.token_ids)) for one in request.resume.choices] for request in server.service.requests
+    ]
     assert asked == [[], [(1, [20]), (2, [])], [(1, [20])]]
 
 
@@ -130,7 +132,7 @@ async def test_log_probabilities_of_the_prompt_come_once(server, ask):
     server.plays(
         play(asks, scores(0, 1), LOST),
         play(asks, scores(0, 1, 2), delta(0, [10], "a"), LOST),
-        play(taken(), delta(1, [11], "b"), terminal(completion=2)),
+        play(taken(), delta(1, [11], "b"), ended(completion=2)),
     )
     outcome = await ask(prompt_logprobs=0)
     assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2]
@@ -141,21 +143,21 @@ async def test_log_probabilities_of_the_prompt_come_once(server, ask):
 
 async def test_an_end_as_unavailable_goes_on_elsewhere(server, ask):
     error = status(UNAVAILABLE, "no engine")
-    unavailable = output_pb2.FINISH_CAUSE_ERROR
+    unavailable = output_pb2.FINISH_REASON_ERROR
     server.plays(
         play(
             taken(n=2),
             delta(0, [10], "a"),
-            terminal(choice=1),
-            terminal(unavailable, completion=1, error=error),
+            ended(choice=1),
+            ended(unavailable, completion=1, error=error),
         ),
-        play(taken(n=2), delta(1, [11], "b"), terminal(completion=2)),
+        play(taken(n=2), delta(1, [11], "b"), ended(completion=2)),
     )
     outcome = await ask(n=2)
     assert [choice.text for choice in outcome.generation.choices] == ["ab", ""]
     assert seen(outcome) == ["Admitted", "Delta", "Finished", "Resumed", "Delta", "Finished"]
 
-    server.plays(play(taken(), delta(0, [10], "a"), terminal(unavailable, completion=1, error=error)))
+    server.plays(play(taken(), delta(0, [10], "a"), ended(unavailable, completion=1, error=error)))
     outcome = await ask(client_options={"patience": 0})
     assert type(outcome.error) is ringline.Unavailable
     assert outcome.error.partial.usage.completion_tokens == 1
@@ -180,7 +182,7 @@ async def test_another_refusal_than_for_lack_of_servers_stands(server, ask):
 async def test_overload_does_not_end_what_was_admitted(server, ask, detail):
     full = play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", *detail))
     server.plays(
-        play(taken(), delta(0, [10], "a"), LOST), full, full, play(taken(), delta(1, [11], "b"), terminal(completion=2))
+        play(taken(), delta(0, [10], "a"), LOST), full, full, play(taken(), delta(1, [11], "b"), ended(completion=2))
     )
     assert (await ask()).generation.text == "ab"
 
@@ -192,7 +194,7 @@ BREACHES = {
     "another prompt": [admitted(prompt_tokens=4)],
     "another seed": [taken()],
     "a choice that had ended": [taken(), delta(0, [11], "b", choice=1)],
-    "usage that counts what had ended": [taken(), delta(1, [11], "b"), terminal(completion=3)],
+    "usage that counts what had ended": [taken(), delta(1, [11], "b"), ended(completion=3)],
 }
 BREACHES["another seed"][0] = pb.GenerateResponse.FromString(taken().SerializeToString())
 BREACHES["another seed"][0].admitted.sampling.seed = 8
@@ -204,7 +206,7 @@ async def test_what_goes_on_otherwise_is_a_breach_and_not_tried_again(server, as
         if response.HasField("admitted"):
             response.admitted.sampling.n = 2
     server.plays(
-        play(taken(n=2), delta(0, [10], "a"), delta(0, [20], "x", choice=1), terminal(choice=1), LOST),
+        play(taken(n=2), delta(0, [10], "a"), delta(0, [20], "x", choice=1), ended(choice=1), LOST),
         play(*then, Cut()),
     )
     outcome = await ask(n=2)
@@ -222,7 +224,7 @@ async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
 
     server.service.requests.clear()
     steps = [play(taken(), delta(position, [position], "x"), LOST) for position in range(6)]
-    server.plays(*steps, play(taken(), terminal(completion=6)))
+    server.plays(*steps, play(taken(), ended(completion=6)))
     assert (await ask(client_options={"retries": 1})).generation.text == "x" * 6
 
     server.service.requests.clear()
@@ -268,11 +270,12 @@ async def test_a_request_goes_on_at_another_address(kind, form):
 
         async def script(request):
             yield taken()
-            if not request.resume:
+            if not request.HasField("resume"):
                 yield delta(0, [10], "a")
                 await asyncio.Event().wait()  # for its server's end
             yield delta(1, [11], "b")
-            yield terminal(completion=2)
+            for end in ended(completion=2):
+                yield end
 
         async def stop_the_first():
             (first,) = [served for served in (one, other) if served.service.requests]  # the other is asked meanwhile

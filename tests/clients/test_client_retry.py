@@ -14,10 +14,10 @@ from tests.clients.scripted import (
     Abort,
     Cut,
     admitted,
+    ended,
     hello,
     play,
     refusal,
-    terminal,
 )
 from tests.ports import HeldPort
 
@@ -175,7 +175,8 @@ async def test_those_who_wait_for_a_turn_leave_a_draining_session(server):
         server.service.limits.max_live_requests = 10  # of the next session
         await server.service.drain()
         await gate.wait()
-        yield terminal(completion=0)
+        for end in ended(completion=0):
+            yield end
 
     server.service.limits.max_live_requests = 1
     server.plays(drains_while_it_runs, hello)

@@ -18,12 +18,12 @@ from ringline.servers import Servers
 from ringline.types.v1 import output_pb2
 
 from services.runtime.authority import Authority
-from tests.clients.scripted import admitted, delta, terminal
+from tests.clients.scripted import admitted, delta, ended
 
 HOUR = timedelta(hours=1)
 _SECONDS = itertools.count(1)
 
-FINISH = output_pb2.FINISH_CAUSE_LENGTH
+FINISH = output_pb2.FINISH_REASON_LENGTH
 
 
 class Mirror(inference_pb2_grpc.InferenceServiceServicer):
@@ -42,7 +42,8 @@ class Mirror(inference_pb2_grpc.InferenceServiceServicer):
         yield delta(0, [10], "a")
         await self.may_end.wait()
         yield delta(1, [11], "b")
-        yield terminal(FINISH, completion=2)
+        for end in ended(FINISH, completion=2):
+            yield end
 
     async def Session(self, requests, context):
         yield pb.SessionResponse(limits=pb.SessionLimits(max_live_requests=4))

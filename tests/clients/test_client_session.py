@@ -14,12 +14,12 @@ from tests.clients.scripted import (
     ScriptedInference,
     admitted,
     delta,
+    ended,
     forever,
     hello,
     play,
     refusal,
     serving,
-    terminal,
 )
 
 
@@ -29,7 +29,8 @@ async def echo(request: pb.GenerateRequest):
     for position, word in enumerate(request.text.split(" ")):
         yield delta(position, [position], f" {word}" if position else word)
         await asyncio.sleep(0)
-    yield terminal(completion=position + 1)
+    for end in ended(completion=position + 1):
+        yield end
 
 
 async def test_requests_share_a_session_and_each_has_its_own_answer(server):
@@ -76,7 +77,8 @@ async def test_a_slow_consumer_does_not_stall_the_others(server):
         yield admitted()
         for position in range(200):
             yield delta(position, [1], "x" * 1000)
-        yield terminal(completion=200)
+        for end in ended(completion=200):
+            yield end
 
     server.plays(long, hello)
     async with ringline.AsyncClient(server.address) as client:
@@ -94,7 +96,8 @@ async def test_an_error_belongs_to_its_request(server):
         yield admitted()
         await started.wait()
         yield delta(0, [1], "still here")
-        yield terminal(completion=1)
+        for end in ended(completion=1):
+            yield end
 
     server.plays(
         held,

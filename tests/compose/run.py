@@ -125,7 +125,7 @@ async def strike(load: Load, stack: Stack, kind: str) -> None:
 
 def report(name: str, tally: Tally) -> int:
     """How many requests were moved; fails if anything was lost."""
-    moved = tally.continued + tally.resumed
+    moved = tally.moved + tally.resumed
     if tally.faults:
         raise Failed(f"{name}: {dict(tally.faults)}\n" + "\n".join(tally.details))
     check(tally.requests > 0, f"{name}: {tally.requests} requests under load, none lost, {moved} moved")

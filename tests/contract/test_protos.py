@@ -79,7 +79,7 @@ ENGINE, INFERENCE, OUTPUT = (
         (INFERENCE, "optional sint32 priority = 11;", "sint32 priority = 11;", "changed cardinality"),
         (INFERENCE, "  rpc ListModels(ListModelsRequest) returns (ListModelsResponse);\n", "", 'RPC "ListModels"'),
         (INFERENCE, "returns (stream GenerateResponse)", "returns (GenerateResponse)", "server streaming"),
-        (OUTPUT, "  FINISH_CAUSE_DEADLINE = 4;\n", "", 'value "4"'),
+        (OUTPUT, "  FINISH_REASON_DEADLINE = 4;\n", "", 'value "4"'),
     ],
 )
 def test_broken_copy_is_noticed(tmp_path: Path, file: str, old: str, new: str, complaint: str) -> None:

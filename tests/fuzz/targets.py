@@ -16,7 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
-from services.ring.identity import CONTRACT_VERSION
+from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.fuzz.mutations import changed, damaged
 
 PER_STREAM = 25
@@ -44,7 +44,7 @@ _GENERATE = (
     inference_pb2.GenerateRequest(
         request_id="f",
         token_ids=sampling_pb2.TokenIds(ids=[5, 6, 7]),
-        sampling=sampling_pb2.SamplingParams(temperature=0.5, top_k=5, top_p=0.9, seed=1, n=2),
+        sampling=inference_pb2.SamplingParams(temperature=0.5, top_k=5, top_p=0.9, seed=1, n=2),
         stopping=inference_pb2.StoppingParams(max_tokens=4, stop=["x"], stop_token_ids=[9], bad_words=["fox"]),
         output=inference_pb2.OutputParams(logprobs=2, prompt_logprobs=1),
     ),
@@ -56,14 +56,14 @@ _GENERATE = (
             template_args_json="{}",
         ),
         stopping=_STOPPING,
-        resume=[sampling_pb2.ResumedChoice(choice=0, token_ids=[5])],
+        resume=inference_pb2.Resume(choices=[sampling_pb2.ResumedChoice(choice=0, token_ids=[5])], model_digest="m"),
     ),
 )
 _SUBMIT = engine_pb2.Submit(
     request_id="f-1",
     epoch=1,
     prompt_token_ids=[5, 6, 7],
-    sampling=sampling_pb2.SamplingParams(
+    sampling=engine_pb2.SamplingParams(
         temperature=0.5,
         top_k=0,
         top_p=1.0,
@@ -135,7 +135,7 @@ class Fuzzer:
             prompt_tail=[5, 6, 7],
             stop_strings=["fox", "Once upon"],
             min_tokens=1,
-            tokenizer_fingerprint=await self._of_the_tokenizer(),
+            tokenizer_digest=await self._of_the_tokenizer(),
         )
         damage = [damaged(self.rng, good) for _ in range(REQUESTS)]
         self.sent += REQUESTS
@@ -161,7 +161,7 @@ class Fuzzer:
                 await engine.write(engine_pb2.AttachRequest(commands=[command]).SerializeToString())
             while (frame := await texts.read()) is not grpc.aio.EOF:
                 outputs = detokenizer_pb2.SubscribeResponse.FromString(frame).outputs
-                if any(finish.request_id == submit.request_id for finish in outputs.finishes):
+                if any(finish.request_id == submit.request_id for finish in outputs.finished):
                     return
         finally:
             texts.cancel()
@@ -172,7 +172,7 @@ class Fuzzer:
         if self._fingerprint is None:
             call = self._channel(ENGINE).unary_unary(ENGINE + "GetModel")
             model = engine_pb2.GetModelResponse.FromString(await call(b"", timeout=PATIENCE))
-            self._fingerprint = model.tokenizer_fingerprint
+            self._fingerprint = model.tokenizer_digest
         return self._fingerprint
 
     def new_hello(self) -> link_pb2.Hello:
@@ -181,7 +181,8 @@ class Fuzzer:
         return link_pb2.Hello(
             name=f"fuzz-{self._seed}-{self._lives % 10}",
             incarnation=self._seed * 10**7 + self._lives,
-            contract_version=CONTRACT_VERSION,
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
         )
 
     def _channel(self, method: str) -> grpc.aio.Channel:

@@ -20,32 +20,44 @@ class Shown:
     deltas: dict[int, list[inference_pb2.Delta]] = field(default_factory=dict)
     prompt_logprobs: output_pb2.Logprobs | None = None
     progress: list[inference_pb2.PrefillProgress] = field(default_factory=list)
-    ends: dict[int | None, inference_pb2.Terminal] = field(default_factory=dict)
+    started: list[inference_pb2.Started] = field(default_factory=list)
+    ends: dict[int, inference_pb2.ChoiceFinished] = field(default_factory=dict)
+    finished: inference_pb2.RequestFinished | None = None
+    refused: inference_pb2.Refused | None = None
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:
         """Add one event, in the order the protocol allows."""
-        assert None not in self.ends, "nothing follows the terminal of a refused request"
+        assert not self.complete, "nothing follows the end"
         match response.WhichOneof("event"):
             case "admitted":
                 assert self.admitted is None
                 self.admitted = response.admitted
             case "delta":
                 self._delta(response.delta)
-            case "terminal":
-                self._end(response.terminal)
+            case "choice_finished":
+                self._end(response.choice_finished)
+            case "request_finished":
+                assert self.admitted is not None
+                self.finished = response.request_finished
+            case "refused":
+                assert self.admitted is None
+                self.refused = response.refused
+            case "started":
+                self.started.append(response.started)
             case "prefill":
                 self.progress.append(response.prefill)
             case "prompt_logprobs":
                 assert not self.deltas, "before any delta"
                 self.prompt_logprobs = self.prompt_logprobs or output_pb2.Logprobs()
-                assert response.prompt_logprobs_offset == len(self.prompt_logprobs.logprobs), "gapless"
-                self.prompt_logprobs.MergeFrom(response.prompt_logprobs)
+                assert response.prompt_logprobs.offset == len(self.prompt_logprobs.logprobs), "gapless"
+                self.prompt_logprobs.MergeFrom(response.prompt_logprobs.logprobs)
             case other:
                 raise AssertionError(other)
 
     def _delta(self, delta: inference_pb2.Delta) -> None:
         assert self.admitted is not None
-        assert delta.choice not in self.ends, "nothing follows a terminal"
+        assert delta.choice not in self.ends, "nothing follows the end of a choice"
+        assert self.started, "who computes it is said before"
         ids = self.ids.setdefault(delta.choice, [])
         assert delta.first_position == len(ids), "gapless"
         ids += delta.token_ids
@@ -53,20 +65,19 @@ class Shown:
         self.logprobs.setdefault(delta.choice, []).extend(delta.logprobs.logprobs)
         self.deltas.setdefault(delta.choice, []).append(delta)
 
-    def _end(self, end: inference_pb2.Terminal) -> None:
-        choice = end.choice if end.HasField("choice") else None
-        assert choice not in self.ends, "one terminal per choice"
-        assert not any(earlier.HasField("usage") for earlier in self.ends.values()), "the usage is the last word"
-        self.ends[choice] = end
+    def _end(self, end: inference_pb2.ChoiceFinished) -> None:
+        assert self.admitted is not None
+        assert end.choice not in self.ends, "one end per choice"
+        self.ends[end.choice] = end
 
     @property
     def usage(self) -> inference_pb2.Usage:
-        (usage,) = [end.usage for end in self.ends.values() if end.HasField("usage")]
-        return usage
+        assert self.finished is not None
+        return self.finished.usage
 
     @property
     def complete(self) -> bool:
-        return None in self.ends or any(end.HasField("usage") for end in self.ends.values())
+        return self.finished is not None or self.refused is not None
 
 
 LONG_CHOICES, LONG_TOKENS = 32, 1500

@@ -73,14 +73,19 @@ BAD: dict[str, tuple[Edit, str]] = {
         "chat.continue_final_message",
     ),
     "resume of a choice there is not": (
-        lambda r: (setattr(r.sampling, "seed", 1), r.resume.add(choice=3)),
-        "resume[0].choice",
+        lambda r: (setattr(r.sampling, "seed", 1), r.resume.choices.add(choice=3)),
+        "resume.choices[0].choice",
     ),
     "resume twice": (
-        lambda r: (setattr(r.sampling, "seed", 1), r.resume.add(choice=0), r.resume.add(choice=0)),
-        "resume[1].choice",
+        lambda r: (setattr(r.sampling, "seed", 1), r.resume.choices.add(choice=0), r.resume.choices.add(choice=0)),
+        "resume.choices[1].choice",
     ),
-    "resume without a seed": (lambda r: r.resume.add(choice=0), "sampling.seed"),
+    "resume without the model": (
+        lambda r: (setattr(r.sampling, "seed", 1), r.resume.choices.add(choice=0, token_ids=[5])),
+        "resume.model_digest",
+    ),
+    "resume of nothing": (lambda r: r.resume.SetInParent(), "resume.choices"),
+    "resume without a seed": (lambda r: r.resume.choices.add(choice=0), "sampling.seed"),
 }
 
 
@@ -94,8 +99,13 @@ async def test_invalid_fields_are_named(front, name: str) -> None:
         await generate(front, request, shown)
     assert caught.value.code() is INVALID
     assert field in caught.value.details()
-    assert list(shown.ends) == [None], "one terminal, without a choice"
-    assert shown.ends[None].error.message == caught.value.details()
+    assert (shown.ends, shown.finished) == ({}, None), "the refusal is all that comes"
+    assert shown.refused.status.message == caught.value.details()
+    details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+    assert status_pb2.Status.FromString(details) == shown.refused.status
+    violations = error_details_pb2.BadRequest()
+    assert any(detail.Unpack(violations) for detail in shown.refused.status.details)
+    assert field in violations.field_violations[0].field
 
 
 async def test_an_unknown_model_is_not_found(front) -> None:
@@ -123,7 +133,7 @@ async def test_errors_belong_to_their_requests(front) -> None:
     async for frame in call:
         for response in frame.responses:
             if response.in_reply_to:
-                refused[response.in_reply_to] = response.terminal.error.message
+                refused[response.in_reply_to] = response.refused.status.message
             else:
                 shown[response.request_id].take(response)
         if len(refused) == 3 and all(one.complete for one in shown.values()):
@@ -197,13 +207,13 @@ async def test_too_many_live_requests_are_told_when_to_come_back(front, ring: Ri
     writer = asyncio.create_task(write())
     while not refused:
         frame = await call.read()
-        refused += [r.terminal.error for r in frame.responses if r.in_reply_to and r.terminal.HasField("error")]
+        refused += [r.refused.status for r in frame.responses if r.HasField("refused")]
     await writer
     call.cancel()
     await nothing_is_left(ring)  # or those who come next might still be refused
     assert refused[0].code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     info = error_details_pb2.RetryInfo()
-    assert refused[0].details[0].Unpack(info)
+    assert any(detail.Unpack(info) for detail in refused[0].details)
     assert info.retry_delay.ToMilliseconds() > 0
 
 

@@ -8,7 +8,6 @@ import time
 
 import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
@@ -39,7 +38,7 @@ class Backend:
         return await self.call.read()
 
     async def say_hello(self, **fields) -> None:
-        hello = link_pb2.Hello(name=self.name, incarnation=self.incarnation, contract_version=1)
+        hello = link_pb2.Hello(name=self.name, incarnation=self.incarnation, min_version=1, max_version=1)
         hello.MergeFrom(link_pb2.Hello(**fields))
         await self.call.write(engine_pb2.AttachRequest(hello=hello))
 
@@ -76,7 +75,10 @@ class Backend:
         if frame.HasField("load"):
             self.loads.append(frame.load)
         if frame.HasField("peers"):
-            self.peers = [peer.name for peer in frame.peers.attached]
+            if frame.peers.reset:
+                self.peers = []
+            gone = {peer.name for peer in frame.peers.removed}
+            self.peers = [name for name in self.peers if name not in gone] + [peer.name for peer in frame.peers.added]
         for i, request_id in enumerate(outputs.request_ids):
             ids = self.ids.setdefault((request_id, outputs.choices[i]), [])
             count = outputs.token_counts[i]
@@ -84,7 +86,7 @@ class Backend:
             del ids[outputs.first_positions[i] :]
             ids += outputs.token_ids[start : start + count]
             start += count
-        for finish in outputs.finishes:
+        for finish in outputs.finished:
             self.ends[finish.request_id, finish.choice] = finish
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
@@ -101,7 +103,7 @@ class Backend:
 async def backend(engine):
     one = Backend(engine)
     welcome = (await one.hello()).welcome
-    assert welcome.contract_version == 1
+    assert welcome.version == 1
     yield one
     one.call.cancel()
 
@@ -178,10 +180,10 @@ async def test_a_refusal_by_the_scheduler_names_its_command_and_is_the_only_end(
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda engine: engine.Drain(engine_pb2.DrainRequest(grace=Duration(seconds=-1))), "grace"),
         (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=0)), "steps"),
         (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1001)), "steps"),
-        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1, timeout=Duration())), "timeout"),
+        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1, timeout_ms=0)), "timeout_ms"),
+        (lambda engine: engine.Profile(engine_pb2.ProfileRequest(steps=1, timeout_ms=600_001)), "timeout_ms"),
     ],
 )
 async def test_calls_out_of_range_are_refused_by_the_name_of_their_field(engine, call, named: str) -> None:
@@ -238,17 +240,17 @@ async def test_a_newer_life_supersedes_and_an_older_is_refused(backend: Backend,
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "ends", "named"),
     [
-        ({"name": "no spaces please"}, "hello.name"),
-        ({"contract_version": 99}, "hello.contract_version"),
+        ({"name": "no spaces please"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.name"),
+        ({"min_version": 98, "max_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "hello: versions 98 to 99"),
     ],
 )
-async def test_a_broken_hello_ends_its_stream(engine, fields: dict, named: str) -> None:
+async def test_a_broken_hello_ends_its_stream(engine, fields: dict, ends: grpc.StatusCode, named: str) -> None:
     broken = Backend(engine)
     await broken.say_hello(**fields)
     code, details = await broken.status()
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert code is ends
     assert named in details
 
 
@@ -277,7 +279,7 @@ async def idle(engine) -> None:
     """Returns once nothing is left of any request."""
     end = time.monotonic() + 60
     while (load := (await engine.GetLoad(engine_pb2.GetLoadRequest())).load) and (
-        load.ledgers or load.running or load.blocks_used
+        load.ledgers or load.running_choices or load.blocks_used
     ):
         assert time.monotonic() < end, load
         await asyncio.sleep(0.1)
@@ -312,7 +314,7 @@ async def test_the_tokenizer_can_be_fetched(engine) -> None:
         files[chunk.name] = files.get(chunk.name, b"") + chunk.data
     model = await engine.GetModel(engine_pb2.GetModelRequest())
     fetched = Tokenizer.from_files(files)
-    assert fetched.fingerprint() == model.tokenizer_fingerprint
+    assert fetched.fingerprint() == model.tokenizer_digest
     assert fetched.encode("Hello there") == Tokenizer.from_directory(MODEL).encode("Hello there")
 
 
@@ -322,14 +324,14 @@ async def test_a_profile_of_the_next_steps(backend: Backend, engine) -> None:
     await backend.send(backend.submit(1, max_tokens=50))
     await backend.until(lambda: backend.ends)
     profile = await profiling
-    assert profile.steps == len(profile.step_seconds) == 5
+    assert profile.steps == len(profile.step_ms) == 5
     assert list(profile.step_tokens) == [3, 1, 1, 1, 1]
     assert "aten::" in profile.table or "mkldnn" in profile.table
 
 
 async def test_one_profile_is_recorded_at_a_time_and_none_for_nobody(engine) -> None:
     await idle(engine)
-    long = engine_pb2.ProfileRequest(steps=5, timeout=Duration(seconds=600))
+    long = engine_pb2.ProfileRequest(steps=5, timeout_ms=600_000)
     both = {asyncio.ensure_future(engine.Profile(long)) for _ in range(2)}
     async with asyncio.timeout(60):
         done, (given_up,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -340,7 +342,7 @@ async def test_one_profile_is_recorded_at_a_time_and_none_for_nobody(engine) -> 
     async with asyncio.timeout(60):  # much less than what was given up would take
         while True:
             try:
-                short = engine_pb2.ProfileRequest(steps=5, timeout=Duration(nanos=1_000_000))
+                short = engine_pb2.ProfileRequest(steps=5, timeout_ms=1)
                 assert (await engine.Profile(short)).steps == 0
                 break
             except grpc.aio.AioRpcError as busy:

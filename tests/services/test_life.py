@@ -178,7 +178,7 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
             services.start(victim, *flags, python=CPU_TIER if victim == "detokenizer" else sys.executable)
             await finish(call, shown)
             for one in shown.values():
-                assert one.ends[0].cause == undisturbed.ends[0].cause, one.ends[0]
+                assert one.ends[0].finish_reason == undisturbed.ends[0].finish_reason, one.ends[0]
                 assert one.ids == undisturbed.ids
                 assert one.texts == undisturbed.texts
                 assert one.usage.completion_tokens == 600

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.ring.events import Code
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.streams import Shown, ask, read_session
 from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left
@@ -82,7 +83,7 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
     assert {error.code for error in refusals} == {EXHAUSTED}
     assert all(error.details for error in refusals), "when to come again"
     assert 0 < len(refusals) < len(names)
-    assert all(one.complete and one.usage.completion_tokens == 100 for one in shown.values() if None not in one.ends)
+    assert all(one.complete and one.usage.completion_tokens == 100 for one in shown.values() if one.refused is None)
     for one in deaf:
         one.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
@@ -96,12 +97,12 @@ async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, doo
     refused = 0
     while refused < PLACES:
         frame = await flood.read()
-        refused += sum(one.HasField("terminal") and one.terminal.error.code == EXHAUSTED for one in frame.responses)
+        refused += sum(one.HasField("refused") and one.refused.status.code == EXHAUSTED for one in frame.responses)
     call = door.Session(timeout=250, metadata=(("x-ringline-tenant", "other"),))
     names = [f"other {i}" for i in range(PLACES // 4)]
     await write(call, *(request(name, 5) for name in names))
     shown = await read_session(call, names)
-    assert Counter(one.ends[0].cause for one in shown.values()) == {LENGTH: len(names)}
+    assert Counter(one.ends[0].finish_reason for one in shown.values()) == {LENGTH: len(names)}
     assert small.load().waiting > 0, "the flood waits"
     flood.cancel()
     call.cancel()
@@ -113,9 +114,11 @@ async def test_work_that_nobody_waits_for_is_dropped_in_the_queue_and_under_way(
     names = [str(i) for i in range(PLACES // 2)]
     await write(call, *(request(name, 1500, timeout_ms=400) for name in names))
     shown = await read_session(call, names)
-    ends = [end for one in shown.values() for end in one.ends.values()]
-    refused = [end.error for end in ends if end.cause != DEADLINE]  # they would have waited in vain
-    assert all(error.code == EXHAUSTED and error.details for error in refused)
-    assert len(refused) < len(ends) == len(names)
+    refusals = [one.refused.status for one in shown.values() if one.refused is not None]
+    in_vain = [status for status in refusals if status.code == EXHAUSTED]  # they would have waited in vain
+    assert all(status.details for status in in_vain)
+    assert {status.code for status in refusals} <= {EXHAUSTED, Code.DEADLINE_EXCEEDED}
+    assert {one.ends[0].finish_reason for one in shown.values() if one.refused is None} <= {DEADLINE}
+    assert len(in_vain) < len(names)
     await nothing_is_left(small)
     call.cancel()

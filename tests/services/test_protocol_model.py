@@ -50,7 +50,7 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     ranks: list[int] = field(default_factory=list)
-    end: inference_pb2.Terminal | None = None
+    end: inference_pb2.ChoiceFinished | None = None
 
 
 def undisturbed(request: inference_pb2.GenerateRequest, choice: int) -> tuple[list[int], str, Cause, str]:
@@ -257,15 +257,16 @@ class ProtocolMachine(RuleBasedStateMachine):
         scores: dict[str, PackedLogprobs] = {}
         for response in self.world.received:
             name = response.request_id
-            assert name not in usages, "nothing follows the last terminal"
+            assert name not in usages, "nothing follows the end of a request"
             if response.HasField("prompt_logprobs"):
                 assert not any(of == name for of, _ in outcomes), "they come before any delta"
-                part, known = read_logprobs(response.prompt_logprobs), scores.setdefault(name, PackedLogprobs(2))
-                assert response.prompt_logprobs_offset == len(known), "gapless"
+                part = read_logprobs(response.prompt_logprobs.logprobs)
+                known = scores.setdefault(name, PackedLogprobs(2))
+                assert response.prompt_logprobs.offset == len(known), "gapless"
                 known.extend(part)
             elif response.HasField("delta"):
                 outcome = outcomes.setdefault((name, response.delta.choice), Outcome())
-                assert outcome.end is None, "nothing follows a terminal"
+                assert outcome.end is None, "nothing follows the end of a choice"
                 assert response.delta.first_position == len(outcome.ids)
                 if self.asked[name].output.HasField("prompt_logprobs"):
                     assert scores[name] == SCORES, "complete before any delta"
@@ -274,13 +275,13 @@ class ProtocolMachine(RuleBasedStateMachine):
                 outcome.ranks += response.delta.logprobs.ranks
                 if self.asked[name].output.HasField("logprobs"):
                     assert len(outcome.ranks) == len(outcome.ids), "one per id, at every delta"
-            elif response.HasField("terminal"):
-                outcome = outcomes.setdefault((name, response.terminal.choice), Outcome())
-                assert outcome.end is None, "one terminal per choice"
-                outcome.end = response.terminal
-                if response.terminal.HasField("usage"):
-                    usages[name] = response.terminal.usage
-        assert usages.keys() == self.asked.keys(), "the last terminal carries the usage"
+            elif response.HasField("choice_finished"):
+                outcome = outcomes.setdefault((name, response.choice_finished.choice), Outcome())
+                assert outcome.end is None, "one end per choice"
+                outcome.end = response.choice_finished
+            elif response.HasField("request_finished"):
+                usages[name] = response.request_finished.usage
+        assert usages.keys() == self.asked.keys(), "every request ends once"
         for name, usage in usages.items():
             delivered = [outcome.ids for (of, _), outcome in outcomes.items() if of == name]
             assert usage.completion_tokens == sum(map(len, delivered))
@@ -291,12 +292,12 @@ class ProtocolMachine(RuleBasedStateMachine):
         ids, text, cause, stop = undisturbed(request, choice)
         end = outcome.end
         assert end is not None
-        if end.cause == Cause.CANCELLED:
+        if end.finish_reason == Cause.CANCELLED:
             assert name in self.cancelled
             assert outcome.ids == ids[: len(outcome.ids)]
             assert text.startswith(outcome.text)
         else:
-            assert end.cause == cause, end
+            assert end.finish_reason == cause, end
             assert end.stop_string == stop
             assert outcome.ids == ids
             assert outcome.text == text

@@ -116,7 +116,7 @@ def cuts_of(whole: Shown) -> Iterator[Cut]:
 
 def until(whole: Shown, cut: Cut) -> Shown:
     """What had come of a request."""
-    had = Shown()
+    had = Shown(started=whole.started)
     for choice, count in enumerate(cut.deltas):
         for delta in whole.deltas.get(choice, ())[:count]:
             had.ids.setdefault(choice, []).extend(delta.token_ids)
@@ -133,7 +133,9 @@ def rest_of(name: str, whole: Shown, had: Shown, cut: Cut) -> GenerateRequest:
     )
     rest.token_ids.ids.extend(taken.prompt_token_ids)
     for choice in set(whole.ends) - cut.ended:
-        rest.resume.add(choice=choice, token_ids=had.ids.get(choice, ()))
+        rest.resume.choices.add(choice=choice, token_ids=had.ids.get(choice, ()))
+    if had.started:
+        rest.resume.model_digest, rest.resume.numerics = had.started[-1].model_digest, had.started[-1].numerics
     return rest
 
 
@@ -154,7 +156,7 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
             assert rest.ids.get(choice) == whole.ids.get(choice), name
             assert rest.texts.get(choice) == whole.texts.get(choice), name
             assert rest.logprobs.get(choice) == whole.logprobs.get(choice), name
-            assert rest.ends[choice].cause == end.cause, name
+            assert rest.ends[choice].finish_reason == end.finish_reason, name
             assert rest.ends[choice].WhichOneof("stop") == end.WhichOneof("stop"), name
             assert (rest.ends[choice].stop_string, rest.ends[choice].stop_token_id) == (
                 end.stop_string,
@@ -175,7 +177,7 @@ async def test_the_cases_show_what_they_are_for(front) -> None:
     """Each kind of end is among them, text that was held back, and characters that were not finished."""
     shown = {name: await generate(front, request) for name, request in CASES.items()}
     ends = [end for one in shown.values() for end in one.ends.values()]
-    assert {end.cause for end in ends} == {output_pb2.FINISH_CAUSE_STOP, output_pb2.FINISH_CAUSE_LENGTH}
+    assert {end.finish_reason for end in ends} == {output_pb2.FINISH_REASON_STOP, output_pb2.FINISH_REASON_LENGTH}
     assert {end.WhichOneof("stop") for end in ends} == {None, "stop_string", "stop_token_id"}
     together = [len(delta.token_ids) for one in shown.values() for deltas in one.deltas.values() for delta in deltas]
     assert max(together) > 1

@@ -11,6 +11,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
+from services.ring.events import Code
 from tests.ring import Ring
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session
 
@@ -25,7 +26,7 @@ async def test_generate_streams_text_and_ids(front) -> None:
     assert shown.admitted.sampling.HasField("seed")
     assert len(shown.ids[0]) == shown.usage.completion_tokens
     assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens > 0
-    assert shown.ends[0].cause in (STOP, LENGTH)
+    assert shown.ends[0].finish_reason in (STOP, LENGTH)
     again = await generate(front, ask(max_tokens=12, temperature=0.0))
     assert (again.ids, again.texts) == (shown.ids, shown.texts)
 
@@ -84,20 +85,21 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     assert await call.code() is grpc.StatusCode.OK
     for name, request in requests.items():
         check(request, shown[name], cancelled=name in cancels)
-    assert {end.cause for one in shown.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED, DEADLINE}
+    assert {end.finish_reason for one in shown.values() for end in one.ends.values()} >= {
+        STOP,
+        LENGTH,
+        CANCELLED,
+        DEADLINE,
+    }
     await nothing_is_left(ring)
 
 
 def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bool) -> None:
-    if None in shown.ends:  # before it was tokenized it was cancelled, or its time was over, or seen to be too short
-        end = shown.ends[None]
-        if end.cause == CANCELLED:
+    if shown.refused is not None:  # before it was tokenized it was cancelled, or its time was over, or too short
+        if shown.refused.status.code == Code.CANCELLED:
             assert cancelled
             return
-        assert end.cause == DEADLINE or (end.cause, end.error.code) == (
-            ERROR,
-            grpc.StatusCode.RESOURCE_EXHAUSTED.value[0],
-        )
+        assert shown.refused.status.code in (Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED)
         assert request.HasField("timeout_ms")
         assert request.timeout_ms <= HURRIED_MS
         return
@@ -106,17 +108,17 @@ def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bo
     assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens
     for choice, end in shown.ends.items():
         ids, text = shown.ids.get(choice, []), shown.texts.get(choice, "")
-        if end.cause == STOP and end.HasField("stop_string"):
+        if end.finish_reason == STOP and end.HasField("stop_string"):
             assert end.stop_string in request.stopping.stop
-        elif end.cause == STOP:
+        elif end.finish_reason == STOP:
             assert ids[-1] == end.stop_token_id
             assert not request.stopping.ignore_eos
-        elif end.cause == LENGTH:
+        elif end.finish_reason == LENGTH:
             assert len(ids) == request.stopping.max_tokens
-        elif end.cause == CANCELLED:
+        elif end.finish_reason == CANCELLED:
             assert cancelled
         else:
-            assert end.cause == DEADLINE
+            assert end.finish_reason == DEADLINE
             assert request.HasField("timeout_ms")
         assert not any(stop in text for stop in request.stopping.stop)
 
@@ -129,7 +131,7 @@ async def nothing_is_left(ring: Ring) -> None:
         return {
             "ledgers": load.ledgers,
             "blocks": load.blocks_used,
-            "sequences": load.running + load.waiting,
+            "sequences": load.running_choices + load.waiting_requests,
             "processor": ring.metric("processor", "ringline_live_requests"),
             "detokenizer": ring.metric("detokenizer", "ringline_live_requests"),
         }
@@ -168,8 +170,8 @@ async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
         if taken.complete and refused:
             break
     assert refused[0].in_reply_to == 2
-    assert refused[0].terminal.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert "request_id" in refused[0].terminal.error.message
+    assert refused[0].refused.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "request_id" in refused[0].refused.status.message
     await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=2)))
     assert (await read_session(call, ["same"]))["same"].usage.completion_tokens <= 2
 
@@ -199,10 +201,14 @@ async def test_resume_goes_on_where_it_was_cut(front) -> None:
     rest.token_ids.ids.extend(full.admitted.prompt_token_ids)
     cut = {0: 7, 1: 0}
     for choice, count in cut.items():
-        rest.resume.add(choice=choice, token_ids=full.ids[choice][:count])
+        rest.resume.choices.add(choice=choice, token_ids=full.ids[choice][:count])
+    (started,) = full.started
+    rest.resume.model_digest, rest.resume.numerics = started.model_digest, started.numerics
     resumed = Shown(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
     async for response in front.Generate(rest, timeout=250):
         resumed.take(response)
+    assert resumed.started == [started]
+    assert started.identical
     assert resumed.ids == full.ids
     assert full.texts[0].endswith(resumed.texts[0])
     assert resumed.texts[1] == full.texts[1]
@@ -229,5 +235,5 @@ async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None
             await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="c")))
         if shown.complete:
             break
-    assert {end.cause for end in shown.ends.values()} == {output_pb2.FINISH_CAUSE_CANCELLED}
+    assert {end.finish_reason for end in shown.ends.values()} == {output_pb2.FINISH_REASON_CANCELLED}
     assert 0 < shown.usage.completion_tokens == sum(map(len, shown.ids.values())) < LONG_CHOICES * LONG_TOKENS

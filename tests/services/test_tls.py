@@ -62,7 +62,7 @@ def test_an_engine_lets_in_services_alone(secured: SecuredRing, others: Certific
 
 
 def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
-    hello = link_pb2.Hello(name="processor-9", incarnation=1, contract_version=1)
+    hello = link_pb2.Hello(name="processor-9", incarnation=1, min_version=1, max_version=1)
     for name, code in (("client", grpc.StatusCode.PERMISSION_DENIED), (None, grpc.StatusCode.UNAVAILABLE)):
         with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(name)) as channel:
             stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)

@@ -24,7 +24,6 @@ from ringline.errors import (
 )
 from ringline.options import Message, Options, ToolCall
 from ringline.results import (
-    Continued,
     Delta,
     Event,
     Finished,
@@ -33,6 +32,7 @@ from ringline.results import (
     Prefill,
     PromptLogprobs,
     Resumed,
+    Started,
     Tokenization,
 )
 from ringline.session import Session
@@ -45,7 +45,6 @@ __all__ = [
     "Cancelled",
     "Choice",
     "Client",
-    "Continued",
     "DeadlineExceeded",
     "Delta",
     "Event",
@@ -68,6 +67,7 @@ __all__ = [
     "RingError",
     "ServerError",
     "Session",
+    "Started",
     "Stream",
     "TokenLogprob",
     "Tokenization",

@@ -31,7 +31,7 @@ class Course:
     def next_request(self) -> pb.GenerateRequest:
         """What to send now. Raise DeadlineExceeded when no time is left."""
         request = self._request if self.reader.admitted is None else self._rest()
-        self.reader.begin([resumed.choice for resumed in request.resume])
+        self.reader.begin([resumed.choice for resumed in request.resume.choices])
         milliseconds = self._remaining_ms()
         if milliseconds is not None:
             request.timeout_ms = milliseconds
@@ -89,7 +89,8 @@ class Course:
             output=taken.output,
             cache_salt=self._request.cache_salt,
             traceparent=self._request.traceparent,
-            resume=self.reader.unfinished(),
+            resume=self.reader.resume(),
+            requires=self._request.requires,
         )
         rest.token_ids.ids.extend(self._prompt_ids())
         rest.output.return_prompt_token_ids = False

@@ -52,6 +52,8 @@ class Admitted:
     """If ``return_prompt_token_ids``."""
     options: Options
     """Every option with its resolved value, the seed included: given again, they repeat the request."""
+    server_request_id: str
+    """The server's own id of the request, which its logs and traces have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ What had been delivered when a generation failed is in the error's ``partial``.
 
 from __future__ import annotations
 
-import re
-
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
@@ -28,7 +26,7 @@ from ringline.delivered import Partial
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST_STATUS = "Internal error from Core"
 """With this grpc.aio replaces the true status of a stream that ended while it was written to."""
-_FIELD_PREFIX = re.compile(r"([a-z_][\w.\[\]]*): ")
+_DOMAIN = "ringline"
 
 
 class RingError(Exception):
@@ -38,6 +36,8 @@ class RingError(Exception):
     """The canonical code it stands for."""
     partial: Partial | None = None
     """For a generation that was admitted: what had been delivered."""
+    reason: str | None = None
+    """Why, for programs: a name of ``ringline.types.v1.ErrorReason`` without its prefix, as far as the server said."""
 
 
 class InvalidRequest(RingError):
@@ -135,6 +135,7 @@ def from_status(status: status_pb2.Status) -> RingError:
     code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
     error = _CLASSES.get(code, ServerError)(status.message or code.name)
     error.code = code
+    error.reason = _reason(status)
     if isinstance(error, InvalidRequest):
         error.field = _field(status)
     elif isinstance(error, Overloaded):
@@ -166,8 +167,15 @@ def _field(status: status_pb2.Status) -> str | None:
     for detail in status.details:
         if detail.Unpack(violations) and violations.field_violations:
             return violations.field_violations[0].field
-    prefix = _FIELD_PREFIX.match(status.message)
-    return prefix.group(1) if prefix else None
+    return None
+
+
+def _reason(status: status_pb2.Status) -> str | None:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Unpack(info) and info.domain == _DOMAIN:
+            return info.reason
+    return None
 
 
 def _retry_after(status: status_pb2.Status) -> float | None:

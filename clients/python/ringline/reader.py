@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
+from ringline.delivered import Admitted, Choice, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -18,11 +18,10 @@ from ringline.errors import (
     RingError,
     Truncated,
     Unavailable,
+    from_status,
 )
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.results import (
-    FINISH_REASONS,
-    Continued,
     Delta,
     Event,
     Finished,
@@ -30,8 +29,10 @@ from ringline.results import (
     Prefill,
     PromptLogprobs,
     Resumed,
+    Started,
     admitted_from,
     failure_of,
+    finish_reason_of,
     logprobs_from,
     usage_from,
 )
@@ -59,7 +60,7 @@ class _Attempt:
     choices: set[int] = field(default_factory=set)
     """That it is to go on with."""
     unfinished: set[int] = field(default_factory=set)
-    """Of these, which had no terminal."""
+    """Of these, which have not ended."""
     prompt_scores: int = 0
     """Log probabilities of the prompt that came."""
     unavailable: RingError | None = None
@@ -67,9 +68,9 @@ class _Attempt:
 
 
 class ResponseReader:
-    """The life of a request: Admitted, deltas, one terminal per choice; or one refusal.
+    """The life of a request: Admitted, deltas, the end of each choice, the end of the request; or one refusal.
 
-    Of a later attempt the same, for the choices that had no terminal.
+    Of a later attempt the same, for the choices that had not ended. An event that is unknown here is passed over.
     """
 
     def __init__(self, *, hides_prompt: bool = False) -> None:
@@ -86,26 +87,29 @@ class ResponseReader:
         self._hides_prompt = hides_prompt
         self._logs: list[_Log] = []
         self._usage: Usage | None = None
+        self._started: pb.Started | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._attempt = _Attempt()
 
     @property
     def done(self) -> bool:
-        """Whether every choice had its terminal."""
-        return self.admitted is not None and all(log.finished for log in self._logs)
+        """Whether the request has ended, and so every choice."""
+        return self._usage is not None
 
     @property
     def has_prompt_logprobs(self) -> bool:
         """Whether all of them came that were asked for."""
         return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)
 
-    def unfinished(self) -> list[sampling_pb2.ResumedChoice]:
-        """The choices that had no terminal, with the ids that were delivered."""
-        return [
+    def resume(self) -> pb.Resume:
+        """The choices that have not ended, with the ids that were delivered, and what computed them."""
+        choices = [
             sampling_pb2.ResumedChoice(choice=choice, token_ids=log.token_ids)
             for choice, log in enumerate(self._logs)
             if log.finished is None
         ]
+        started = self._started or pb.Started()
+        return pb.Resume(choices=choices, model_digest=started.model_digest, numerics=started.numerics)
 
     def begin(self, choices: Sequence[int]) -> None:
         """Another attempt, at ``choices``; none at the first, which has all."""
@@ -120,19 +124,25 @@ class ResponseReader:
         kind = response.WhichOneof("event")
         if kind == "delta":
             return self._read_delta(response.delta)
-        if kind == "terminal":
-            return self._read_terminal(response.terminal)
+        if kind == "choice_finished":
+            return self._read_choice_finished(response.choice_finished)
+        if kind == "request_finished":
+            self._read_request_finished(response.request_finished)
+            return None
         if kind == "admitted":
             return self._read_admitted(response.admitted)
+        if kind == "refused":
+            raise self._refusal(response.refused)
+        if kind is None:
+            return None  # of a later version of the contract
         if not self._attempt.admitted or self.done:
             raise self._breach(f"{kind} outside of a request's life")
         if kind == "prefill":
             return Prefill(response.prefill.computed_tokens, response.prefill.cached_tokens)
         if kind == "prompt_logprobs":
-            return self._read_prompt_logprobs(response)
-        if kind == "continued":
-            return Continued(response.continued.reason, response.continued.identical)
-        raise self._breach("a response without a known event")
+            return self._read_prompt_logprobs(response.prompt_logprobs)
+        started = self._started = response.started
+        return Started(started.model_digest, started.numerics, started.identical, started.reason)
 
     def generation(self) -> Generation:
         """The whole answer; raise ``failure`` if a choice failed."""
@@ -182,13 +192,13 @@ class ResponseReader:
         self.resumed += 1
         return Resumed(str(self.cut))
 
-    def _read_prompt_logprobs(self, response: pb.GenerateResponse) -> Event | None:
+    def _read_prompt_logprobs(self, message: pb.PromptLogprobs) -> Event | None:
         if self._prompt_logprobs is None:
             self._prompt_logprobs = []
         offset = self._attempt.prompt_scores
-        if response.prompt_logprobs_offset != offset:
-            raise self._breach(f"prompt log probabilities from {response.prompt_logprobs_offset} instead of {offset}")
-        part = self._unpack(response.prompt_logprobs)
+        if message.offset != offset:
+            raise self._breach(f"prompt log probabilities from {message.offset} instead of {offset}")
+        part = self._unpack(message.logprobs)
         self._attempt.prompt_scores += len(part)
         known = len(self._prompt_logprobs)
         fresh = part[max(0, known - offset) :]
@@ -216,40 +226,28 @@ class ResponseReader:
         log.token_ids.extend(token_ids)
         return Delta(message.choice, expected, message.text, token_ids, logprobs)
 
-    def _read_terminal(self, message: pb.Terminal) -> Event | None:
-        reason = FINISH_REASONS.get(message.cause)
-        if reason is None:
-            raise self._breach(f"a terminal with cause {message.cause}")
-        error = failure_of(reason, message)
-        if not message.HasField("choice"):
-            raise self._refusal(reason, error)
-        log = self._log(message.choice, "terminal")
+    def _read_choice_finished(self, message: pb.ChoiceFinished) -> Event | None:
+        log = self._log(message.choice, "end")
         self._attempt.unfinished.remove(message.choice)
-        finished = None
+        reason = finish_reason_of(message)
+        error = failure_of(reason, message)
         if isinstance(error, Unavailable):  # not its end, if it can go on elsewhere
             self._attempt.unavailable = self._attempt.unavailable or error
-        else:
-            stop = message.WhichOneof("stop")
-            finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
-            log.finished = finished
-        if not self._attempt.unfinished:
-            self._finish(message)
-        return finished
+            return None
+        stop = message.WhichOneof("stop")
+        log.finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
+        return log.finished
 
-    def _refusal(self, reason: FinishReason, error: RingError | None) -> RingError:
-        """The error of a terminal without a choice, which only a request that has none may get."""
-        if self._attempt.admitted:
-            return self._breach(f"a terminal without a choice after admitted ({error or reason})")
-        return self._with_partial(error) if error else self._breach(f"a refusal with cause {reason}")
-
-    def _finish(self, last: pb.Terminal) -> None:
-        if not last.HasField("usage"):
-            raise self._breach("no usage on the last terminal")
-        counted, delivered = last.usage.completion_tokens, self._num_tokens(self._attempt.choices)
+    def _read_request_finished(self, message: pb.RequestFinished) -> None:
+        if not self._attempt.admitted:
+            raise self._breach("the end of a request before admitted")
+        if self._attempt.unfinished:
+            raise self._breach(f"the end of a request before that of its choices {sorted(self._attempt.unfinished)}")
+        counted, delivered = message.usage.completion_tokens, self._num_tokens(self._attempt.choices)
         if counted != delivered:
             raise self._breach(f"{counted} completion tokens counted, {delivered} delivered")
         usage = pb.Usage()
-        usage.CopyFrom(last.usage)
+        usage.CopyFrom(message.usage)
         usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # with choices that had ended before a cut
         self._usage = usage_from(usage)
         if self._attempt.unavailable is not None:
@@ -257,6 +255,13 @@ class ResponseReader:
         errors = [log.finished.error for log in self._logs if log.finished and log.finished.error]
         if errors:
             self.failure = self._with_partial(errors[0])
+
+    def _refusal(self, message: pb.Refused) -> RingError:
+        """The error of a refusal, which only a request that was not admitted may get."""
+        error = from_status(message.status)
+        return (
+            self._breach(f"a refusal after admitted ({error})") if self._attempt.admitted else self._with_partial(error)
+        )
 
     def _num_tokens(self, choices: Iterable[int]) -> int:
         return sum(len(self._logs[choice].token_ids) for choice in choices)
@@ -268,7 +273,7 @@ class ResponseReader:
             raise self._breach(f"a {what} of choice {choice}, of {len(self._logs)}")
         log = self._logs[choice]
         if choice not in self._attempt.unfinished:
-            raise self._breach(f"a {what} of choice {choice} after its terminal")
+            raise self._breach(f"a {what} of choice {choice} after its end")
         return log
 
     def _choices(self) -> tuple[Choice, ...]:

@@ -10,7 +10,6 @@ from ringline.errors import invalid
 from ringline.fields import assign, expect
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, ToolCall
-from ringline.types.v1.sampling_pb2 import SamplingParams
 
 _REQUEST = frozenset(
     {"request_id", "model", "priority", "cache_salt", "traceparent", "add_special_tokens", "truncate_prompt_tokens"}
@@ -18,7 +17,7 @@ _REQUEST = frozenset(
 _CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
 _NESTED = {
     field.name: name
-    for name, params in (("sampling", SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
+    for name, params in (("sampling", pb.SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
     for field in params.DESCRIPTOR.fields
 }
 """In which message of the request an option is."""

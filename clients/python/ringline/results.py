@@ -56,12 +56,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
-    """For information: the request moved to another engine or detokenizer, and goes on."""
+class Started:
+    """For information: an engine computes the request from here on; again after every move to another."""
 
-    reason: str
+    model_digest: str
+    """Equal where the model is the same, its weights included."""
+    numerics: str
+    """Equal where equal requests have equal tokens, bit for bit."""
     identical: bool
-    """Whether the tokens are those it would have had."""
+    """Whether the tokens are those it would have had without the move."""
+    reason: str
+    """Why it moved; empty at its first start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Resumed:
     reason: str
 
 
-Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Continued | Resumed
+Event = Admitted | Prefill | PromptLogprobs | Delta | Finished | Started | Resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +139,19 @@ class Model:
     """Prompt and output together, tokens."""
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
-    tokenizer_fingerprint: str
+    tokenizer_digest: str
+    model_digest: str
+    """Equal where the model is the same, its weights included."""
+    capabilities: frozenset[str]
+    """What ``requires`` accepts."""
 
 
 FINISH_REASONS = {
-    output_pb2.FINISH_CAUSE_STOP: FinishReason.STOP,
-    output_pb2.FINISH_CAUSE_LENGTH: FinishReason.LENGTH,
-    output_pb2.FINISH_CAUSE_CANCELLED: FinishReason.CANCELLED,
-    output_pb2.FINISH_CAUSE_DEADLINE: FinishReason.DEADLINE,
-    output_pb2.FINISH_CAUSE_ERROR: FinishReason.ERROR,
+    output_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    output_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    output_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    output_pb2.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
+    output_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
 }
 
 
@@ -153,7 +162,11 @@ def admitted_from(message: pb.Admitted) -> Admitted:
         for field, value in params.ListFields():
             options[field.name] = _plain(value)
     return Admitted(
-        message.model, message.prompt_tokens, tuple(message.prompt_token_ids) or None, cast(Options, options)
+        message.model,
+        message.prompt_tokens,
+        tuple(message.prompt_token_ids) or None,
+        cast(Options, options),
+        message.server_request_id,
     )
 
 
@@ -164,14 +177,22 @@ def _plain(value: Any) -> object:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def failure_of(reason: FinishReason, message: pb.Terminal) -> RingError | None:
-    """The error that a terminal means to who waits for the answer."""
+def finish_reason_of(message: pb.ChoiceFinished) -> FinishReason:
+    """Why a choice ended. A reason of a later version of the contract reads as an error: never as success."""
+    return FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR)
+
+
+def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | None:
+    """The error that the end of a choice means to who waits for the answer."""
     if reason is FinishReason.CANCELLED:
         return Cancelled("the request was cancelled")
     if reason is FinishReason.DEADLINE:
         return DeadlineExceeded("the request's timeout passed")
     if reason is FinishReason.ERROR:
-        return from_status(message.error) if message.HasField("error") else ServerError("the request failed")
+        if message.HasField("error"):
+            return from_status(message.error)
+        known = message.finish_reason in FINISH_REASONS
+        return ServerError("the request failed" if known else f"unknown finish reason {message.finish_reason}")
     return None
 
 
@@ -189,7 +210,7 @@ def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
 
 
 def usage_from(message: pb.Usage) -> Usage:
-    """The numbers of a terminal."""
+    """The numbers at the end of a request."""
     return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens)
 
 
@@ -208,7 +229,9 @@ def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:
             model.max_model_len,
             tuple(model.eos_token_ids),
             model.has_chat_template,
-            model.tokenizer_fingerprint,
+            model.tokenizer_digest,
+            model.model_digest,
+            frozenset(model.capabilities),
         )
         for model in message.models
     )

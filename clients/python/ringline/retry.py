@@ -15,6 +15,8 @@ _LONGEST_RETRY = 30.0
 """Seconds to which doubling what an overloaded server asked for may bring it."""
 _MOST_DOUBLINGS = 10
 _SPREAD = 1.5
+_MODEL_GONE = "MODEL_GONE"
+"""The reason of a request that no other server can go on with."""
 GRACE = 1.0
 """Seconds past its deadline after which a request whose server does not end it is given up."""
 
@@ -129,7 +131,7 @@ class Attempts:
     def _least_delay(self, error: RingError) -> float | None:
         """None: the error is not one to try again after."""
         if isinstance(error, Unavailable):
-            return 0.0
+            return None if error.reason == _MODEL_GONE else 0.0
         if isinstance(error, Overloaded):
             if error.partial is not None:  # it had been admitted elsewhere, and is only to go on
                 return self._spread(error.retry_after or 0.0)

@@ -47,8 +47,8 @@ export class Request {
       }
       case "terminal": {
         const { choice: index, cause, error, usage } = event.value;
-        const name = FinishCause[cause]?.replace("FINISH_CAUSE_", "") ?? String(cause);
-        this.expect(cause !== FinishCause.FINISH_CAUSE_UNSPECIFIED, "a terminal without a cause");
+        const name = FinishCause[cause]?.replace("FINISH_REASON_", "") ?? String(cause);
+        this.expect(cause !== FinishCause.FINISH_REASON_UNSPECIFIED, "a terminal without a cause");
         this.expect((name === "ERROR") === (error !== undefined), "a status goes with ERROR alone");
         if (error !== undefined) this.error = { code: error.code, message: error.message };
         if (index === undefined) {

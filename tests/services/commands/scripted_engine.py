@@ -26,7 +26,7 @@ class ScriptedEngine(EngineServiceServicer):
     async def Attach(self, request_iterator, context):
         hello = await anext(request_iterator)
         self.hello = hello.hello
-        yield pb.AttachResponse(welcome=link_pb2.Welcome(name="engine-0", incarnation=1, contract_version=1))
+        yield pb.AttachResponse(welcome=link_pb2.Welcome(name="engine-0", incarnation=1, version=1))
         frames: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
         reader = asyncio.create_task(self._read(request_iterator, frames))
         try:
@@ -68,8 +68,10 @@ class ScriptedEngine(EngineServiceServicer):
                 outputs.token_counts.append(count)
                 outputs.token_ids.extend([7] * count)
                 if position + count == submit.max_tokens:
-                    cause = output_pb2.FINISH_CAUSE_LENGTH
-                    outputs.finishes.add(request_id=submit.request_id, epoch=1, position=position + count, cause=cause)
+                    cause = output_pb2.FINISH_REASON_LENGTH
+                    outputs.finished.add(
+                        request_id=submit.request_id, epoch=1, position=position + count, finish_reason=cause
+                    )
             await frames.put(pb.AttachResponse(outputs=outputs, load=pb.Load(steps=position)))
             position += 2
             await asyncio.sleep(0.001)

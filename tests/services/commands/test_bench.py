@@ -10,7 +10,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
 from services.bench.measure import Measurement, Spread
-from tests.clients.scripted import Abort, admitted, delta, play, refusal, terminal
+from tests.clients.scripted import Abort, admitted, delta, ended, play, refusal
 from tests.services.commands.scripted_engine import ScriptedEngine, serving_engine
 
 
@@ -33,7 +33,8 @@ async def steady(request: pb.GenerateRequest):
     for position in range(request.stopping.max_tokens):
         yield delta(position, [7], "x")
         await asyncio.sleep(0)
-    yield terminal(completion=request.stopping.max_tokens)
+    for end in ended(completion=request.stopping.max_tokens):
+        yield end
 
 
 async def test_a_session_is_loaded_and_measured(front_door):
@@ -96,9 +97,9 @@ async def test_requests_can_arrive_at_a_rate(front_door):
 async def test_what_went_wrong_is_counted_and_fails_the_run(front_door):
     front_door.plays(
         play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")),
-        play(admitted(), delta(0, [1], "a"), delta(2, [1], "b"), terminal(completion=2)),
-        play(admitted(), delta(0, [1], "a"), terminal(completion=1)),
-        play(admitted(), delta(0, [1], "a"), terminal(output_pb2.FINISH_CAUSE_DEADLINE, completion=1)),
+        play(admitted(), delta(0, [1], "a"), delta(2, [1], "b"), ended(completion=2)),
+        play(admitted(), delta(0, [1], "a"), ended(completion=1)),
+        play(admitted(), delta(0, [1], "a"), ended(output_pb2.FINISH_REASON_DEADLINE, completion=1)),
         steady,
     )
     flags = "--requests 6 --warmup 0 --concurrency 1 --input-len 4 --output-len 2 --json"
@@ -110,7 +111,7 @@ async def test_what_went_wrong_is_counted_and_fails_the_run(front_door):
         "queue is full": 1,
         "positions with a gap or a repeat": 1,
         "1 tokens instead of 2": 1,
-        "FINISH_CAUSE_DEADLINE": 1,
+        "FINISH_REASON_DEADLINE": 1,
     }
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from ringline.inference.v1 import inference_pb2 as pb
 
 from services.commands.chat import chat
-from tests.clients.scripted import admitted, delta, forever, hello, play, refusal, terminal
+from tests.clients.scripted import admitted, delta, ended, forever, hello, play, refusal
 
 
 async def run(front_door, lines: str, *args: str) -> Result:
@@ -22,7 +22,7 @@ def said(request: pb.GenerateRequest) -> list[tuple[str, str]]:
 
 
 async def test_the_conversation_is_kept(front_door):
-    bye = play(admitted(), delta(0, [1], "Bye"), terminal(completion=1))
+    bye = play(admitted(), delta(0, [1], "Bye"), ended(completion=1))
     front_door.plays(hello, bye)
     result = await run(front_door, "Hi\n\nGo away\n", "--max-tokens", "9")
     assert (result.exit_code, result.stdout) == (0, "Hello, world\nBye\n")

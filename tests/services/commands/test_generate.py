@@ -7,11 +7,11 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.types.v1 import output_pb2
-from ringline.types.v1.sampling_pb2 import SamplingParams
 
 from services.commands.generate import generate
-from tests.clients.scripted import Abort, admitted, delta, forever, hello, play, refusal, terminal
+from tests.clients.scripted import Abort, admitted, delta, ended, forever, hello, play, refusal
 
 
 async def run(front_door, *args: str, stdin: str | None = None) -> Result:
@@ -53,7 +53,7 @@ async def test_json_has_log_probabilities_when_asked(front_door):
             admitted(prompt_tokens=2, prompt_token_ids=[1, 2]),
             pb.GenerateResponse(prompt_logprobs=impossible),
             delta(0, [5], "a", logprobs=packed),
-            terminal(completion=1),
+            ended(completion=1),
         )
     )
     document = json.loads((await run(front_door, "Hi", "--json", "--logprobs", "2", "--prompt-logprobs", "0")).stdout)
@@ -70,8 +70,8 @@ async def test_several_choices(front_door):
             admitted(n=2),
             delta(0, [1], "one"),
             delta(0, [2], "two", choice=1),
-            terminal(),
-            terminal(choice=1, completion=2),
+            ended(),
+            ended(choice=1, completion=2),
         )
     )
     choices = json.loads((await run(front_door, "Hi", "--json", "--n", "2")).stdout)["choices"]

@@ -28,7 +28,7 @@ class Door(engine_pb2_grpc.EngineServiceServicer):
         self.running = running
 
     def GetLoad(self, request, context):
-        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running=self.running))
+        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running_choices=self.running))
 
 
 @contextmanager

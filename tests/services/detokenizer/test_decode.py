@@ -84,7 +84,7 @@ def opened(
     reply_to: PeerId = ME,
     **context: object,
 ) -> engine_pb2.Opened:
-    fields: dict[str, object] = {"tokenizer_fingerprint": TOKENIZER.fingerprint(), "skip_special_tokens": True}
+    fields: dict[str, object] = {"tokenizer_digest": TOKENIZER.fingerprint(), "skip_special_tokens": True}
     message = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
         reply_incarnation=reply_to.incarnation,
@@ -117,14 +117,14 @@ def tokens(
     return outputs
 
 
-def finish(position: int, stop_token_id: int | None = None, choice: int = 0, epoch: int = 1) -> engine_pb2.Finish:
+def finish(position: int, stop_token_id: int | None = None, choice: int = 0, epoch: int = 1) -> engine_pb2.Finished:
     cause = Cause.LENGTH if stop_token_id is None else Cause.STOP
-    return engine_pb2.Finish(
+    return engine_pb2.Finished(
         request_id=NAME,
         epoch=epoch,
         choice=choice,
         position=position,
-        cause=int(cause),  # type: ignore[arg-type]
+        finish_reason=int(cause),  # type: ignore[arg-type]
         stop_token_id=stop_token_id,
     )
 
@@ -141,7 +141,7 @@ def frames_of(
         first += len(piece)
     frames = frames or [engine_pb2.StepOutputs()]
     frames[0].opened.append(opening)
-    frames[-1].finishes.append(finish(len(ids), ids[-1] if eos else None))
+    frames[-1].finished.append(finish(len(ids), ids[-1] if eos else None))
     return frames
 
 
@@ -229,7 +229,7 @@ def test_pieces_that_overlap_are_clipped_and_gaps_are_left_to_the_processor(
             detokenizer.read(tokens(piece, first, scored_from=0), choices)
             if first <= received:
                 received = max(received, first + len(piece))
-    detokenizer.read(engine_pb2.StepOutputs(finishes=[finish(received)]), choices)
+    detokenizer.read(engine_pb2.StepOutputs(finished=[finish(received)]), choices)
     read = choices[0]
     assert read.ids == ids[:received]
     assert read.logprobs == [logprob(i, token) for i, token in enumerate(ids[:received])]
@@ -246,7 +246,7 @@ def test_choices_are_decoded_apart_and_end_apart() -> None:
     assert choices[0].end is not None
     assert detokenizer.decoder.num_requests == 1
     frame = tokens(BYTES[5][2:], first=2, choice=2)
-    frame.finishes.append(finish(3, choice=2))
+    frame.finished.append(finish(3, choice=2))
     detokenizer.read(frame, choices)
     assert choices[2].text == "€"
     assert detokenizer.decoder.num_requests == 0
@@ -260,7 +260,7 @@ def test_only_the_present_epoch_is_heard() -> None:
     detokenizer.read(frame, choices)
     for epoch in (2, 4):
         assert detokenizer.frame(tokens(BYTES[0], epoch=epoch)) == []
-        assert detokenizer.frame(engine_pb2.StepOutputs(finishes=[finish(0, epoch=epoch)])) == []
+        assert detokenizer.frame(engine_pb2.StepOutputs(finished=[finish(0, epoch=epoch)])) == []
     (news,) = detokenizer.frame(tokens([*BYTES[0], *BYTES[1]], epoch=3))
     assert (news.epoch, news.choices[0].first_position, news.choices[0].ids) == (3, 1, BYTES[1])
     closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=2)])
@@ -294,7 +294,7 @@ def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
 
 def test_ids_of_another_tokenizer_are_refused_choice_by_choice() -> None:
     detokenizer, choices = Detokenizer(), dict[int, Read]()
-    frame = engine_pb2.StepOutputs(opened=[opened((0, 1), {1: 3}, tokenizer_fingerprint="other")])
+    frame = engine_pb2.StepOutputs(opened=[opened((0, 1), {1: 3}, tokenizer_digest="other")])
     for news in detokenizer.frame(frame):
         choices |= {choice: Read(end=part.end) for choice, part in news.choices.items()}
     assert choices.keys() == {0, 1}

@@ -24,7 +24,7 @@ class Stub:
 
 def model_of(fingerprint: str) -> engine_pb2.GetModelResponse:
     """What it says of itself."""
-    return engine_pb2.GetModelResponse(name=fingerprint, incarnation=1, tokenizer_fingerprint=fingerprint)
+    return engine_pb2.GetModelResponse(name=fingerprint, incarnation=1, tokenizer_digest=fingerprint)
 
 
 class Link:

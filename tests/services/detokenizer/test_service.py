@@ -49,7 +49,7 @@ async def served(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_gr
 
 def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer_pb2.SubscribeRequest:
     return detokenizer_pb2.SubscribeRequest(
-        hello=link_pb2.Hello(name=name, incarnation=incarnation, contract_version=1)
+        hello=link_pb2.Hello(name=name, incarnation=incarnation, min_version=1, max_version=1)
     )
 
 

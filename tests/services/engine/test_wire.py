@@ -26,7 +26,7 @@ def submit(**fields: object) -> engine_pb2.Submit:
 
 
 def test_every_field_arrives() -> None:
-    sampling = sampling_pb2.SamplingParams(
+    sampling = engine_pb2.SamplingParams(
         temperature=0.5,
         top_k=3,
         top_p=0.25,
@@ -111,8 +111,8 @@ def test_what_is_absent_is_neutral() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"sampling": sampling_pb2.SamplingParams(n=0)}, "sampling.n"),
-        ({"sampling": sampling_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
+        ({"sampling": engine_pb2.SamplingParams(n=0)}, "sampling.n"),
+        ({"sampling": engine_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
         ({"cache_salt": b"x" * 65}, "cache_salt"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -125,9 +125,9 @@ def test_what_is_absent_is_neutral() -> None:
         ({"prompt_token_ids": [7] * 50}, "prompt_token_ids"),
         ({"prompt_token_ids": [2**32 - 1] * 300_000}, "prompt_token_ids"),
         ({"resume": [sampling_pb2.ResumedChoice(token_ids=[7] * 300_000)]}, "resume[0].token_ids"),
-        ({"sampling": sampling_pb2.SamplingParams(allowed_token_ids=[7] * 300_000)}, "sampling.allowed_token_ids"),
+        ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[7] * 300_000)}, "sampling.allowed_token_ids"),
         (
-            {"sampling": sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(30_000), 1.0))},
+            {"sampling": engine_pb2.SamplingParams(logit_bias=dict.fromkeys(range(30_000), 1.0))},
             "sampling.logit_bias",
         ),
         ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 300_000)]}, "bad_words"),
@@ -159,16 +159,16 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 10}, "min_tokens"),
         ({"resume": [sampling_pb2.ResumedChoice(choice=1)]}, "resume"),
-        ({"sampling": sampling_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
-        ({"sampling": sampling_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),
-        ({"sampling": sampling_pb2.SamplingParams(repetition_penalty=2.0**31)}, "sampling.repetition_penalty"),
-        ({"sampling": sampling_pb2.SamplingParams(top_p=0.0)}, "sampling.top_p"),
-        ({"sampling": sampling_pb2.SamplingParams(min_p=1.5)}, "sampling.min_p"),
-        ({"sampling": sampling_pb2.SamplingParams(frequency_penalty=-2.5)}, "sampling.frequency_penalty"),
-        ({"sampling": sampling_pb2.SamplingParams(presence_penalty=2.5)}, "sampling.presence_penalty"),
-        ({"sampling": sampling_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
-        ({"sampling": sampling_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
-        ({"sampling": sampling_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
+        ({"sampling": engine_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
+        ({"sampling": engine_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),
+        ({"sampling": engine_pb2.SamplingParams(repetition_penalty=2.0**31)}, "sampling.repetition_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(top_p=0.0)}, "sampling.top_p"),
+        ({"sampling": engine_pb2.SamplingParams(min_p=1.5)}, "sampling.min_p"),
+        ({"sampling": engine_pb2.SamplingParams(frequency_penalty=-2.5)}, "sampling.frequency_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(presence_penalty=2.5)}, "sampling.presence_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
+        ({"sampling": engine_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
+        ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
@@ -190,7 +190,7 @@ def test_the_limits_themselves_are_accepted() -> None:
         min_tokens=9,
         logprobs=20,
         prompt_logprobs=20,
-        sampling=sampling_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
+        sampling=engine_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
     )
     order = submission_of(at_most, MODEL, time.monotonic()).order
     assert isinstance(order, Request)

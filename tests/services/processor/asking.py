@@ -40,9 +40,19 @@ def ids(world: World, choice: int = 0) -> list[int]:
     return [token for delta in deltas if delta.choice == choice for token in delta.token_ids]
 
 
-def end(world: World) -> inference_pb2.Terminal:
-    (response,) = events(world, "terminal")
-    return response.terminal
+def end(world: World) -> inference_pb2.ChoiceFinished:
+    (response,) = events(world, "choice_finished")
+    return response.choice_finished
+
+
+def usage(world: World) -> inference_pb2.Usage:
+    (response,) = events(world, "request_finished")
+    return response.request_finished.usage
+
+
+def moves(world: World) -> list[inference_pb2.Started]:
+    """What the client was told of engines that the request moved to."""
+    return [response.started for response in events(world, "started") if response.started.reason]
 
 
 def processors_stream(world: World, engine: str = "engine-0") -> AttachStream:

@@ -30,6 +30,7 @@ from tests.services.processor.vocabularies import vocabulary
 
 T = TypeVar("T")
 MAX_LIVE = 3
+ENDS = ("refused", "request_finished")
 ROOM = 10_000
 """Bytes of one tenant that may wait at the desk."""
 
@@ -59,7 +60,7 @@ class FrontDoor:
         return [asyncio.create_task(self.desk.look_up(self.go.wait, "", 0)) for _ in range(THREADS)]
 
     def counted(self) -> dict[tuple[str, str], float]:
-        """Terminals by reason, refusals by code, as far as there are any."""
+        """Ends of choices by reason, refusals by code, as far as there are any."""
         names = ("vllm:request_success_total", "ringline_requests_refused_total")
         return {
             (sample.name, sample.labels.get("finished_reason") or sample.labels["code"]): sample.value
@@ -94,13 +95,13 @@ async def cancel(call: grpc.aio.StreamStreamCall, name: str) -> None:
     await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id=name)))
 
 
-async def read_terminals(call: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
-    """The next so many terminals of a session."""
+async def read_ends(call: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
+    """The next so many ends of requests of a session, refusals among them."""
     found: list[inference_pb2.GenerateResponse] = []
     async with asyncio.timeout(20):
         while len(found) < count:
             frame = await call.read()
-            found += [response for response in frame.responses if response.HasField("terminal")]
+            found += [response for response in frame.responses if response.WhichOneof("event") in ENDS]
     return found
 
 

@@ -124,7 +124,7 @@ def test_engine_and_client_are_told_the_same() -> None:
     request.priority = -5
     admission = take(request, tenant="t")
     submit, admitted = admission.submit, admission.admitted
-    assert submit.sampling == admitted.sampling
+    assert submit.sampling.SerializeToString() == admitted.sampling.SerializeToString(), "field by field"
     assert (submit.max_tokens, submit.min_tokens, submit.ignore_eos) == (9, 2, True)
     assert list(submit.stop_token_ids) == [4, 5]
     assert (submit.HasField("logprobs"), submit.logprobs, submit.prompt_logprobs) == (True, 0, 3)
@@ -143,7 +143,7 @@ def test_the_detokenizer_is_told_what_concerns_text() -> None:
     assert (context.reply_to, context.reply_incarnation) == (ME.name, ME.incarnation)
     assert list(context.stop_strings) == ["x", "yz"]
     assert (context.include_stop_str_in_output, context.skip_special_tokens, context.min_tokens) == (True, False, 3)
-    assert context.tokenizer_fingerprint == TOKENIZER.fingerprint()
+    assert context.tokenizer_digest == TOKENIZER.fingerprint()
     prompt = TOKENIZER.encode(request.text)
     assert 0 < len(context.prompt_tail) < len(prompt)
     assert list(context.prompt_tail) == prompt[-len(context.prompt_tail) :]
@@ -152,8 +152,9 @@ def test_the_detokenizer_is_told_what_concerns_text() -> None:
 def test_resumed_choices_are_those_that_go_on() -> None:
     request = ask()
     request.sampling.n, request.sampling.seed = 3, 5
-    request.resume.add(choice=2, token_ids=[1, 2])
-    request.resume.add(choice=0)
+    request.resume.choices.add(choice=2, token_ids=[1, 2])
+    request.resume.choices.add(choice=0)
+    request.resume.model_digest = "model"
     assert take(request).choices == {2: (1, 2), 0: ()}
 
 
@@ -307,16 +308,20 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         "stopping.min_tokens",
     ),
     "a resume that the context has no room for": (
-        lambda r: (setattr(r.sampling, "seed", 1), r.resume.add(token_ids=[5] * MAX_MODEL_LEN)),
+        lambda r: (
+            setattr(r.sampling, "seed", 1),
+            setattr(r.resume, "model_digest", "model"),
+            r.resume.choices.add(token_ids=[5] * MAX_MODEL_LEN),
+        ),
         "resume",
     ),
     "a resume of more than max_tokens": (
         lambda r: (
             setattr(r.sampling, "seed", 1),
             setattr(r.stopping, "max_tokens", 2),
-            r.resume.add(token_ids=[5] * 3),
+            r.resume.choices.add(token_ids=[5] * 3),
         ),
-        "resume[0].token_ids",
+        "resume.choices[0].token_ids",
     ),
     "stop strings that are long together": (
         lambda r: set_all(r, "stopping.stop", ["x" * 1024] * 9),

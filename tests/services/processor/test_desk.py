@@ -152,8 +152,8 @@ async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(offi
     office.desk._admit_one = admitted_meanwhile  # type: ignore[method-assign]
     call = office.ask("r", 10)
     await office.go()
-    (response,) = [response for response in office.client.take().responses if response.HasField("terminal")]
-    assert response.terminal.error.code == Code.UNAVAILABLE
+    (response,) = [response for response in office.client.take().responses if response.HasField("refused")]
+    assert response.refused.status.code == Code.UNAVAILABLE
     assert call.live is None
 
 
@@ -208,11 +208,11 @@ async def test_what_is_under_way_is_bounded_by_its_bytes_too(office: Office) -> 
     office.desk._ring = ring = Ring(office.peers, ProcessorMetrics(), roomy(), patience=60.0, max_live_bytes=1)
     calls = [office.ask(name, 10) for name in ("first", "second")]
     await office.go()
-    ended = [response for response in office.client.take().responses if response.HasField("terminal")]
+    ended = [response for response in office.client.take().responses if response.HasField("refused")]
     (refused,) = ended
-    assert refused.terminal.error.code == Code.RESOURCE_EXHAUSTED
-    assert refused.terminal.error.message.startswith("prompt: this processor holds ")
-    assert refused.terminal.error.details, "when to come again"
+    assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
+    assert refused.refused.status.message.startswith("prompt: this processor holds ")
+    assert refused.refused.status.details, "when to come again"
     (live,) = [call for call in calls if call.live is not None]
     ring.end(live, Cause.CANCELLED)
     again = office.ask("again", 10)

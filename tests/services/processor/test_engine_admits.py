@@ -101,7 +101,7 @@ def requests(draw: st.DrawFn) -> inference_pb2.GenerateRequest:
     if draw(st.integers(0, 4)) == 0:
         request.sampling.seed = 1
         for choice in draw(st.lists(st.integers(0, 3), max_size=3)):
-            request.resume.add(choice=choice, token_ids=draw(st.sampled_from(TOKENS)))
+            request.resume.choices.add(choice=choice, token_ids=draw(st.sampled_from(TOKENS)))
     return request
 
 

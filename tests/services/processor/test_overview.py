@@ -50,10 +50,13 @@ def peers():
 def joined(peers: Peers) -> None:
     peers.engine_up(Link(), ENGINE, MODEL_MESSAGE)
     peers.detokenizer_up(DETOKENIZER, "unix:elsewhere")
-    attached = link_pb2.Peers(attached=[message(DETOKENIZER), message(OTHER), message(PeerId("me", 9))])
+    attached = link_pb2.PeerChanges(
+        revision=1, reset=True, added=[message(DETOKENIZER), message(OTHER), message(PeerId("me", 9))]
+    )
     peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(peers=attached))
-    load = detokenizer_pb2.Load(live_requests=4, decoded_tokens=70, engines=[message(ENGINE)])
-    peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load))
+    load = detokenizer_pb2.Load(live_requests=4, decoded_tokens=70)
+    heard = link_pb2.PeerChanges(revision=1, reset=True, added=[message(ENGINE)])
+    peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load, engines=heard))
 
 
 def told(overview: Overview) -> dict:
@@ -65,7 +68,9 @@ def test_the_ring_is_told_with_its_speeds(peers) -> None:
     overview = Overview("me", peers, metrics)
     joined(peers)
     for second in range(4):
-        load = engine_pb2.Load(running=3, waiting=1, kv_usage=0.5, blocks_total=64, generated_tokens=100 * second)
+        load = engine_pb2.Load(
+            running_choices=3, waiting_requests=1, kv_usage=0.5, blocks_total=64, generated_tokens=100 * second
+        )
         peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
         metrics.tokens(50, 0.1)
         metrics.choice_ended("stop")

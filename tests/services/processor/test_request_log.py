@@ -7,7 +7,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from services.ring.events import Cause, Code, Status
+from services.ring.events import Cause, invalid_field
 from tests.services.processor.test_ring import ask, settle
 from tests.services.ring.world import World
 
@@ -53,7 +53,7 @@ def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
         world = World(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask())
         call.live, call.ended = None, False
-        world.ring.end(call, Cause.ERROR, Status(Code.INVALID_ARGUMENT, "temperature: -1 is out of range"))
+        world.ring.end(call, Cause.ERROR, invalid_field("temperature", "-1 is out of range").status)
     (line,) = lines(logs, "request refused")
-    assert (line["cause"], line["code"], line["field"]) == ("ERROR", "INVALID_ARGUMENT", "temperature")
+    assert (line["code"], line["reason"], line["field"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", "temperature")
     assert (line["request_id"], line["client_request_id"]) == (call.ring_id, "r")

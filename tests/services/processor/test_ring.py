@@ -19,16 +19,18 @@ from tests.services.processor.asking import (
     events,
     expected,
     ids,
+    moves,
     processors_stream,
     sent_submits,
     settle,
+    usage,
 )
 from tests.services.ring.world import MODEL_MESSAGE, ORPHAN_GRACE, World
 
 
 def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
     request = ask(n=3)
-    request.resume.add(choice=1)
+    request.resume.choices.add(choice=1)
     world.ask(request)
     world.flow(tokens=1)
     (running,) = world.engines["engine-0"].core.requests.values()
@@ -49,7 +51,7 @@ def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
     status = status_pb2.Status(code=Code.INVALID_ARGUMENT, message="no")
     world.ring.rejected(link_pb2.Rejection(request_id=call.ring_id, epoch=1, status=status))
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
 
 
 def test_a_request_ends_once(world: World) -> None:
@@ -58,7 +60,7 @@ def test_a_request_ends_once(world: World) -> None:
     world.flow(tokens=2)
     for cause in (Cause.CANCELLED, Cause.DEADLINE, Cause.CANCELLED):
         world.ring.end(call, cause)
-    assert end(world).cause == Cause.CANCELLED
+    assert end(world).finish_reason == Cause.CANCELLED
     settle(world)
     assert world.quiet
 
@@ -108,7 +110,7 @@ def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Wor
     settle(wide)
     wide.pass_time(ORPHAN_GRACE / 2)
     assert first.board.num_ledgers == 0
-    assert end(wide).cause == Cause.LENGTH
+    assert end(wide).finish_reason == Cause.LENGTH
     assert wide.quiet
 
 
@@ -128,8 +130,8 @@ def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: Wo
     assert live.route is not None
     assert live.route.engine == engine.me, "it goes on where it is"
     settle(wide)
-    assert end(wide).cause == Cause.LENGTH
-    assert not events(wide, "continued")
+    assert end(wide).finish_reason == Cause.LENGTH
+    assert not moves(wide)
 
 
 @pytest.mark.parametrize("numerics", ["numerics", "others"])
@@ -139,13 +141,13 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     world.flow(tokens=2)
     world.kill_engine("engine-0")
     world.models["engine-0"] = engine_pb2.GetModelResponse(
-        model="m", tokenizer_fingerprint=MODEL_MESSAGE.tokenizer_fingerprint, numerics_fingerprint=numerics
+        model="m", tokenizer_digest=MODEL_MESSAGE.tokenizer_digest, numerics=numerics
     )
     world.heal()
     settle(world)
-    (continued,) = events(world, "continued")
-    assert continued.continued.identical == (numerics == "numerics")
-    assert "engine-0" in continued.continued.reason
+    (started,) = moves(world)
+    assert started.identical == (numerics == "numerics")
+    assert "engine-0" in started.reason
 
 
 def test_nobody_is_told_while_nothing_was_delivered(world: World) -> None:
@@ -153,19 +155,20 @@ def test_nobody_is_told_while_nothing_was_delivered(world: World) -> None:
     world.kill_engine("engine-0")
     world.heal()
     settle(world)
-    assert not events(world, "continued")
+    assert not moves(world)
     assert ids(world) == expected(20)
 
 
 def test_nobody_is_told_when_a_client_resumes(world: World) -> None:
     """It went on from what another processor had delivered; here it has not moved."""
     request = ask()
-    request.resume.add(choice=0, token_ids=expected(5))
+    request.resume.choices.add(choice=0, token_ids=expected(5))
+    request.resume.model_digest, request.resume.numerics = "model", "numerics"
     world.ask(request)
     settle(world)
-    assert not events(world, "continued")
+    assert not moves(world)
     assert ids(world) == expected(20)[5:]
-    assert end(world).usage.completion_tokens == 20
+    assert usage(world).completion_tokens == 20
 
 
 def test_every_submit_says_what_remains_of_the_time(world: World) -> None:
@@ -205,9 +208,9 @@ def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:
     world.ask(request)
     settle(world)
     stop = letters.index(letters[2:5]) + 3
-    assert end(world).cause == Cause.STOP
+    assert end(world).finish_reason == Cause.STOP
     assert ids(world) == expected(stop)
-    assert end(world).usage.completion_tokens == stop
+    assert usage(world).completion_tokens == stop
     assert world.quiet
 
 
@@ -224,11 +227,12 @@ def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
     beside.request_id = "beside"
     world.ask(beside)
     settle(world)
-    ended = {response.request_id: response.terminal for response in events(world, "terminal")}
+    ended = {response.request_id: response.choice_finished for response in events(world, "choice_finished")}
+    usages = {response.request_id: response.request_finished.usage for response in events(world, "request_finished")}
     assert ended["r"].error.code == Code.INVALID_ARGUMENT
     assert ended["r"].error.message.startswith("prompt: ")
-    assert ended["r"].usage.completion_tokens > 0
-    assert ended["beside"].cause == Cause.LENGTH
+    assert usages["r"].completion_tokens > 0
+    assert ended["beside"].finish_reason == Cause.LENGTH
     assert world.quiet
 
 

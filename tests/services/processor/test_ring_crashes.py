@@ -9,7 +9,7 @@ from ringline.engine.v1 import engine_pb2
 
 from services.ring.crashes import MAX_CRASH_RESUBMITS, RETURN_GRACE, WAITING_FACTOR
 from services.ring.events import Cause, Code
-from tests.services.processor.asking import ask, end, events, expected, ids, processors_stream, settle
+from tests.services.processor.asking import ask, end, events, expected, ids, processors_stream, settle, usage
 from tests.services.ring.world import ORPHAN_GRACE, World
 
 
@@ -41,7 +41,7 @@ def test_a_request_may_outlive_one_engine_less(world: World, later: list[float])
         world.heal()
         settle(world, 1)
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
     assert ids(world) == expected(20)
 
 
@@ -51,13 +51,13 @@ def test_a_request_that_engines_die_of_is_not_given_to_yet_another(world: World,
         engine_dies_computing(world)
         world.heal()
     settle(world)
-    assert not events(world, "terminal"), "the last one may have been cut off, and come back"
+    assert not events(world, "request_finished"), "the last one may have been cut off, and come back"
     assert not world.engines["engine-0"].board.num_ledgers
     later[0] += 2 * RETURN_GRACE
     settle(world)
     assert end(world).error.code == Code.INTERNAL
     assert ids(world) == expected(len(ids(world)))
-    assert end(world).usage.completion_tokens == len(ids(world)) > 0
+    assert usage(world).completion_tokens == len(ids(world)) > 0
     assert world.quiet
 
 
@@ -71,7 +71,7 @@ def test_a_request_that_merely_waited_is_not_to_blame(world: World, later: list[
             stream.write()
             stream.read()
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
 
 
 def test_but_there_is_an_end_to_it(world: World) -> None:
@@ -101,7 +101,7 @@ def test_engines_that_are_cut_off_at_once_and_come_back_did_not_die(wide: World,
     wide.heal()
     later[0] += RETURN_GRACE
     settle(wide)
-    assert end(wide).cause == Cause.LENGTH
+    assert end(wide).finish_reason == Cause.LENGTH
     assert ids(wide) == expected(60)
 
 
@@ -116,7 +116,7 @@ def test_an_engine_that_hung_did_not_die(world: World, later: list[float]) -> No
         world.trust()
         settle(world, 1)
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
 
 
 def test_links_that_are_cut_are_no_crashes(world: World) -> None:
@@ -127,7 +127,7 @@ def test_links_that_are_cut_are_no_crashes(world: World) -> None:
         world.heal()
         world.flow(tokens=1)
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
     assert ids(world) == expected(20)
     world.pass_time(2 * ORPHAN_GRACE)
     assert world.quiet
@@ -143,5 +143,5 @@ def test_engines_that_drained_did_not_die_of_it(world: World) -> None:
         world.kill_engine("engine-0")
         world.heal()
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
     assert ids(world) == expected(60)

@@ -7,13 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.ring.events import Cause, Code
-from tests.services.processor.asking import (
-    ask,
-    end,
-    events,
-    ids,
-    settle,
-)
+from tests.services.processor.asking import ask, end, events, ids, settle, usage
 from tests.services.ring.world import World
 
 
@@ -40,11 +34,11 @@ def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamesp
     world.flow(tokens=2)
     world.kill_engine("engine-0")
     wait(world, clock, 4.0)
-    assert not events(world, "terminal")
+    assert not events(world, "request_finished")
     wait(world, clock, 2.0)
     assert end(world).error.code == Code.UNAVAILABLE
     assert end(world).error.details, "when to come back"
-    assert end(world).usage.completion_tokens == len(ids(world)) > 0
+    assert usage(world).completion_tokens == len(ids(world)) > 0
 
 
 def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
@@ -53,7 +47,7 @@ def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock
     world.ask(ask())
     for _ in range(4):
         wait(world, clock, 1.0)
-        assert not events(world, "terminal")
+        assert not events(world, "request_finished")
         (live,) = world.ring._live.values()
         assert live.ring.epoch > 1, "it is tried again and again"
     wait(world, clock, 1.5)
@@ -75,7 +69,7 @@ def test_patience_begins_anew_once_something_was_heard(world: World, clock: Simp
         world.heal()
         settle(world, rounds=1)
     settle(world)
-    assert end(world).cause == Cause.LENGTH
+    assert end(world).finish_reason == Cause.LENGTH
 
 
 def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
@@ -85,7 +79,7 @@ def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleName
     world.flow(tokens=1)
     world.kill_detokenizer("detokenizer-0")
     wait(world, clock, 4.0)
-    assert not events(world, "terminal")
+    assert not events(world, "request_finished")
     wait(world, clock, 2.0)
     assert end(world).error.code == Code.UNAVAILABLE
     assert "detokenizer-0" in end(world).error.message
@@ -98,6 +92,6 @@ def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamesp
         wait(world, clock, 10.0)
     world.kill_engine("engine-0")
     wait(world, clock, 4.0)
-    assert not events(world, "terminal")
+    assert not events(world, "request_finished")
     wait(world, clock, 2.0)
     assert end(world).error.code == Code.UNAVAILABLE

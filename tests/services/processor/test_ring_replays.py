@@ -13,15 +13,7 @@ from ringline.reader import ResponseReader
 from services.processor.client import ClientRequest
 from services.processor.placement import MAX_REDIRECTS
 from services.ring.events import Cause, Code
-from tests.services.processor.asking import (
-    ask,
-    end,
-    events,
-    expected,
-    ids,
-    processors_stream,
-    settle,
-)
+from tests.services.processor.asking import ask, end, events, expected, ids, processors_stream, settle
 from tests.services.ring.world import World
 
 
@@ -61,7 +53,7 @@ def test_so_many_replays_are_asked_for_and_no_more(world: World, times: int) -> 
     for _ in range(times):
         world.ring.text(text_beyond(call, live.ring.epoch))
     settle(world)
-    assert end(world).cause == (Cause.LENGTH if times == MAX_REDIRECTS else Cause.ERROR)
+    assert end(world).finish_reason == (Cause.LENGTH if times == MAX_REDIRECTS else Cause.ERROR)
 
 
 @pytest.mark.parametrize("fits_between", [False, True])
@@ -88,7 +80,7 @@ def test_frames_that_never_fit_fail_the_request(world: World, fits_between: bool
     settle(world)
     if fits_between:
         assert ids(world) == expected(60)[: len(ids(world))]
-        assert end(world).cause == Cause.LENGTH
+        assert end(world).finish_reason == Cause.LENGTH
     else:
         assert end(world).error.code == Code.INTERNAL
 
@@ -113,10 +105,10 @@ def test_prompt_scores_come_once_whatever_happens_meanwhile(world: World) -> Non
     settle(world)
     parts = events(world, "prompt_logprobs")
     assert len(parts) > 2
-    assert [part.prompt_logprobs_offset for part in parts] == [
-        sum(len(part.prompt_logprobs.ranks) for part in parts[:index]) for index in range(len(parts))
+    assert [part.prompt_logprobs.offset for part in parts] == [
+        sum(len(part.prompt_logprobs.logprobs.ranks) for part in parts[:index]) for index in range(len(parts))
     ]
-    assert [rank for part in parts for rank in part.prompt_logprobs.ranks] == list(range(1, 30))
+    assert [rank for part in parts for rank in part.prompt_logprobs.logprobs.ranks] == list(range(1, 30))
     assert ids(world) == expected(3)
 
 
@@ -140,7 +132,7 @@ def test_a_lost_frame_with_prompt_scores_is_asked_for_again(world: World) -> Non
     assert detokenizer_pb2.TextOutputs.FromString(lost).prompt_logprobs
     detokenizer.texts.clear()
     settle(world)
-    assert [rank for part in events(world, "prompt_logprobs") for rank in part.prompt_logprobs.ranks] == list(
+    assert [rank for part in events(world, "prompt_logprobs") for rank in part.prompt_logprobs.logprobs.ranks] == list(
         range(1, 30)
     )
     assert ids(world) == expected(3)
@@ -158,7 +150,7 @@ def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> No
     largest = {"engine": 0, "detokenizer": 0, "client": 0}
     detokenizer = world.detokenizers["detokenizer-0"]
     taken: list[inference_pb2.GenerateResponse] = []
-    while not any(response.HasField("terminal") for response in taken):
+    while not any(response.HasField("request_finished") for response in taken):
         world.engines["engine-0"].core.step(20_000)
         for stream in world.streams():
             stream.read_commands()

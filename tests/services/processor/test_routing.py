@@ -90,7 +90,7 @@ def test_an_engine_that_drains_gets_nothing_new_though_it_has_the_prompt(many: W
 def test_an_engine_that_others_keep_busy_gets_less(many: World) -> None:
     engine = ask_for(many, "first", PROMPT)
     stream = processors_stream(many, engine)
-    load = engine_pb2.AttachResponse(load=engine_pb2.Load(running=60, waiting=20))
+    load = engine_pb2.AttachResponse(load=engine_pb2.Load(running_choices=60, waiting_requests=20))
     many.peers.engine_frame(stream, many.engines[engine].me, load)  # type: ignore[arg-type]
     assert ask_for(many, "second", PROMPT) != engine
     assert many.peers.routing.decisions["overload"] == 1

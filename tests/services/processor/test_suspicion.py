@@ -13,7 +13,7 @@ from services.ring.events import Cause, Code
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
 from services.ring.routes import Route
-from tests.services.processor.asking import ask, end, events, expected, ids, settle
+from tests.services.processor.asking import ask, end, events, expected, ids, moves, settle, usage
 from tests.services.ring.world import World
 
 LONG = 60
@@ -71,11 +71,11 @@ def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
     told = list(stream.commands)
     stream.commands.clear()
     settle(wide)
-    assert end(wide).cause == Cause.LENGTH
+    assert end(wide).finish_reason == Cause.LENGTH
     assert ids(wide) == expected(LONG)
-    (continued,) = events(wide, "continued")
-    assert continued.continued.identical
-    assert route.engine.name in continued.continued.reason
+    (started,) = moves(wide)
+    assert started.identical
+    assert route.engine.name in started.reason
     assert hung.board.num_ledgers == 1
     stream.commands.extend([*commands, *told])  # it was a false alarm
     come_back(wide, route.engine)
@@ -94,7 +94,7 @@ def test_what_a_falsely_suspected_engine_says_meanwhile_changes_nothing(wide: Wo
     assert not live.crashes.count, "a hang is no crash"
     settle(wide)
     assert ids(wide) == expected(LONG)
-    assert end(wide).usage.completion_tokens == LONG
+    assert usage(wide).completion_tokens == LONG
     assert wide.quiet
 
 
@@ -105,7 +105,7 @@ def test_where_there_is_no_other_engine_requests_stay(world: World) -> None:
     come_back(world, route.engine)
     settle(world)
     assert ids(world) == expected(LONG)
-    assert not events(world, "continued")
+    assert not moves(world)
 
 
 def test_they_move_as_soon_as_there_is_another(wide: World) -> None:
@@ -146,10 +146,9 @@ def test_who_stood_still_itself_suspects_nobody(wide: World) -> None:
 
 def hears(world: World, detokenizer: PeerId, *engines: str, now: float) -> None:
     """A detokenizer says what it hears."""
-    load = detokenizer_pb2.Load(
-        engines=[link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
-    )
-    world.peers.detokenizer_frame(detokenizer, detokenizer_pb2.SubscribeResponse(load=load))
+    heard = [link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
+    changes = link_pb2.PeerChanges(revision=1, reset=True, added=heard)
+    world.peers.detokenizer_frame(detokenizer, detokenizer_pb2.SubscribeResponse(engines=changes))
     world.ring.tick(now)
 
 

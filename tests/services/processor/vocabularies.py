@@ -6,7 +6,6 @@ import json
 from functools import cache
 
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import sampling_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine_core.config import ModelSpec
@@ -59,7 +58,7 @@ def spec(**defaults: float) -> ModelSpec:
 def vocabulary(**defaults: float) -> Vocabulary:
     """The same, as the processor knows it; ``defaults`` are the model's own sampling parameters."""
     model = spec()
-    sampling = sampling_pb2.SamplingParams()
+    sampling = engine_pb2.SamplingDefaults()
     for name, value in defaults.items():
         setattr(sampling, name, value)
     described = engine_pb2.GetModelResponse(
@@ -67,7 +66,8 @@ def vocabulary(**defaults: float) -> Vocabulary:
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
-        tokenizer_fingerprint=tokenizer().fingerprint(),
+        model_digest="model",
+        tokenizer_digest=tokenizer().fingerprint(),
         default_sampling=sampling,
         max_logprobs=MAX_LOGPROBS,
     )

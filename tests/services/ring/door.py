@@ -12,6 +12,7 @@ from services.ring.cursor import OutboundLink, OutputFrame
 from services.ring.events import ChoiceEnd, Code, Refused
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
+from services.ring.peer_list import PeerList
 from services.ring.submission import Submission
 from tests.services.ring.scores import Score, scores_of
 
@@ -81,7 +82,8 @@ class Stream:
         self.heard: dict[str, Heard] = {}
         self.rejected: dict[str, int] = {}
         """The highest epoch of each request that the core did not take."""
-        self.peers: set[PeerId] = set()
+        self._peers = PeerList()
+        self.peers: frozenset[PeerId] = frozenset()
 
     def take(self, max_bytes: int, known: dict[str, Known]) -> None:
         frame = self.link.take(max_bytes)
@@ -90,7 +92,7 @@ class Stream:
             return
         assert response_of(frame).ByteSize() <= max_bytes + 2000, "one request's least news more at most"
         if frame.peers is not None:
-            self.peers = set(frame.peers)
+            self.peers = self._peers.apply(frame.peers)
         for one in frame.rejections:
             assert one.epoch > self.rejected.get(one.request_id, 0), "one rejection per epoch"
             self.rejected[one.request_id] = one.epoch

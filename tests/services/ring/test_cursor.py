@@ -121,6 +121,7 @@ def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, 
 
 def test_nothing_is_said_of_a_request_that_the_peer_never_heard_of() -> None:
     link = OutboundLink(PEER)
+    link.take()
     link.carry(entry("1-1", {0: [1]}))
     link.drop("1-1")
     link.mark("1-1")

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ring.events import Reason, Refused
 from services.ring.identity import (
-    CONTRACT_VERSION,
     MAX_REQUEST_ID_LENGTH,
-    hello_problem,
+    MAX_VERSION,
+    MIN_VERSION,
     is_ring_id_of,
+    negotiate,
     ring_id,
 )
 
@@ -43,30 +45,36 @@ def test_a_ring_id_has_a_longest_length() -> None:
     assert not is_ring_id_of(longest + "1", 7)
 
 
-def test_a_good_hello_has_no_problem() -> None:
-    assert hello_problem("processor-0.a_B", 1, CONTRACT_VERSION) is None
+@pytest.mark.parametrize(("lowest", "highest"), [(1, 1), (1, 7), (0, 1)])
+def test_the_highest_common_version_is_spoken(lowest: int, highest: int) -> None:
+    assert negotiate("processor-0.a_B", 1, lowest, highest) == MAX_VERSION
 
 
 @pytest.mark.parametrize(
     ("hello", "field"),
     [
-        (("", 1, 1), "hello.name"),
-        (("a b", 1, 1), "hello.name"),
-        (("a\n", 1, 1), "hello.name"),
-        (("é", 1, 1), "hello.name"),
-        (("x" * 129, 1, 1), "hello.name"),
-        (("ok", 0, 1), "hello.incarnation"),
-        (("ok", 1, 0), "hello.contract_version"),
-        (("ok", 1, 2), "hello.contract_version"),
+        (("", 1), "hello.name"),
+        (("a b", 1), "hello.name"),
+        (("a\n", 1), "hello.name"),
+        (("é", 1), "hello.name"),
+        (("x" * 129, 1), "hello.name"),
+        (("ok", 0), "hello.incarnation"),
     ],
 )
-def test_a_bad_hello_is_named_by_field(hello: tuple[str, int, int], field: str) -> None:
-    problem = hello_problem(*hello)
-    assert problem is not None
-    assert problem.startswith(field)
+def test_a_bad_hello_is_named_by_field(hello: tuple[str, int], field: str) -> None:
+    with pytest.raises(Refused, match=field) as caught:
+        negotiate(*hello, MIN_VERSION, MAX_VERSION)
+    assert caught.value.status.field == field
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 0), (2, 2), (2, 9), (1, 0)])
+def test_a_peer_without_a_common_version_is_refused(lowest: int, highest: int) -> None:
+    with pytest.raises(Refused, match=f"versions {lowest} to {highest} ") as caught:
+        negotiate("ok", 1, lowest, highest)
+    assert caught.value.status.reason is Reason.VERSION_MISMATCH
 
 
 def test_the_problem_fits_into_a_status_however_long_the_name_is() -> None:
-    problem = hello_problem("x" * 10_000_000, 1, 1)
-    assert problem is not None
-    assert len(problem) < 1000
+    with pytest.raises(Refused) as caught:
+        negotiate("x" * 10_000_000, 1, 1, 1)
+    assert len(caught.value.status.message) < 1000

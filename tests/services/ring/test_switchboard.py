@@ -148,7 +148,7 @@ class SwitchboardMachine(RuleBasedStateMachine):
         self.board.submit(peer, submission)
         (core_id,) = self.core.names - before
         if old is not None:
-            assert old.core_id not in self.core.running, "the old one is freed first"
+            assert not self.core.running.get(old.core_id), "the old one is freed first"
         self.known[request_id] = Known(
             epoch,
             peer,

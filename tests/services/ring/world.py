@@ -64,7 +64,7 @@ def make_tokenizer() -> Tokenizer:
 
 TOKENIZER = make_tokenizer()
 MODEL_MESSAGE = engine_pb2.GetModelResponse(
-    model="m", tokenizer_fingerprint=TOKENIZER.fingerprint(), numerics_fingerprint="numerics", block_size=4
+    model="m", tokenizer_digest=TOKENIZER.fingerprint(), model_digest="model", numerics="numerics", block_size=4
 )
 """What engines say of themselves."""
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]

@@ -39,7 +39,7 @@ global___SubscribeRequest = SubscribeRequest
 
 @typing.final
 class SubscribeResponse(google.protobuf.message.Message):
-    """From the detokenizer to a processor. Each frame holds all that is new."""
+    """From the detokenizer to a processor. Each frame holds all that is new. Skip fields that are unknown."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -47,6 +47,7 @@ class SubscribeResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> ringline.types.v1.link_pb2.Welcome:
         """In the first frame, and only there: the subscription holds."""
@@ -63,6 +64,10 @@ class SubscribeResponse(google.protobuf.message.Message):
     def draining(self) -> ringline.types.v1.link_pb2.Draining:
         """The detokenizer takes nothing new."""
 
+    @property
+    def engines(self) -> ringline.types.v1.link_pb2.PeerChanges:
+        """Engines that it is attached to and has heard from within 2 s, when that changed."""
+
     def __init__(
         self,
         *,
@@ -70,9 +75,10 @@ class SubscribeResponse(google.protobuf.message.Message):
         outputs: global___TextOutputs | None = ...,
         load: global___Load | None = ...,
         draining: ringline.types.v1.link_pb2.Draining | None = ...,
+        engines: ringline.types.v1.link_pb2.PeerChanges | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "outputs", b"outputs", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "load", b"load", "outputs", b"outputs", "welcome", b"welcome"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "engines", b"engines", "load", b"load", "outputs", b"outputs", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "engines", b"engines", "load", b"load", "outputs", b"outputs", "welcome", b"welcome"]) -> None: ...
 
 global___SubscribeResponse = SubscribeResponse
 
@@ -94,7 +100,7 @@ class TextOutputs(google.protobuf.message.Message):
     TEXTS_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
-    FINISHES_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
     @property
     def prefills(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.engine.v1.engine_pb2.Prefill]:
         """Prompt progress, one per request at most."""
@@ -136,7 +142,7 @@ class TextOutputs(google.protobuf.message.Message):
         """Log probabilities, for the entries that have them."""
 
     @property
-    def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TextFinish]:
+    def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TextFinished]:
         """Ends of choices; the text before an end is in this or an earlier frame."""
 
     def __init__(
@@ -152,14 +158,14 @@ class TextOutputs(google.protobuf.message.Message):
         texts: collections.abc.Iterable[builtins.str] | None = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         logprobs: collections.abc.Iterable[ringline.engine.v1.engine_pb2.EntryLogprobs] | None = ...,
-        finishes: collections.abc.Iterable[global___TextFinish] | None = ...,
+        finished: collections.abc.Iterable[global___TextFinished] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "epochs", b"epochs", "finishes", b"finishes", "first_positions", b"first_positions", "logprobs", b"logprobs", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___TextOutputs = TextOutputs
 
 @typing.final
-class TextFinish(google.protobuf.message.Message):
+class TextFinished(google.protobuf.message.Message):
     """The end of a choice."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -168,7 +174,7 @@ class TextFinish(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     CHOICE_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
-    CAUSE_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     STOP_STRING_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
@@ -180,7 +186,7 @@ class TextFinish(google.protobuf.message.Message):
     """Index of the choice."""
     position: builtins.int
     """Output tokens the choice has, resumed ones included."""
-    cause: ringline.types.v1.output_pb2.FinishCause.ValueType
+    finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType
     """Why."""
     stop_token_id: builtins.int
     """An eos or stop token."""
@@ -188,7 +194,7 @@ class TextFinish(google.protobuf.message.Message):
     """A stop string."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
-        """If the cause is ERROR."""
+        """Set if the finish reason is ERROR."""
 
     def __init__(
         self,
@@ -197,16 +203,16 @@ class TextFinish(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         choice: builtins.int = ...,
         position: builtins.int = ...,
-        cause: ringline.types.v1.output_pb2.FinishCause.ValueType = ...,
+        finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType = ...,
         stop_token_id: builtins.int = ...,
         stop_string: builtins.str = ...,
         error: google.rpc.status_pb2.Status | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "choice", b"choice", "epoch", b"epoch", "error", b"error", "position", b"position", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
-global___TextFinish = TextFinish
+global___TextFinished = TextFinished
 
 @typing.final
 class Load(google.protobuf.message.Message):
@@ -216,29 +222,26 @@ class Load(google.protobuf.message.Message):
 
     LIVE_REQUESTS_FIELD_NUMBER: builtins.int
     DECODED_TOKENS_FIELD_NUMBER: builtins.int
-    ENGINES_FIELD_NUMBER: builtins.int
     live_requests: builtins.int
     """Requests it holds."""
     decoded_tokens: builtins.int
     """Tokens decoded since the process began."""
-    @property
-    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.link_pb2.Peer]:
-        """Engines that it is attached to and has heard of within 2 s."""
-
     def __init__(
         self,
         *,
         live_requests: builtins.int = ...,
         decoded_tokens: builtins.int = ...,
-        engines: collections.abc.Iterable[ringline.types.v1.link_pb2.Peer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["decoded_tokens", b"decoded_tokens", "engines", b"engines", "live_requests", b"live_requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decoded_tokens", b"decoded_tokens", "live_requests", b"live_requests"]) -> None: ...
 
 global___Load = Load
 
 @typing.final
 class OutputContext(google.protobuf.message.Message):
-    """What a processor tells the detokenizer about a request: the content of Submit.output_context. No prompt text."""
+    """What a processor tells the detokenizer about a request: the content of Submit.output_context. No prompt text.
+
+    Planned: parsers and the state they begin in (10).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -249,7 +252,7 @@ class OutputContext(google.protobuf.message.Message):
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     MIN_TOKENS_FIELD_NUMBER: builtins.int
-    TOKENIZER_FINGERPRINT_FIELD_NUMBER: builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     reply_to: builtins.str
     """Name of the subscriber that receives the text, from its Hello."""
@@ -261,8 +264,8 @@ class OutputContext(google.protobuf.message.Message):
     """Leave special tokens out of the text."""
     min_tokens: builtins.int
     """A stop string ends a choice only after this many output tokens, ≥ 0."""
-    tokenizer_fingerprint: builtins.str
-    """Fingerprint of the tokenizer that made the prompt's ids, as in GetModel."""
+    tokenizer_digest: builtins.str
+    """Digest of the tokenizer that made the prompt's ids, as in GetModel."""
     traceparent: builtins.str
     """As in Submit."""
     @property
@@ -283,9 +286,9 @@ class OutputContext(google.protobuf.message.Message):
         include_stop_str_in_output: builtins.bool = ...,
         skip_special_tokens: builtins.bool = ...,
         min_tokens: builtins.int = ...,
-        tokenizer_fingerprint: builtins.str = ...,
+        tokenizer_digest: builtins.str = ...,
         traceparent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_fingerprint", b"tokenizer_fingerprint", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent"]) -> None: ...
 
 global___OutputContext = OutputContext

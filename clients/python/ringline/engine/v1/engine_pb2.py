@@ -22,78 +22,86 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from ringline.types.v1 import link_pb2 as ringline_dot_types_dot_v1_dot_link__pb2
 from ringline.types.v1 import output_pb2 as ringline_dot_types_dot_v1_dot_output__pb2
 from ringline.types.v1 import sampling_pb2 as ringline_dot_types_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fringline/engine/v1/engine.proto\x12\x12ringline.engine.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x1cringline/types/v1/link.proto\x1a\x1eringline/types/v1/output.proto\x1a ringline/types/v1/sampling.proto\"g\n\rAttachRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.ringline.types.v1.Hello\x12-\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1b.ringline.engine.v1.Command\"\xf6\x01\n\x07\x43ommand\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.ringline.engine.v1.SubmitH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.ringline.engine.v1.CancelH\x00\x12(\n\x04stop\x18\x03 \x01(\x0b\x32\x18.ringline.engine.v1.StopH\x00\x12\x30\n\x08redirect\x18\x04 \x01(\x0b\x32\x1c.ringline.engine.v1.RedirectH\x00\x12(\n\x04\x64one\x18\x05 \x01(\x0b\x32\x18.ringline.engine.v1.DoneH\x00\x42\t\n\x07\x63ommand\"\xa5\x04\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\ndeliver_to\x18\x03 \x01(\t\x12\x16\n\x0eoutput_context\x18\x04 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x33\n\x08sampling\x18\x06 \x01(\x0b\x32!.ringline.types.v1.SamplingParams\x12.\n\tbad_words\x18\x07 \x03(\x0b\x32\x1b.ringline.types.v1.TokenIds\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x0e \x01(\x11\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x12\n\ncache_salt\x18\x10 \x01(\x0c\x12\x17\n\ntimeout_ms\x18\x11 \x01(\x04H\x02\x88\x01\x01\x12\x30\n\x06resume\x18\x12 \x03(\x0b\x32 .ringline.types.v1.ResumedChoice\x12\x13\n\x0btraceparent\x18\x13 \x01(\tB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_timeout_ms\"+\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"K\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\"s\n\x08Redirect\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\ndeliver_to\x18\x03 \x01(\t\x12\x30\n\tdelivered\x18\x04 \x03(\x0b\x32\x1d.ringline.engine.v1.Delivered\"*\n\tDelivered\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\")\n\x04\x44one\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\xa1\x02\n\x0e\x41ttachResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.ringline.types.v1.Welcome\x12\'\n\x05peers\x18\x02 \x01(\x0b\x32\x18.ringline.types.v1.Peers\x12\x30\n\x07outputs\x18\x03 \x01(\x0b\x32\x1f.ringline.engine.v1.StepOutputs\x12\x30\n\nrejections\x18\x04 \x03(\x0b\x32\x1c.ringline.types.v1.Rejection\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.ringline.engine.v1.Load\x12-\n\x08\x64raining\x18\x06 \x01(\x0b\x32\x1b.ringline.types.v1.Draining\"\xac\x03\n\x0bStepOutputs\x12*\n\x06opened\x18\x01 \x03(\x0b\x32\x1a.ringline.engine.v1.Opened\x12-\n\x08prefills\x18\x02 \x03(\x0b\x32\x1b.ringline.engine.v1.Prefill\x12;\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\".ringline.engine.v1.PromptLogprobs\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x05 \x03(\r\x12\x0f\n\x07\x63hoices\x18\x06 \x03(\r\x12\x17\n\x0f\x66irst_positions\x18\x07 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x33\n\x08logprobs\x18\n \x03(\x0b\x32!.ringline.engine.v1.EntryLogprobs\x12,\n\x08\x66inishes\x18\x0b \x03(\x0b\x32\x1a.ringline.engine.v1.Finish\x12*\n\x06\x63losed\x18\x0c \x03(\x0b\x32\x1a.ringline.engine.v1.Closed\"\x86\x01\n\x06Opened\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eoutput_context\x18\x03 \x01(\x0c\x12\x30\n\tdelivered\x18\x04 \x03(\x0b\x32\x1d.ringline.engine.v1.Delivered\x12\x0f\n\x07\x63hoices\x18\x05 \x03(\r\"s\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"r\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12-\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1b.ringline.types.v1.Logprobs\x12\x0e\n\x06offset\x18\x04 \x01(\r\"M\n\rEntryLogprobs\x12\r\n\x05\x65ntry\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.ringline.types.v1.Logprobs\"\xcd\x01\n\x06\x46inish\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12-\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x1e.ringline.types.v1.FinishCause\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.google.rpc.StatusB\x10\n\x0e_stop_token_id\"+\n\x06\x43losed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x92\x02\n\x04Load\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x05 \x01(\x04\x12\x10\n\x08kv_usage\x18\x06 \x01(\x02\x12\x16\n\x0eprefix_queries\x18\x07 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x08 \x01(\x04\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x0f\n\x07ledgers\x18\n \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x0b \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x0c \x01(\r\x12\x18\n\x10generated_tokens\x18\r \x01(\x04\"\x11\n\x0fGetModelRequest\"\x96\x03\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x1c\n\x14numerics_fingerprint\x18\x08 \x01(\t\x12;\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32!.ringline.types.v1.SamplingParams\x12\x14\n\x0cmax_logprobs\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x1b\n\x13max_num_queued_reqs\x18\r \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x0c\n\x04name\x18\x0f \x01(\t\x12\x13\n\x0bincarnation\x18\x10 \x01(\x06\"\x15\n\x13GetTokenizerRequest\"G\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x10\n\x0eGetLoadRequest\"9\n\x0fGetLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.ringline.engine.v1.Load\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"&\n\rDrainResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"K\n\x0eProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"Z\n\x0fProfileResponse\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x02 \x03(\x02\x12\x13\n\x0bstep_tokens\x18\x03 \x03(\r\x12\r\n\x05table\x18\x04 \x01(\t2\x85\x05\n\rEngineService\x12S\n\x06\x41ttach\x12!.ringline.engine.v1.AttachRequest\x1a\".ringline.engine.v1.AttachResponse(\x01\x30\x01\x12U\n\x08GetModel\x12#.ringline.engine.v1.GetModelRequest\x1a$.ringline.engine.v1.GetModelResponse\x12\x63\n\x0cGetTokenizer\x12\'.ringline.engine.v1.GetTokenizerRequest\x1a(.ringline.engine.v1.GetTokenizerResponse0\x01\x12R\n\x07GetLoad\x12\".ringline.engine.v1.GetLoadRequest\x1a#.ringline.engine.v1.GetLoadResponse\x12L\n\x05\x44rain\x12 .ringline.engine.v1.DrainRequest\x1a!.ringline.engine.v1.DrainResponse\x12m\n\x10ResetPrefixCache\x12+.ringline.engine.v1.ResetPrefixCacheRequest\x1a,.ringline.engine.v1.ResetPrefixCacheResponse\x12R\n\x07Profile\x12\".ringline.engine.v1.ProfileRequest\x1a#.ringline.engine.v1.ProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fringline/engine/v1/engine.proto\x12\x12ringline.engine.v1\x1a\x17google/rpc/status.proto\x1a\x1cringline/types/v1/link.proto\x1a\x1eringline/types/v1/output.proto\x1a ringline/types/v1/sampling.proto\"g\n\rAttachRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.ringline.types.v1.Hello\x12-\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1b.ringline.engine.v1.Command\"\xf6\x01\n\x07\x43ommand\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.ringline.engine.v1.SubmitH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.ringline.engine.v1.CancelH\x00\x12(\n\x04stop\x18\x03 \x01(\x0b\x32\x18.ringline.engine.v1.StopH\x00\x12\x30\n\x08redirect\x18\x04 \x01(\x0b\x32\x1c.ringline.engine.v1.RedirectH\x00\x12(\n\x04\x64one\x18\x05 \x01(\x0b\x32\x18.ringline.engine.v1.DoneH\x00\x42\t\n\x07\x63ommand\"\xce\x04\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\ndeliver_to\x18\x03 \x01(\t\x12\x16\n\x0eoutput_context\x18\x04 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x34\n\x08sampling\x18\x06 \x01(\x0b\x32\".ringline.engine.v1.SamplingParams\x12.\n\tbad_words\x18\x07 \x03(\x0b\x32\x1b.ringline.types.v1.TokenIds\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x0e \x01(\x11\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x12\n\ncache_salt\x18\x10 \x01(\x0c\x12\x17\n\ntimeout_ms\x18\x11 \x01(\x04H\x02\x88\x01\x01\x12\x30\n\x06resume\x18\x12 \x03(\x0b\x32 .ringline.types.v1.ResumedChoice\x12\x13\n\x0btraceparent\x18\x13 \x01(\t\x12\x10\n\x08requires\x18\x14 \x03(\t\x12\x14\n\x0cmodel_digest\x18\x15 \x01(\tB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_timeout_ms\"\xfc\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x31.ringline.engine.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x11\n\x04seed\x18\n \x01(\x04H\x07\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x04\n\x02_n\"+\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"K\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\"s\n\x08Redirect\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\ndeliver_to\x18\x03 \x01(\t\x12\x30\n\tdelivered\x18\x04 \x03(\x0b\x32\x1d.ringline.engine.v1.Delivered\"*\n\tDelivered\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\")\n\x04\x44one\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\xa7\x02\n\x0e\x41ttachResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.ringline.types.v1.Welcome\x12-\n\x05peers\x18\x02 \x01(\x0b\x32\x1e.ringline.types.v1.PeerChanges\x12\x30\n\x07outputs\x18\x03 \x01(\x0b\x32\x1f.ringline.engine.v1.StepOutputs\x12\x30\n\nrejections\x18\x04 \x03(\x0b\x32\x1c.ringline.types.v1.Rejection\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.ringline.engine.v1.Load\x12-\n\x08\x64raining\x18\x06 \x01(\x0b\x32\x1b.ringline.types.v1.Draining\"\xae\x03\n\x0bStepOutputs\x12*\n\x06opened\x18\x01 \x03(\x0b\x32\x1a.ringline.engine.v1.Opened\x12-\n\x08prefills\x18\x02 \x03(\x0b\x32\x1b.ringline.engine.v1.Prefill\x12;\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\".ringline.engine.v1.PromptLogprobs\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x05 \x03(\r\x12\x0f\n\x07\x63hoices\x18\x06 \x03(\r\x12\x17\n\x0f\x66irst_positions\x18\x07 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x33\n\x08logprobs\x18\n \x03(\x0b\x32!.ringline.engine.v1.EntryLogprobs\x12.\n\x08\x66inished\x18\x0b \x03(\x0b\x32\x1c.ringline.engine.v1.Finished\x12*\n\x06\x63losed\x18\x0c \x03(\x0b\x32\x1a.ringline.engine.v1.Closed\"\x86\x01\n\x06Opened\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eoutput_context\x18\x03 \x01(\x0c\x12\x30\n\tdelivered\x18\x04 \x03(\x0b\x32\x1d.ringline.engine.v1.Delivered\x12\x0f\n\x07\x63hoices\x18\x05 \x03(\r\"s\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"r\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12-\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1b.ringline.types.v1.Logprobs\x12\x0e\n\x06offset\x18\x04 \x01(\r\"M\n\rEntryLogprobs\x12\r\n\x05\x65ntry\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.ringline.types.v1.Logprobs\"\xd8\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.ringline.types.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.google.rpc.StatusB\x10\n\x0e_stop_token_id\"+\n\x06\x43losed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\xbc\x02\n\x04Load\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x02 \x01(\x04\x12\x17\n\x0frunning_choices\x18\x03 \x01(\r\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x05 \x01(\x04\x12\x10\n\x08kv_usage\x18\x06 \x01(\x02\x12\x16\n\x0eprefix_queries\x18\x07 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x08 \x01(\x04\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x0f\n\x07ledgers\x18\n \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x0b \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x0c \x01(\r\x12\x18\n\x10generated_tokens\x18\r \x01(\x04\x12\x17\n\x0fstep_timeout_ms\x18\x0e \x01(\x04\"\x11\n\x0fGetModelRequest\"\xb4\x03\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\x12\x10\n\x08numerics\x18\x08 \x01(\t\x12>\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32$.ringline.engine.v1.SamplingDefaults\x12\x14\n\x0cmax_logprobs\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x1b\n\x13max_num_queued_reqs\x18\r \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x0c\n\x04name\x18\x0f \x01(\t\x12\x13\n\x0bincarnation\x18\x10 \x01(\x06\x12\x14\n\x0cmodel_digest\x18\x11 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x12 \x03(\t\"\xce\x01\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\x15\n\x13GetTokenizerRequest\"G\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x10\n\x0eGetLoadRequest\"9\n\x0fGetLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.ringline.engine.v1.Load\"2\n\x0c\x44rainRequest\x12\x15\n\x08grace_ms\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_grace_ms\"&\n\rDrainResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"G\n\x0eProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x17\n\ntimeout_ms\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"U\n\x0fProfileResponse\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07step_ms\x18\x02 \x03(\x02\x12\x13\n\x0bstep_tokens\x18\x03 \x03(\r\x12\r\n\x05table\x18\x04 \x01(\t2\x85\x05\n\rEngineService\x12S\n\x06\x41ttach\x12!.ringline.engine.v1.AttachRequest\x1a\".ringline.engine.v1.AttachResponse(\x01\x30\x01\x12U\n\x08GetModel\x12#.ringline.engine.v1.GetModelRequest\x1a$.ringline.engine.v1.GetModelResponse\x12\x63\n\x0cGetTokenizer\x12\'.ringline.engine.v1.GetTokenizerRequest\x1a(.ringline.engine.v1.GetTokenizerResponse0\x01\x12R\n\x07GetLoad\x12\".ringline.engine.v1.GetLoadRequest\x1a#.ringline.engine.v1.GetLoadResponse\x12L\n\x05\x44rain\x12 .ringline.engine.v1.DrainRequest\x1a!.ringline.engine.v1.DrainResponse\x12m\n\x10ResetPrefixCache\x12+.ringline.engine.v1.ResetPrefixCacheRequest\x1a,.ringline.engine.v1.ResetPrefixCacheResponse\x12R\n\x07Profile\x12\".ringline.engine.v1.ProfileRequest\x1a#.ringline.engine.v1.ProfileResponseBT\n\x16\x64\x65v.ringline.engine.v1P\x01Z#ringline.dev/gen/engine/v1;enginev1\xaa\x02\x12Ringline.Engine.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ringline.engine.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=208
-  _globals['_ATTACHREQUEST']._serialized_end=311
-  _globals['_COMMAND']._serialized_start=314
-  _globals['_COMMAND']._serialized_end=560
-  _globals['_SUBMIT']._serialized_start=563
-  _globals['_SUBMIT']._serialized_end=1112
-  _globals['_CANCEL']._serialized_start=1114
-  _globals['_CANCEL']._serialized_end=1157
-  _globals['_STOP']._serialized_start=1159
-  _globals['_STOP']._serialized_end=1234
-  _globals['_REDIRECT']._serialized_start=1236
-  _globals['_REDIRECT']._serialized_end=1351
-  _globals['_DELIVERED']._serialized_start=1353
-  _globals['_DELIVERED']._serialized_end=1395
-  _globals['_DONE']._serialized_start=1397
-  _globals['_DONE']._serialized_end=1438
-  _globals['_ATTACHRESPONSE']._serialized_start=1441
-  _globals['_ATTACHRESPONSE']._serialized_end=1730
-  _globals['_STEPOUTPUTS']._serialized_start=1733
-  _globals['_STEPOUTPUTS']._serialized_end=2161
-  _globals['_OPENED']._serialized_start=2164
-  _globals['_OPENED']._serialized_end=2298
-  _globals['_PREFILL']._serialized_start=2300
-  _globals['_PREFILL']._serialized_end=2415
-  _globals['_PROMPTLOGPROBS']._serialized_start=2417
-  _globals['_PROMPTLOGPROBS']._serialized_end=2531
-  _globals['_ENTRYLOGPROBS']._serialized_start=2533
-  _globals['_ENTRYLOGPROBS']._serialized_end=2610
-  _globals['_FINISH']._serialized_start=2613
-  _globals['_FINISH']._serialized_end=2818
-  _globals['_CLOSED']._serialized_start=2820
-  _globals['_CLOSED']._serialized_end=2863
-  _globals['_LOAD']._serialized_start=2866
-  _globals['_LOAD']._serialized_end=3140
-  _globals['_GETMODELREQUEST']._serialized_start=3142
-  _globals['_GETMODELREQUEST']._serialized_end=3159
-  _globals['_GETMODELRESPONSE']._serialized_start=3162
-  _globals['_GETMODELRESPONSE']._serialized_end=3568
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=3570
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=3591
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=3593
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=3664
-  _globals['_GETLOADREQUEST']._serialized_start=3666
-  _globals['_GETLOADREQUEST']._serialized_end=3682
-  _globals['_GETLOADRESPONSE']._serialized_start=3684
-  _globals['_GETLOADRESPONSE']._serialized_end=3741
-  _globals['_DRAINREQUEST']._serialized_start=3743
-  _globals['_DRAINREQUEST']._serialized_end=3799
-  _globals['_DRAINRESPONSE']._serialized_start=3801
-  _globals['_DRAINRESPONSE']._serialized_end=3839
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=3841
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=3866
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=3868
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=3910
-  _globals['_PROFILEREQUEST']._serialized_start=3912
-  _globals['_PROFILEREQUEST']._serialized_end=3987
-  _globals['_PROFILERESPONSE']._serialized_start=3989
-  _globals['_PROFILERESPONSE']._serialized_end=4079
-  _globals['_ENGINESERVICE']._serialized_start=4082
-  _globals['_ENGINESERVICE']._serialized_end=4727
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.ringline.engine.v1P\001Z#ringline.dev/gen/engine/v1;enginev1\252\002\022Ringline.Engine.V1'
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ATTACHREQUEST']._serialized_start=176
+  _globals['_ATTACHREQUEST']._serialized_end=279
+  _globals['_COMMAND']._serialized_start=282
+  _globals['_COMMAND']._serialized_end=528
+  _globals['_SUBMIT']._serialized_start=531
+  _globals['_SUBMIT']._serialized_end=1121
+  _globals['_SAMPLINGPARAMS']._serialized_start=1124
+  _globals['_SAMPLINGPARAMS']._serialized_end=1632
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1457
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1505
+  _globals['_CANCEL']._serialized_start=1634
+  _globals['_CANCEL']._serialized_end=1677
+  _globals['_STOP']._serialized_start=1679
+  _globals['_STOP']._serialized_end=1754
+  _globals['_REDIRECT']._serialized_start=1756
+  _globals['_REDIRECT']._serialized_end=1871
+  _globals['_DELIVERED']._serialized_start=1873
+  _globals['_DELIVERED']._serialized_end=1915
+  _globals['_DONE']._serialized_start=1917
+  _globals['_DONE']._serialized_end=1958
+  _globals['_ATTACHRESPONSE']._serialized_start=1961
+  _globals['_ATTACHRESPONSE']._serialized_end=2256
+  _globals['_STEPOUTPUTS']._serialized_start=2259
+  _globals['_STEPOUTPUTS']._serialized_end=2689
+  _globals['_OPENED']._serialized_start=2692
+  _globals['_OPENED']._serialized_end=2826
+  _globals['_PREFILL']._serialized_start=2828
+  _globals['_PREFILL']._serialized_end=2943
+  _globals['_PROMPTLOGPROBS']._serialized_start=2945
+  _globals['_PROMPTLOGPROBS']._serialized_end=3059
+  _globals['_ENTRYLOGPROBS']._serialized_start=3061
+  _globals['_ENTRYLOGPROBS']._serialized_end=3138
+  _globals['_FINISHED']._serialized_start=3141
+  _globals['_FINISHED']._serialized_end=3357
+  _globals['_CLOSED']._serialized_start=3359
+  _globals['_CLOSED']._serialized_end=3402
+  _globals['_LOAD']._serialized_start=3405
+  _globals['_LOAD']._serialized_end=3721
+  _globals['_GETMODELREQUEST']._serialized_start=3723
+  _globals['_GETMODELREQUEST']._serialized_end=3740
+  _globals['_GETMODELRESPONSE']._serialized_start=3743
+  _globals['_GETMODELRESPONSE']._serialized_end=4179
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=4182
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=4388
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=4390
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=4411
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=4413
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=4484
+  _globals['_GETLOADREQUEST']._serialized_start=4486
+  _globals['_GETLOADREQUEST']._serialized_end=4502
+  _globals['_GETLOADRESPONSE']._serialized_start=4504
+  _globals['_GETLOADRESPONSE']._serialized_end=4561
+  _globals['_DRAINREQUEST']._serialized_start=4563
+  _globals['_DRAINREQUEST']._serialized_end=4613
+  _globals['_DRAINRESPONSE']._serialized_start=4615
+  _globals['_DRAINRESPONSE']._serialized_end=4653
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=4655
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=4680
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=4682
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=4724
+  _globals['_PROFILEREQUEST']._serialized_start=4726
+  _globals['_PROFILEREQUEST']._serialized_end=4797
+  _globals['_PROFILERESPONSE']._serialized_start=4799
+  _globals['_PROFILERESPONSE']._serialized_end=4884
+  _globals['_ENGINESERVICE']._serialized_start=4887
+  _globals['_ENGINESERVICE']._serialized_end=5532
 # @@protoc_insertion_point(module_scope)

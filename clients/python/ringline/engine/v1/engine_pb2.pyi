@@ -6,7 +6,6 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
-import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.rpc.status_pb2
@@ -92,7 +91,10 @@ global___Command = Command
 
 @typing.final
 class Submit(google.protobuf.message.Message):
-    """A request for the engine. Everything is resolved; nothing has a default here but what says so."""
+    """A request for the engine. Everything is resolved; a field has a default only where its comment says so.
+
+    Planned: constraint (22), adapter (23), media (24), task (25).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -115,6 +117,8 @@ class Submit(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    REQUIRES_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -153,6 +157,10 @@ class Submit(google.protobuf.message.Message):
     """The submitter's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters, if the request is
     traced; what is malformed is ignored. Default: it is not traced.
     """
+    model_digest: builtins.str
+    """Digest of the model that the request was made for, as in GetModel; an engine that serves another refuses it with
+    FAILED_PRECONDITION (MODEL_GONE). Default: not checked.
+    """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine holds so many of all requests; a
@@ -160,7 +168,7 @@ class Submit(google.protobuf.message.Message):
         """
 
     @property
-    def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
+    def sampling(self) -> global___SamplingParams:
         """Absent scalars are neutral: temperature 1, no filter, no penalty, seed 0, n 1."""
 
     @property
@@ -179,6 +187,12 @@ class Submit(google.protobuf.message.Message):
         prompt. A choice's ids are at most max_tokens, and with the prompt at most max_model_len.
         """
 
+    @property
+    def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Capabilities, as in Welcome, that decide this request's tokens. An engine that lacks one refuses the request with
+        FAILED_PRECONDITION (CAPABILITY_MISSING). At most 16. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -187,7 +201,7 @@ class Submit(google.protobuf.message.Message):
         deliver_to: builtins.str = ...,
         output_context: builtins.bytes = ...,
         prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        sampling: ringline.types.v1.sampling_pb2.SamplingParams | None = ...,
+        sampling: global___SamplingParams | None = ...,
         bad_words: collections.abc.Iterable[ringline.types.v1.sampling_pb2.TokenIds] | None = ...,
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool = ...,
@@ -201,9 +215,11 @@ class Submit(google.protobuf.message.Message):
         timeout_ms: builtins.int | None = ...,
         resume: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
         traceparent: builtins.str = ...,
+        requires: collections.abc.Iterable[builtins.str] | None = ...,
+        model_digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -212,6 +228,105 @@ class Submit(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
 
 global___Submit = Submit
+
+@typing.final
+class SamplingParams(google.protobuf.message.Message):
+    """How the next token is chosen, with every default resolved. Absent scalars are neutral."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    TOP_P_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    N_FIELD_NUMBER: builtins.int
+    temperature: builtins.float
+    """Range [0, 2^31); 0 is greedy: the argmax, without noise. Absent: 1."""
+    top_k: builtins.int
+    """Keep this many of the most likely tokens; 0 keeps all. Absent: 0."""
+    top_p: builtins.float
+    """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Absent: 1."""
+    min_p: builtins.float
+    """Range [0, 1]: drop tokens less likely than this share of the most likely one. Absent: 0."""
+    frequency_penalty: builtins.float
+    """Range [-2, 2]: subtracted from a token's logit per occurrence in the output. Absent: 0."""
+    presence_penalty: builtins.float
+    """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Absent: 0."""
+    repetition_penalty: builtins.float
+    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one). Absent: 1."""
+    seed: builtins.int
+    """Any 64 bits: fixes the noise, together with choice, position and token id. Absent: 0."""
+    n: builtins.int
+    """Number of choices generated from the prompt, in [1, 128]. Absent: 1."""
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """Token id, below the vocabulary's size, to a value in [-100, 100] added to its logit; at most 1024 entries."""
+
+    @property
+    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """If not empty, only these token ids can be sampled, each below the vocabulary's size; at most as many as that. Where
+        bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token.
+        """
+
+    def __init__(
+        self,
+        *,
+        temperature: builtins.float | None = ...,
+        top_k: builtins.int | None = ...,
+        top_p: builtins.float | None = ...,
+        min_p: builtins.float | None = ...,
+        frequency_penalty: builtins.float | None = ...,
+        presence_penalty: builtins.float | None = ...,
+        repetition_penalty: builtins.float | None = ...,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        seed: builtins.int | None = ...,
+        n: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_presence_penalty", b"_presence_penalty"]) -> typing.Literal["presence_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
+
+global___SamplingParams = SamplingParams
 
 @typing.final
 class Cancel(google.protobuf.message.Message):
@@ -237,7 +352,7 @@ global___Cancel = Cancel
 
 @typing.final
 class Stop(google.protobuf.message.Message):
-    """Ends one choice: whoever receives its outputs found a stop string that ends with token `position` − 1."""
+    """Ends one choice: the receiver of its outputs found a stop string that ends with token `position` − 1."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -323,7 +438,7 @@ global___Delivered = Delivered
 
 @typing.final
 class Done(google.protobuf.message.Message):
-    """The submitter wrote the request's last terminal: its ledger goes."""
+    """The submitter has told its client of every end: the request's ledger goes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -345,7 +460,11 @@ global___Done = Done
 
 @typing.final
 class AttachResponse(google.protobuf.message.Message):
-    """From the engine to an attached process. At most one frame is under way per stream; each holds all that is new."""
+    """From the engine to an attached process. At most one frame is under way per stream; each holds all that is new. Skip
+    fields that are unknown.
+
+    Planned: changes of the prefix cache (7).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -360,7 +479,7 @@ class AttachResponse(google.protobuf.message.Message):
         """In the first frame, and only there."""
 
     @property
-    def peers(self) -> ringline.types.v1.link_pb2.Peers:
+    def peers(self) -> ringline.types.v1.link_pb2.PeerChanges:
         """Who is attached, when that changed."""
 
     @property
@@ -383,7 +502,7 @@ class AttachResponse(google.protobuf.message.Message):
         self,
         *,
         welcome: ringline.types.v1.link_pb2.Welcome | None = ...,
-        peers: ringline.types.v1.link_pb2.Peers | None = ...,
+        peers: ringline.types.v1.link_pb2.PeerChanges | None = ...,
         outputs: global___StepOutputs | None = ...,
         rejections: collections.abc.Iterable[ringline.types.v1.link_pb2.Rejection] | None = ...,
         load: global___Load | None = ...,
@@ -412,7 +531,7 @@ class StepOutputs(google.protobuf.message.Message):
     TOKEN_COUNTS_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
-    FINISHES_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Opened]:
@@ -455,7 +574,7 @@ class StepOutputs(google.protobuf.message.Message):
         """Log probabilities, for the entries that have them."""
 
     @property
-    def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finish]:
+    def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finished]:
         """Ends of choices; the tokens before an end are in this or an earlier frame."""
 
     @property
@@ -475,10 +594,10 @@ class StepOutputs(google.protobuf.message.Message):
         token_counts: collections.abc.Iterable[builtins.int] | None = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         logprobs: collections.abc.Iterable[global___EntryLogprobs] | None = ...,
-        finishes: collections.abc.Iterable[global___Finish] | None = ...,
+        finished: collections.abc.Iterable[global___Finished] | None = ...,
         closed: collections.abc.Iterable[global___Closed] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "closed", b"closed", "epochs", b"epochs", "finishes", b"finishes", "first_positions", b"first_positions", "logprobs", b"logprobs", "opened", b"opened", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "closed", b"closed", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "opened", b"opened", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___StepOutputs = StepOutputs
 
@@ -617,7 +736,7 @@ class EntryLogprobs(google.protobuf.message.Message):
 global___EntryLogprobs = EntryLogprobs
 
 @typing.final
-class Finish(google.protobuf.message.Message):
+class Finished(google.protobuf.message.Message):
     """The end of a choice."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -626,7 +745,7 @@ class Finish(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     CHOICE_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
-    CAUSE_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -637,13 +756,13 @@ class Finish(google.protobuf.message.Message):
     """Index of the choice."""
     position: builtins.int
     """Output tokens the choice has, resumed ones included."""
-    cause: ringline.types.v1.output_pb2.FinishCause.ValueType
+    finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType
     """Why."""
     stop_token_id: builtins.int
-    """The eos or stop token, if one was the cause."""
+    """The eos or stop token, if one was the reason."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
-        """If the cause is ERROR."""
+        """Set if the finish reason is ERROR."""
 
     def __init__(
         self,
@@ -652,15 +771,15 @@ class Finish(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         choice: builtins.int = ...,
         position: builtins.int = ...,
-        cause: ringline.types.v1.output_pb2.FinishCause.ValueType = ...,
+        finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType = ...,
         stop_token_id: builtins.int | None = ...,
         error: google.rpc.status_pb2.Status | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "cause", b"cause", "choice", b"choice", "epoch", b"epoch", "error", b"error", "position", b"position", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "request_id", b"request_id", "stop_token_id", b"stop_token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
-global___Finish = Finish
+global___Finished = Finished
 
 @typing.final
 class Closed(google.protobuf.message.Message):
@@ -692,8 +811,8 @@ class Load(google.protobuf.message.Message):
 
     STEPS_FIELD_NUMBER: builtins.int
     LONGEST_STEP_MS_FIELD_NUMBER: builtins.int
-    RUNNING_FIELD_NUMBER: builtins.int
-    WAITING_FIELD_NUMBER: builtins.int
+    RUNNING_CHOICES_FIELD_NUMBER: builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: builtins.int
     WAITING_TOKENS_FIELD_NUMBER: builtins.int
     KV_USAGE_FIELD_NUMBER: builtins.int
     PREFIX_QUERIES_FIELD_NUMBER: builtins.int
@@ -703,13 +822,14 @@ class Load(google.protobuf.message.Message):
     BLOCKS_USED_FIELD_NUMBER: builtins.int
     BLOCKS_TOTAL_FIELD_NUMBER: builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: builtins.int
+    STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     steps: builtins.int
     """Steps computed since start."""
     longest_step_ms: builtins.int
     """Longest of the recent steps, milliseconds."""
-    running: builtins.int
+    running_choices: builtins.int
     """Choices being computed now."""
-    waiting: builtins.int
+    waiting_requests: builtins.int
     """Requests waiting to be computed."""
     waiting_tokens: builtins.int
     """Prompt tokens of waiting requests that are still to be computed."""
@@ -729,13 +849,15 @@ class Load(google.protobuf.message.Message):
     """KV blocks in all."""
     generated_tokens: builtins.int
     """Output tokens computed since start."""
+    step_timeout_ms: builtins.int
+    """How long a step may take before the engine counts as hung, milliseconds: its own watchdog's limit."""
     def __init__(
         self,
         *,
         steps: builtins.int = ...,
         longest_step_ms: builtins.int = ...,
-        running: builtins.int = ...,
-        waiting: builtins.int = ...,
+        running_choices: builtins.int = ...,
+        waiting_requests: builtins.int = ...,
         waiting_tokens: builtins.int = ...,
         kv_usage: builtins.float = ...,
         prefix_queries: builtins.int = ...,
@@ -745,8 +867,9 @@ class Load(google.protobuf.message.Message):
         blocks_used: builtins.int = ...,
         blocks_total: builtins.int = ...,
         generated_tokens: builtins.int = ...,
+        step_timeout_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running", b"running", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_total", b"blocks_total", "blocks_used", b"blocks_used", "generated_tokens", b"generated_tokens", "kv_usage", b"kv_usage", "ledgers", b"ledgers", "longest_step_ms", b"longest_step_ms", "preemptions", b"preemptions", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "running_choices", b"running_choices", "step_timeout_ms", b"step_timeout_ms", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]) -> None: ...
 
 global___Load = Load
 
@@ -764,7 +887,10 @@ global___GetModelRequest = GetModelRequest
 
 @typing.final
 class GetModelResponse(google.protobuf.message.Message):
-    """What the engine serves."""
+    """What the engine serves.
+
+    Planned: further served names (19), tasks (20), zone (21).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -774,8 +900,8 @@ class GetModelResponse(google.protobuf.message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
-    TOKENIZER_FINGERPRINT_FIELD_NUMBER: builtins.int
-    NUMERICS_FINGERPRINT_FIELD_NUMBER: builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
+    NUMERICS_FIELD_NUMBER: builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: builtins.int
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
@@ -784,6 +910,8 @@ class GetModelResponse(google.protobuf.message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    CAPABILITIES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that clients ask for."""
     architecture: builtins.str
@@ -794,10 +922,10 @@ class GetModelResponse(google.protobuf.message.Message):
     """Longest sequence, prompt and output together, tokens."""
     dtype: builtins.str
     """Type of weights and activations: float32, bfloat16 or float16."""
-    tokenizer_fingerprint: builtins.str
+    tokenizer_digest: builtins.str
     """Opaque; equal where the tokenizer's files are equal."""
-    numerics_fingerprint: builtins.str
-    """Opaque; equal where equal requests have equal tokens, bit for bit."""
+    numerics: builtins.str
+    """Opaque; equal where equal requests have equal tokens, bit for bit: model_digest, kernels, instruction set, libraries."""
     max_logprobs: builtins.int
     """Most alternatives that logprobs may ask for, ≥ 0."""
     block_size: builtins.int
@@ -809,16 +937,24 @@ class GetModelResponse(google.protobuf.message.Message):
     max_num_seqs: builtins.int
     """Most choices computed in one step."""
     name: builtins.str
-    """Stable name of the engine that answers, as in Welcome: whoever knows two addresses can tell that they lead to one."""
+    """Stable name of the engine that answers, as in Welcome: so a caller can tell that two addresses lead to one engine."""
     incarnation: builtins.int
-    """This life of it, as in Welcome."""
+    """This life of the engine, as in Welcome."""
+    model_digest: builtins.str
+    """Opaque; equal where the model is the same: configuration, chat template, tokenizer, all weights, quantization and
+    context length. A request finishes on engines of the digest that it began on.
+    """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
 
     @property
-    def default_sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
-        """The model's own sampling defaults; absent scalars have none."""
+    def default_sampling(self) -> global___SamplingDefaults:
+        """The model's own sampling defaults."""
+
+    @property
+    def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the engine can do, as in Welcome."""
 
     def __init__(
         self,
@@ -829,9 +965,9 @@ class GetModelResponse(google.protobuf.message.Message):
         max_model_len: builtins.int = ...,
         eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         dtype: builtins.str = ...,
-        tokenizer_fingerprint: builtins.str = ...,
-        numerics_fingerprint: builtins.str = ...,
-        default_sampling: ringline.types.v1.sampling_pb2.SamplingParams | None = ...,
+        tokenizer_digest: builtins.str = ...,
+        numerics: builtins.str = ...,
+        default_sampling: global___SamplingDefaults | None = ...,
         max_logprobs: builtins.int = ...,
         block_size: builtins.int = ...,
         num_blocks: builtins.int = ...,
@@ -839,11 +975,58 @@ class GetModelResponse(google.protobuf.message.Message):
         max_num_seqs: builtins.int = ...,
         name: builtins.str = ...,
         incarnation: builtins.int = ...,
+        model_digest: builtins.str = ...,
+        capabilities: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_sampling", b"default_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "name", b"name", "num_blocks", b"num_blocks", "numerics_fingerprint", b"numerics_fingerprint", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "block_size", b"block_size", "capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnation", b"incarnation", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "name", b"name", "num_blocks", b"num_blocks", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
+
+@typing.final
+class SamplingDefaults(google.protobuf.message.Message):
+    """Sampling defaults that a model brings along; absent scalars have none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    TOP_P_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    temperature: builtins.float
+    """As in SamplingParams. Default: the model has none."""
+    top_k: builtins.int
+    """As in SamplingParams. Default: the model has none."""
+    top_p: builtins.float
+    """As in SamplingParams. Default: the model has none."""
+    min_p: builtins.float
+    """As in SamplingParams. Default: the model has none."""
+    repetition_penalty: builtins.float
+    """As in SamplingParams. Default: the model has none."""
+    def __init__(
+        self,
+        *,
+        temperature: builtins.float | None = ...,
+        top_k: builtins.int | None = ...,
+        top_p: builtins.float | None = ...,
+        min_p: builtins.float | None = ...,
+        repetition_penalty: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
+
+global___SamplingDefaults = SamplingDefaults
 
 @typing.final
 class GetTokenizerRequest(google.protobuf.message.Message):
@@ -922,18 +1105,17 @@ class DrainRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    GRACE_FIELD_NUMBER: builtins.int
-    @property
-    def grace(self) -> google.protobuf.duration_pb2.Duration:
-        """How long to go on with what there is, ≥ 0; then it is cut. Default: the engine's own setting."""
-
+    GRACE_MS_FIELD_NUMBER: builtins.int
+    grace_ms: builtins.int
+    """How long to go on with what there is, milliseconds, ≥ 0; then it is cut. Default: the engine's own setting."""
     def __init__(
         self,
         *,
-        grace: google.protobuf.duration_pb2.Duration | None = ...,
+        grace_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_grace_ms", b"_grace_ms", "grace_ms", b"grace_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_grace_ms", b"_grace_ms", "grace_ms", b"grace_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_grace_ms", b"_grace_ms"]) -> typing.Literal["grace_ms"] | None: ...
 
 global___DrainRequest = DrainRequest
 
@@ -992,21 +1174,20 @@ class ProfileRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: builtins.int
-    TIMEOUT_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
     steps: builtins.int
     """Steps to record, in [1, 1000]."""
-    @property
-    def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Give up when that many steps did not come in this time, > 0. Default: 30 s."""
-
+    timeout_ms: builtins.int
+    """Give up when that many steps did not come in this time, milliseconds, in [1, 600000]. Default: 30000."""
     def __init__(
         self,
         *,
         steps: builtins.int = ...,
-        timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        timeout_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["steps", b"steps", "timeout", b"timeout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_timeout_ms", b"_timeout_ms", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_timeout_ms", b"_timeout_ms", "steps", b"steps", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_timeout_ms", b"_timeout_ms"]) -> typing.Literal["timeout_ms"] | None: ...
 
 global___ProfileRequest = ProfileRequest
 
@@ -1017,7 +1198,7 @@ class ProfileResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: builtins.int
-    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_MS_FIELD_NUMBER: builtins.int
     STEP_TOKENS_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     steps: builtins.int
@@ -1025,8 +1206,8 @@ class ProfileResponse(google.protobuf.message.Message):
     table: builtins.str
     """Where the time went, as a table for people."""
     @property
-    def step_seconds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Seconds of each step, in order."""
+    def step_ms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Duration of each step, milliseconds, in order."""
 
     @property
     def step_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -1036,10 +1217,10 @@ class ProfileResponse(google.protobuf.message.Message):
         self,
         *,
         steps: builtins.int = ...,
-        step_seconds: collections.abc.Iterable[builtins.float] | None = ...,
+        step_ms: collections.abc.Iterable[builtins.float] | None = ...,
         step_tokens: collections.abc.Iterable[builtins.int] | None = ...,
         table: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "steps", b"steps", "table", b"table"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["step_ms", b"step_ms", "step_tokens", b"step_tokens", "steps", b"steps", "table", b"table"]) -> None: ...
 
 global___ProfileResponse = ProfileResponse

@@ -77,7 +77,7 @@ class EngineServiceServicer(object):
     """
 
     def Attach(self, request_iterator, context):
-        """The one way in. Whoever attaches says who it is, may submit requests, and receives the outputs of every request
+        """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
         whose deliver_to names it. One stream per attached process; one message per engine step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -25,7 +25,7 @@ class EngineServiceStub:
         ringline.engine.v1.engine_pb2.AttachRequest,
         ringline.engine.v1.engine_pb2.AttachResponse,
     ]
-    """The one way in. Whoever attaches says who it is, may submit requests, and receives the outputs of every request
+    """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
     whose deliver_to names it. One stream per attached process; one message per engine step.
     """
 
@@ -72,7 +72,7 @@ class EngineServiceAsyncStub:
         ringline.engine.v1.engine_pb2.AttachRequest,
         ringline.engine.v1.engine_pb2.AttachResponse,
     ]
-    """The one way in. Whoever attaches says who it is, may submit requests, and receives the outputs of every request
+    """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
     whose deliver_to names it. One stream per attached process; one message per engine step.
     """
 
@@ -121,7 +121,7 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[ringline.engine.v1.engine_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.engine.v1.engine_pb2.AttachResponse], collections.abc.AsyncIterator[ringline.engine.v1.engine_pb2.AttachResponse]]:
-        """The one way in. Whoever attaches says who it is, may submit requests, and receives the outputs of every request
+        """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
         whose deliver_to names it. One stream per attached process; one message per engine step.
         """
 

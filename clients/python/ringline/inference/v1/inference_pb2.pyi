@@ -18,7 +18,10 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
-    """One request. What is absent takes the default named at the field."""
+    """One request. What is absent takes the default named at the field.
+
+    Planned: constraint (17), adapter (18), task (19).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -37,6 +40,7 @@ class GenerateRequest(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    REQUIRES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's name for it, at most 128 bytes. Required on a Session and unique among its live requests; free on
     Generate. It never leaves the client's own stream.
@@ -72,7 +76,7 @@ class GenerateRequest(google.protobuf.message.Message):
         """A conversation, rendered by the model's chat template."""
 
     @property
-    def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
+    def sampling(self) -> global___SamplingParams:
         """How tokens are chosen."""
 
     @property
@@ -84,9 +88,16 @@ class GenerateRequest(google.protobuf.message.Message):
         """What is reported besides text and token ids."""
 
     @property
-    def resume(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
-        """Go on with a request that was cut: its unfinished choices and the ids already delivered, with the same prompt ids,
-        seed and options as Admitted returned them. Finished choices are not listed. Default: begin anew.
+    def resume(self) -> global___Resume:
+        """Go on with a request that was cut, with the same prompt ids, seed and options as Admitted returned them. Default:
+        begin anew.
+        """
+
+    @property
+    def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Capabilities, as in Model, that this request depends on. Where one is lacking, the request is refused with
+        FAILED_PRECONDITION (CAPABILITY_MISSING) instead of being answered without it. At most 16 names of at most 64 bytes.
+        Default: none.
         """
 
     def __init__(
@@ -99,17 +110,18 @@ class GenerateRequest(google.protobuf.message.Message):
         chat: global___Chat | None = ...,
         add_special_tokens: builtins.bool | None = ...,
         truncate_prompt_tokens: builtins.int | None = ...,
-        sampling: ringline.types.v1.sampling_pb2.SamplingParams | None = ...,
+        sampling: global___SamplingParams | None = ...,
         stopping: global___StoppingParams | None = ...,
         output: global___OutputParams | None = ...,
         priority: builtins.int | None = ...,
         cache_salt: builtins.str = ...,
         timeout_ms: builtins.int | None = ...,
-        resume: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
+        resume: global___Resume | None = ...,
         traceparent: builtins.str = ...,
+        requires: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
@@ -124,8 +136,151 @@ class GenerateRequest(google.protobuf.message.Message):
 global___GenerateRequest = GenerateRequest
 
 @typing.final
+class SamplingParams(google.protobuf.message.Message):
+    """How the next token is chosen. Every scalar is optional, because 0 is a value: what is absent takes the default
+    named at the field.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    TOP_P_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    N_FIELD_NUMBER: builtins.int
+    temperature: builtins.float
+    """Range [0, 2^31); 0 is greedy: the argmax, without noise. Default: the model's own, else 1."""
+    top_k: builtins.int
+    """Any value: keep this many of the most likely tokens; 0 keeps all. Default: the model's own, else 0."""
+    top_p: builtins.float
+    """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Default: the model's own, else 1."""
+    min_p: builtins.float
+    """Range [0, 1]: drop tokens less likely than this share of the most likely one. Default: the model's own, else 0."""
+    frequency_penalty: builtins.float
+    """Range [-2, 2]: subtracted from a token's logit per occurrence in the output. Default 0."""
+    presence_penalty: builtins.float
+    """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Default 0."""
+    repetition_penalty: builtins.float
+    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one).
+    Default: the model's own, else 1.
+    """
+    seed: builtins.int
+    """Any 64 bits. Fixes the noise, together with choice, position and token id: the same request with the same seed has
+    the same tokens on every engine of equal numerics, in any batch. Default: drawn at admission and returned in
+    Admitted.
+    """
+    n: builtins.int
+    """Number of choices generated from the prompt, in [1, 128]. Default 1."""
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """Token id, below the vocabulary's size, to a value in [-100, 100] added to its logit; at most 1024 entries.
+        Default: none.
+        """
+
+    @property
+    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """If not empty, only these token ids can be sampled, each below the vocabulary's size; at most as many as that. Where
+        bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token. Default: all.
+        """
+
+    def __init__(
+        self,
+        *,
+        temperature: builtins.float | None = ...,
+        top_k: builtins.int | None = ...,
+        top_p: builtins.float | None = ...,
+        min_p: builtins.float | None = ...,
+        frequency_penalty: builtins.float | None = ...,
+        presence_penalty: builtins.float | None = ...,
+        repetition_penalty: builtins.float | None = ...,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        seed: builtins.int | None = ...,
+        n: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_presence_penalty", b"_presence_penalty"]) -> typing.Literal["presence_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
+
+global___SamplingParams = SamplingParams
+
+@typing.final
+class Resume(google.protobuf.message.Message):
+    """What was delivered of a request before it was cut."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    NUMERICS_FIELD_NUMBER: builtins.int
+    model_digest: builtins.str
+    """As the last Started said. If no engine serves that model, the request is refused with UNAVAILABLE (MODEL_GONE).
+    Required where any ids were delivered.
+    """
+    numerics: builtins.str
+    """As the last Started said: the next Started says whether the tokens are identical to those it would have had.
+    Default: not known, and so never identical.
+    """
+    @property
+    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
+        """Its unfinished choices and the ids already delivered, each choice once. Finished choices are not listed. Not empty."""
+
+    def __init__(
+        self,
+        *,
+        choices: collections.abc.Iterable[ringline.types.v1.sampling_pb2.ResumedChoice] | None = ...,
+        model_digest: builtins.str = ...,
+        numerics: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "model_digest", b"model_digest", "numerics", b"numerics"]) -> None: ...
+
+global___Resume = Resume
+
+@typing.final
 class Chat(google.protobuf.message.Message):
-    """A conversation."""
+    """A conversation.
+
+    Planned: typed tools (7), tool_choice (8).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -169,7 +324,10 @@ global___Chat = Chat
 
 @typing.final
 class ChatMessage(google.protobuf.message.Message):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Planned: content parts and media (6).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -290,7 +448,10 @@ global___StoppingParams = StoppingParams
 
 @typing.final
 class OutputParams(google.protobuf.message.Message):
-    """What is reported besides text and token ids."""
+    """What is reported besides text and token ids.
+
+    Planned: typed parts of the answer (6).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -337,7 +498,7 @@ global___OutputParams = OutputParams
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """News of one request."""
+    """News of one request. Skip an event that is unknown (a response in which none is set)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -347,40 +508,45 @@ class GenerateResponse(google.protobuf.message.Message):
     PREFILL_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     DELTA_FIELD_NUMBER: builtins.int
-    TERMINAL_FIELD_NUMBER: builtins.int
-    CONTINUED_FIELD_NUMBER: builtins.int
-    PROMPT_LOGPROBS_OFFSET_FIELD_NUMBER: builtins.int
+    CHOICE_FINISHED_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    REQUEST_FINISHED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's name for the request; empty when a refused frame had none, or one that is too long."""
     in_reply_to: builtins.int
-    """Set on the Terminal of a refused frame: which request frame of the session it was, counted from 1."""
-    prompt_logprobs_offset: builtins.int
-    """Set on prompt_logprobs: how many entries came before these. All of them are one less than the prompt has tokens."""
+    """Set with Refused: which frame of the session it was, counted from 1."""
     @property
     def admitted(self) -> global___Admitted:
-        """First: the request is taken, with every default resolved."""
+        """The request is taken, with every default resolved."""
 
     @property
     def prefill(self) -> global___PrefillProgress:
         """The prompt is being computed."""
 
     @property
-    def prompt_logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """Log probabilities of the prompt's tokens from the second on; the first has none. A long prompt's come in several
-        responses, in order, all before the first delta.
-        """
+    def prompt_logprobs(self) -> global___PromptLogprobs:
+        """Log probabilities of the prompt, all of them before the first delta."""
 
     @property
     def delta(self) -> global___Delta:
         """Tokens and the text they complete."""
 
     @property
-    def terminal(self) -> global___Terminal:
-        """The end of a choice."""
+    def choice_finished(self) -> global___ChoiceFinished:
+        """A choice ended."""
 
     @property
-    def continued(self) -> global___Continued:
-        """For information: the request moved, and goes on."""
+    def started(self) -> global___Started:
+        """An engine computes the request from here on; again after every move to another."""
+
+    @property
+    def request_finished(self) -> global___RequestFinished:
+        """The request ended: every choice has."""
+
+    @property
+    def refused(self) -> global___Refused:
+        """The request is not taken. Nothing else comes."""
 
     def __init__(
         self,
@@ -389,21 +555,22 @@ class GenerateResponse(google.protobuf.message.Message):
         in_reply_to: builtins.int = ...,
         admitted: global___Admitted | None = ...,
         prefill: global___PrefillProgress | None = ...,
-        prompt_logprobs: ringline.types.v1.output_pb2.Logprobs | None = ...,
+        prompt_logprobs: global___PromptLogprobs | None = ...,
         delta: global___Delta | None = ...,
-        terminal: global___Terminal | None = ...,
-        continued: global___Continued | None = ...,
-        prompt_logprobs_offset: builtins.int = ...,
+        choice_finished: global___ChoiceFinished | None = ...,
+        started: global___Started | None = ...,
+        request_finished: global___RequestFinished | None = ...,
+        refused: global___Refused | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["admitted", b"admitted", "continued", b"continued", "delta", b"delta", "event", b"event", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "terminal", b"terminal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "continued", b"continued", "delta", b"delta", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_offset", b"prompt_logprobs_offset", "request_id", b"request_id", "terminal", b"terminal"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["admitted", "prefill", "prompt_logprobs", "delta", "terminal", "continued"] | None: ...
+    def HasField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "in_reply_to", b"in_reply_to", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "request_finished", b"request_finished", "request_id", b"request_id", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["admitted", "prefill", "prompt_logprobs", "delta", "choice_finished", "started", "request_finished", "refused"] | None: ...
 
 global___GenerateResponse = GenerateResponse
 
 @typing.final
 class Admitted(google.protobuf.message.Message):
-    """A request as it was taken. Together with the ids delivered, this is what a resume needs."""
+    """A request as it was taken. With the ids delivered, this is what a resume needs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -413,16 +580,19 @@ class Admitted(google.protobuf.message.Message):
     STOPPING_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
-    """The model that serves it."""
+    """Name of the model that serves it."""
+    server_request_id: builtins.str
+    """The server's own id of the request: what its logs, traces and operators call it."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt, if return_prompt_token_ids."""
 
     @property
-    def sampling(self) -> ringline.types.v1.sampling_pb2.SamplingParams:
+    def sampling(self) -> global___SamplingParams:
         """Every scalar present, the seed included."""
 
     @property
@@ -438,15 +608,75 @@ class Admitted(google.protobuf.message.Message):
         *,
         prompt_tokens: builtins.int = ...,
         prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        sampling: ringline.types.v1.sampling_pb2.SamplingParams | None = ...,
+        sampling: global___SamplingParams | None = ...,
         stopping: global___StoppingParams | None = ...,
         output: global___OutputParams | None = ...,
         model: builtins.str = ...,
+        server_request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
+
+@typing.final
+class Started(google.protobuf.message.Message):
+    """Which model and numerics compute the request from here on. Comes before the first delta, and again when the request
+    moved to another engine.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    NUMERICS_FIELD_NUMBER: builtins.int
+    IDENTICAL_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    model_digest: builtins.str
+    """Opaque; equal where the model is the same, its weights included. It never changes within a request."""
+    numerics: builtins.str
+    """Opaque; equal where equal requests have equal tokens, bit for bit."""
+    identical: builtins.bool
+    """Whether the tokens from here on are those that the request would have had without the move or resume. Else they are
+    a valid sample that goes on. True where nothing was delivered before.
+    """
+    reason: builtins.str
+    """Why the request moved, for people; empty at its first start."""
+    def __init__(
+        self,
+        *,
+        model_digest: builtins.str = ...,
+        numerics: builtins.str = ...,
+        identical: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["identical", b"identical", "model_digest", b"model_digest", "numerics", b"numerics", "reason", b"reason"]) -> None: ...
+
+global___Started = Started
+
+@typing.final
+class PromptLogprobs(google.protobuf.message.Message):
+    """Log probabilities of a prompt, or the next part of them: parts come in order and without gap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    offset: builtins.int
+    """How many entries came before these. All of them are one less than the prompt has tokens."""
+    @property
+    def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
+        """One entry per prompt token from the second on; the first has none."""
+
+    def __init__(
+        self,
+        *,
+        offset: builtins.int = ...,
+        logprobs: ringline.types.v1.output_pb2.Logprobs | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["logprobs", b"logprobs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "offset", b"offset"]) -> None: ...
+
+global___PromptLogprobs = PromptLogprobs
 
 @typing.final
 class PrefillProgress(google.protobuf.message.Message):
@@ -512,20 +742,22 @@ class Delta(google.protobuf.message.Message):
 global___Delta = Delta
 
 @typing.final
-class Terminal(google.protobuf.message.Message):
-    """The end of a choice; exactly one per choice. A request refused before it had choices has one, without a choice."""
+class ChoiceFinished(google.protobuf.message.Message):
+    """The end of a choice; exactly one per choice.
+
+    Planned: what parsers found (7).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CHOICE_FIELD_NUMBER: builtins.int
-    CAUSE_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     STOP_STRING_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
-    USAGE_FIELD_NUMBER: builtins.int
     choice: builtins.int
-    """Index of the choice; absent where the request was refused before it had choices."""
-    cause: ringline.types.v1.output_pb2.FinishCause.ValueType
+    """Index of the choice."""
+    finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType
     """Why."""
     stop_token_id: builtins.int
     """An eos or stop token."""
@@ -533,30 +765,66 @@ class Terminal(google.protobuf.message.Message):
     """A stop string."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
-        """If the cause is ERROR."""
-
-    @property
-    def usage(self) -> global___Usage:
-        """On the request's last terminal."""
+        """Set if the finish reason is ERROR; its details are described at ErrorReason."""
 
     def __init__(
         self,
         *,
-        choice: builtins.int | None = ...,
-        cause: ringline.types.v1.output_pb2.FinishCause.ValueType = ...,
+        choice: builtins.int = ...,
+        finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType = ...,
         stop_token_id: builtins.int = ...,
         stop_string: builtins.str = ...,
         error: google.rpc.status_pb2.Status | None = ...,
-        usage: global___Usage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_choice", b"_choice", "choice", b"choice", "error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_choice", b"_choice", "cause", b"cause", "choice", b"choice", "error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_choice", b"_choice"]) -> typing.Literal["choice"] | None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
-global___Terminal = Terminal
+global___ChoiceFinished = ChoiceFinished
+
+@typing.final
+class RequestFinished(google.protobuf.message.Message):
+    """The end of a request; exactly one per request that was admitted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: builtins.int
+    @property
+    def usage(self) -> global___Usage:
+        """What the request took."""
+
+    def __init__(
+        self,
+        *,
+        usage: global___Usage | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["usage", b"usage"]) -> None: ...
+
+global___RequestFinished = RequestFinished
+
+@typing.final
+class Refused(google.protobuf.message.Message):
+    """A request that was not taken: its frame was refused, or it ended before it was admitted (CANCELLED,
+    DEADLINE_EXCEEDED).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    @property
+    def status(self) -> google.rpc.status_pb2.Status:
+        """Why; its details are described at ErrorReason."""
+
+    def __init__(
+        self,
+        *,
+        status: google.rpc.status_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["status", b"status"]) -> None: ...
+
+global___Refused = Refused
 
 @typing.final
 class Usage(google.protobuf.message.Message):
@@ -583,28 +851,6 @@ class Usage(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
 
 global___Usage = Usage
-
-@typing.final
-class Continued(google.protobuf.message.Message):
-    """The request moved to another engine or detokenizer."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: builtins.int
-    IDENTICAL_FIELD_NUMBER: builtins.int
-    reason: builtins.str
-    """Why, for people."""
-    identical: builtins.bool
-    """Whether the tokens are those it would have had (equal numerics); else it is a valid sample that goes on."""
-    def __init__(
-        self,
-        *,
-        reason: builtins.str = ...,
-        identical: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["identical", b"identical", "reason", b"reason"]) -> None: ...
-
-global___Continued = Continued
 
 @typing.final
 class SessionRequest(google.protobuf.message.Message):
@@ -654,7 +900,7 @@ global___CancelRequest = CancelRequest
 
 @typing.final
 class SessionResponse(google.protobuf.message.Message):
-    """To the client, on a Session: everything that is new, in order per request."""
+    """To the client, on a Session: everything that is new, in order per request. Skip fields that are unknown."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -845,7 +1091,7 @@ class ListModelsResponse(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Model]:
-        """One, in this version."""
+        """What can be asked for now."""
 
     def __init__(
         self,
@@ -858,7 +1104,10 @@ global___ListModelsResponse = ListModelsResponse
 
 @typing.final
 class Model(google.protobuf.message.Message):
-    """A model that can be asked for."""
+    """A model that can be asked for.
+
+    Planned: further names (10), tasks (11), adapters (12).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -868,7 +1117,9 @@ class Model(google.protobuf.message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: builtins.int
-    TOKENIZER_FINGERPRINT_FIELD_NUMBER: builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    CAPABILITIES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     architecture: builtins.str
@@ -879,11 +1130,17 @@ class Model(google.protobuf.message.Message):
     """Longest sequence, prompt and output together, tokens."""
     has_chat_template: builtins.bool
     """Whether it has a chat template."""
-    tokenizer_fingerprint: builtins.str
+    tokenizer_digest: builtins.str
     """Opaque; equal where the tokenizer's files are equal."""
+    model_digest: builtins.str
+    """Opaque; equal where the model is the same, its weights included."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end a choice unless ignore_eos."""
+
+    @property
+    def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names that GenerateRequest.requires accepts for this model."""
 
     def __init__(
         self,
@@ -894,8 +1151,10 @@ class Model(google.protobuf.message.Message):
         max_model_len: builtins.int = ...,
         eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         has_chat_template: builtins.bool = ...,
-        tokenizer_fingerprint: builtins.str = ...,
+        tokenizer_digest: builtins.str = ...,
+        model_digest: builtins.str = ...,
+        capabilities: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "name", b"name", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model

@@ -67,8 +67,8 @@ class InferenceServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """One request. The stream carries Admitted first and exactly one Terminal per choice; a refused request has one
-        Terminal without a choice, and the call ends with the same status. A stream that ends otherwise was cut.
+        """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

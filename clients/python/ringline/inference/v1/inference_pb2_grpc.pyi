@@ -25,8 +25,8 @@ class InferenceServiceStub:
         ringline.inference.v1.inference_pb2.GenerateRequest,
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
-    """One request. The stream carries Admitted first and exactly one Terminal per choice; a refused request has one
-    Terminal without a choice, and the call ends with the same status. A stream that ends otherwise was cut.
+    """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
     """
 
     Session: grpc.StreamStreamMultiCallable[
@@ -62,8 +62,8 @@ class InferenceServiceAsyncStub:
         ringline.inference.v1.inference_pb2.GenerateRequest,
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
-    """One request. The stream carries Admitted first and exactly one Terminal per choice; a refused request has one
-    Terminal without a choice, and the call ends with the same status. A stream that ends otherwise was cut.
+    """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
     """
 
     Session: grpc.aio.StreamStreamMultiCallable[
@@ -101,8 +101,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.inference.v1.inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.inference.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[ringline.inference.v1.inference_pb2.GenerateResponse]]:
-        """One request. The stream carries Admitted first and exactly one Terminal per choice; a refused request has one
-        Terminal without a choice, and the call ends with the same status. A stream that ends otherwise was cut.
+        """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
         """
 
     @abc.abstractmethod

@@ -15,59 +15,85 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Hello(google.protobuf.message.Message):
-    """The first frame of whoever opens a link. A second one on the same stream ends that stream."""
+    """The first frame from the side that opens a link. A second one on the same stream ends that stream.
+
+    Planned: zone (6).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
-    CONTRACT_VERSION_FIELD_NUMBER: builtins.int
+    MIN_VERSION_FIELD_NUMBER: builtins.int
+    MAX_VERSION_FIELD_NUMBER: builtins.int
+    CAPABILITIES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Stable name of the process, such as "processor-0": 1 to 128 characters of [A-Za-z0-9._-]."""
     incarnation: builtins.int
     """This life of the process, ≥ 1: greater than that of every earlier life of the same name (start time in
     milliseconds · 2^20 + random bits serves). A newer incarnation supersedes an older one.
     """
-    contract_version: builtins.int
-    """Version of this contract that the caller speaks; 1 is the only one, and any other is refused."""
+    min_version: builtins.int
+    """Lowest version of this contract that the caller speaks, ≥ 1. Versions are numbered from 1, which is this one."""
+    max_version: builtins.int
+    """Highest version that the caller speaks, ≥ min_version. The link is refused with FAILED_PRECONDITION
+    (VERSION_MISMATCH) if the two sides have none in common.
+    """
+    @property
+    def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the caller can do beyond the version, by name: lower case, words joined by "_", parts by ".". Unknown names are
+        ignored.
+        """
+
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         incarnation: builtins.int = ...,
-        contract_version: builtins.int = ...,
+        min_version: builtins.int = ...,
+        max_version: builtins.int = ...,
+        capabilities: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["contract_version", b"contract_version", "incarnation", b"incarnation", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "name", b"name"]) -> None: ...
 
 global___Hello = Hello
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
-    """The first frame of whoever answers a Hello."""
+    """The first frame from the side that answers a Hello.
+
+    Planned: zone (6).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
-    CONTRACT_VERSION_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    CAPABILITIES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Stable name of the process that answers."""
     incarnation: builtins.int
-    """This life of it, ≥ 1."""
-    contract_version: builtins.int
-    """Version of this contract that it speaks; 1 is the only one."""
+    """This life of the process, ≥ 1."""
+    version: builtins.int
+    """The version of the contract that this link speaks: the highest that both sides know."""
     max_message_bytes: builtins.int
     """Largest message it accepts, bytes. A larger one ends its stream with RESOURCE_EXHAUSTED."""
+    @property
+    def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the answering side can do beyond the version, by name. Unknown names are ignored."""
+
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         incarnation: builtins.int = ...,
-        contract_version: builtins.int = ...,
+        version: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
+        capabilities: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["contract_version", b"contract_version", "incarnation", b"incarnation", "max_message_bytes", b"max_message_bytes", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "max_message_bytes", b"max_message_bytes", "name", b"name", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -94,24 +120,40 @@ class Peer(google.protobuf.message.Message):
 global___Peer = Peer
 
 @typing.final
-class Peers(google.protobuf.message.Message):
-    """Who is attached now; always the whole list. Pushed at the start of a link and at every change."""
+class PeerChanges(google.protobuf.message.Message):
+    """How a list of peers changed. The first message of a stream brings the whole list, later ones what is new."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ATTACHED_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
+    ADDED_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """Number of the list after this change; grows by one with each change on a stream. A gap means that the stream lost a
+    change: end it and begin another.
+    """
+    reset: builtins.bool
+    """Forget the list: this message brings all of it. True in the first message of a stream."""
     @property
-    def attached(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Peer]:
-        """In no order."""
+    def added(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Peer]:
+        """Who was added, in no order."""
+
+    @property
+    def removed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Peer]:
+        """Who was removed, in no order; never set with reset."""
 
     def __init__(
         self,
         *,
-        attached: collections.abc.Iterable[global___Peer] | None = ...,
+        revision: builtins.int = ...,
+        reset: builtins.bool = ...,
+        added: collections.abc.Iterable[global___Peer] | None = ...,
+        removed: collections.abc.Iterable[global___Peer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["added", b"added", "removed", b"removed", "reset", b"reset", "revision", b"revision"]) -> None: ...
 
-global___Peers = Peers
+global___PeerChanges = PeerChanges
 
 @typing.final
 class Draining(google.protobuf.message.Message):
@@ -133,7 +175,7 @@ global___Draining = Draining
 
 @typing.final
 class Rejection(google.protobuf.message.Message):
-    """A command or request that was refused. Everything else on the stream is undisturbed."""
+    """A command that was refused. Everything else on the stream is undisturbed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -142,14 +184,14 @@ class Rejection(google.protobuf.message.Message):
     IN_REPLY_TO_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The request that it was about; empty when the frame had no usable id."""
+    """The request that the command was about; empty when the frame had no usable id."""
     epoch: builtins.int
     """Epoch of the refused command; 0 when it had none."""
     in_reply_to: builtins.int
     """Which command of this stream it was, counted from 1; 0 for a Submit that came on an earlier stream of this peer."""
     @property
     def status(self) -> google.rpc.status_pb2.Status:
-        """Why. INVALID_ARGUMENT names the field and what it accepts; RESOURCE_EXHAUSTED carries RetryInfo."""
+        """Why; its details are described at ErrorReason."""
 
     def __init__(
         self,

@@ -24,15 +24,16 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eringline/types/v1/output.proto\x12\x11ringline.types.v1\"e\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x11\n\ttop_count\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02*\xaa\x01\n\x0b\x46inishCause\x12\x1c\n\x18\x46INISH_CAUSE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_CAUSE_STOP\x10\x01\x12\x17\n\x13\x46INISH_CAUSE_LENGTH\x10\x02\x12\x1a\n\x16\x46INISH_CAUSE_CANCELLED\x10\x03\x12\x19\n\x15\x46INISH_CAUSE_DEADLINE\x10\x04\x12\x16\n\x12\x46INISH_CAUSE_ERROR\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eringline/types/v1/output.proto\x12\x11ringline.types.v1\"e\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x11\n\ttop_count\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ringline.types.v1.output_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_FINISHCAUSE']._serialized_start=157
-  _globals['_FINISHCAUSE']._serialized_end=327
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.ringline.types.v1P\001Z!ringline.dev/gen/types/v1;typesv1\252\002\021Ringline.Types.V1'
+  _globals['_FINISHREASON']._serialized_start=157
+  _globals['_FINISHREASON']._serialized_end=334
   _globals['_LOGPROBS']._serialized_start=53
   _globals['_LOGPROBS']._serialized_end=154
 # @@protoc_insertion_point(module_scope)

@@ -19,41 +19,43 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
-class _FinishCause:
+class _FinishReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _FinishCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FinishCause.ValueType], builtins.type):
+class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    FINISH_CAUSE_UNSPECIFIED: _FinishCause.ValueType  # 0
+    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Never sent."""
-    FINISH_CAUSE_STOP: _FinishCause.ValueType  # 1
+    FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """An eos token, a stop token or a stop string."""
-    FINISH_CAUSE_LENGTH: _FinishCause.ValueType  # 2
+    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens or the model's context length was reached."""
-    FINISH_CAUSE_CANCELLED: _FinishCause.ValueType  # 3
+    FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     """The client cancelled, or went away."""
-    FINISH_CAUSE_DEADLINE: _FinishCause.ValueType  # 4
+    FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
     """timeout_ms (or the call's deadline) passed."""
-    FINISH_CAUSE_ERROR: _FinishCause.ValueType  # 5
+    FINISH_REASON_ERROR: _FinishReason.ValueType  # 5
     """It failed; a status says how."""
 
-class FinishCause(_FinishCause, metaclass=_FinishCauseEnumTypeWrapper):
-    """Why a choice ended."""
+class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
+    """Why a choice ended. Read an unknown value as FINISH_REASON_ERROR with the status UNKNOWN: the choice has ended, and
+    nothing says that it ended well.
+    """
 
-FINISH_CAUSE_UNSPECIFIED: FinishCause.ValueType  # 0
+FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Never sent."""
-FINISH_CAUSE_STOP: FinishCause.ValueType  # 1
+FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """An eos token, a stop token or a stop string."""
-FINISH_CAUSE_LENGTH: FinishCause.ValueType  # 2
+FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the model's context length was reached."""
-FINISH_CAUSE_CANCELLED: FinishCause.ValueType  # 3
+FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled, or went away."""
-FINISH_CAUSE_DEADLINE: FinishCause.ValueType  # 4
+FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 """timeout_ms (or the call's deadline) passed."""
-FINISH_CAUSE_ERROR: FinishCause.ValueType  # 5
+FINISH_REASON_ERROR: FinishReason.ValueType  # 5
 """It failed; a status says how."""
-global___FinishCause = FinishCause
+global___FinishReason = FinishReason
 
 @typing.final
 class Logprobs(google.protobuf.message.Message):
@@ -76,11 +78,11 @@ class Logprobs(google.protobuf.message.Message):
 
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Rank of each token in the vocabulary, ≥ 1; 1 is the likeliest."""
+        """Rank of each token in the vocabulary, ≥ 1; 1 is the most likely token."""
 
     @property
     def top_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """k ids per token, likeliest first, the lower id first where two are equal."""
+        """k ids per token, most likely first, the lower id first where two are equal."""
 
     @property
     def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:

@@ -13,113 +13,6 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
-class SamplingParams(google.protobuf.message.Message):
-    """How the next token is chosen. Every scalar is optional, because 0 is a value: what is absent takes the default
-    named at the field. On the engine's door everything is present (the processor resolved it).
-    """
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    @typing.final
-    class LogitBiasEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.int
-        value: builtins.float
-        def __init__(
-            self,
-            *,
-            key: builtins.int = ...,
-            value: builtins.float = ...,
-        ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    TOP_K_FIELD_NUMBER: builtins.int
-    TOP_P_FIELD_NUMBER: builtins.int
-    MIN_P_FIELD_NUMBER: builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
-    LOGIT_BIAS_FIELD_NUMBER: builtins.int
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    SEED_FIELD_NUMBER: builtins.int
-    N_FIELD_NUMBER: builtins.int
-    temperature: builtins.float
-    """Range [0, 2^31); 0 is greedy: the likeliest token, without noise. Default: the model's own, else 1."""
-    top_k: builtins.int
-    """Any value: keep this many of the likeliest tokens; 0 keeps all. Default: the model's own, else 0."""
-    top_p: builtins.float
-    """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Default: the model's own, else 1."""
-    min_p: builtins.float
-    """Range [0, 1]: drop tokens less likely than this share of the likeliest one. Default: the model's own, else 0."""
-    frequency_penalty: builtins.float
-    """Range [-2, 2]: subtracted from a token's logit per occurrence in the output. Default 0."""
-    presence_penalty: builtins.float
-    """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Default 0."""
-    repetition_penalty: builtins.float
-    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one).
-    Default: the model's own, else 1.
-    """
-    seed: builtins.int
-    """Any 64 bits. Fixes the noise, together with choice, position and token id: the same request with the same seed has
-    the same tokens wherever and beside whatever it runs. Default: drawn at admission and returned in Admitted.
-    """
-    n: builtins.int
-    """Number of choices generated from the prompt, in [1, 128]. Default 1."""
-    @property
-    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
-        """Token id, below the vocabulary's size, to a value in [-100, 100] added to its logit; at most 1024 entries.
-        Default: none.
-        """
-
-    @property
-    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """If not empty, only these token ids can be sampled, each below the vocabulary's size; at most as many as that. Where
-        bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token. Default: all.
-        """
-
-    def __init__(
-        self,
-        *,
-        temperature: builtins.float | None = ...,
-        top_k: builtins.int | None = ...,
-        top_p: builtins.float | None = ...,
-        min_p: builtins.float | None = ...,
-        frequency_penalty: builtins.float | None = ...,
-        presence_penalty: builtins.float | None = ...,
-        repetition_penalty: builtins.float | None = ...,
-        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
-        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        seed: builtins.int | None = ...,
-        n: builtins.int | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_presence_penalty", b"_presence_penalty"]) -> typing.Literal["presence_penalty"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
-
-global___SamplingParams = SamplingParams
-
-@typing.final
 class TokenIds(google.protobuf.message.Message):
     """A sequence of token ids."""
 
@@ -128,7 +21,7 @@ class TokenIds(google.protobuf.message.Message):
     IDS_FIELD_NUMBER: builtins.int
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """In order, each below the vocabulary's size; how many is said where the message is used."""
+        """In order, each below the vocabulary's size; the field that uses this message says how many."""
 
     def __init__(
         self,
