@@ -64,10 +64,10 @@ class Hub:
             self._traces.submitted(core_id, self.switchboard.traceparent(core_id), time.monotonic())
         self.step_loop.add(core_id, order)
 
-    def cancel(self, core_id: str, choice: int | None) -> None:
+    def cancel(self, core_id: str, choice: int | None) -> bool:
         """Stop computing."""
         assert self.step_loop is not None
-        self.step_loop.cancel(core_id, choice)
+        return self.step_loop.cancel(core_id, choice)
 
     # Peers
 
@@ -132,6 +132,8 @@ class Hub:
             self._traces.outputs(report.outputs, time.monotonic())
         for core_id, error in report.refused:
             self._refuse(core_id, error)
+        for core_id, choice in report.cancelled:
+            self.switchboard.let_go(core_id, choice)
         for output in report.outputs:
             self._enter(output)
         self.wake()

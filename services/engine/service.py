@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from engine_core.engine import EngineCore
 from services.engine.attach import Attachment
 from services.engine.hub import Hub
+from services.engine.inbox import MAX_CALLS, TooManyCalls
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import chunks
@@ -138,7 +140,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             return profile.result.result()
         finally:
             if not profile.result.done():
-                loop.call(finish)  # whoever asked is gone
+                with suppress(TooManyCalls):  # then it ends when it has seen enough
+                    loop.call(finish)  # whoever asked is gone
 
     def load(self) -> engine_pb2.Load:
         """The load at this moment; it does not wait for the step under way."""
@@ -177,6 +180,9 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         try:
             async with asyncio.timeout(_CALL_TIMEOUT):
                 return await asyncio.wrap_future(loop.call(function))
+        except TooManyCalls:
+            message = f"{MAX_CALLS} calls wait for the step under way to end already"
+            await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=1000))
         except TimeoutError:
             message = f"the step under way did not end within {_CALL_TIMEOUT:g} s"
             await abort(context, Status(Code.DEADLINE_EXCEEDED, message))

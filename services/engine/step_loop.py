@@ -1,8 +1,7 @@
 """The thread in which the engine core computes.
 
-The event loop hands it orders through a bounded-by-its-senders inbox; after each step it hands the outputs back in
-one call on the event loop. It never waits for a peer: between steps it only empties the inbox, and it sleeps when
-the core has no work.
+The event loop hands it orders through an inbox; after each step it hands the outputs back in one call on the event
+loop. It never waits for a peer: between steps it only empties the inbox, and it sleeps when the core has no work.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from engine_core.errors import RequestError
 from engine_core.request import Request
 from engine_core.scheduling.stats import SchedulerStats
 from engine_core.step import SequenceOutput
+from services.engine.inbox import Inbox, RequestOrders
 
 _T = TypeVar("_T")
 _STATS_INTERVAL = 0.1
@@ -34,6 +34,8 @@ class StepReport:
     outputs: list[SequenceOutput]
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
     """Requests that the core did not take."""
+    cancelled: list[tuple[str, int | None]] = field(default_factory=list)
+    """Requests, or choices of them, that the core has let go of because it was told to."""
     seconds: float = 0.0
     """The step's duration, or where steps overlap, the time from the step before; 0 if none was computed."""
     tokens: int = 0
@@ -67,8 +69,7 @@ class StepLoop:
         self._report = report
         self._failed = failed
         self._starting = starting
-        self._inbox: deque[Callable[[StepReport], None]] = deque()
-        self._wake = threading.Condition()
+        self._inbox = Inbox()
         self._stopping = False
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._turns = 0
@@ -88,45 +89,36 @@ class StepLoop:
 
     def stop(self, timeout: float) -> bool:
         """End after the step under way; returns whether that came within ``timeout`` seconds."""
-        with self._wake:
+        with self._inbox.changed:
             self._stopping = True
-            self._wake.notify()
+            self._inbox.changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def add(self, core_id: str, request: Request) -> None:
         """Hand a request to the core before the next step, as ``core_id``."""
-        named = replace(request, request_id=core_id)
+        self._inbox.add(core_id, replace(request, request_id=core_id))
 
-        def add(report: StepReport) -> None:
-            try:
-                self._core.add(named)
-            except RequestError as error:
-                report.refused.append((core_id, error))
+    def cancel(self, core_id: str, choice: int | None) -> bool:
+        """Stop computing before the next step, silently.
 
-        self._post(add)
-
-    def cancel(self, core_id: str, choice: int | None) -> None:
-        """Stop computing before the next step, silently."""
-
-        def cancel(_: StepReport) -> None:
-            self._core.cancel(core_id, choice, cause=None)
-
-        self._post(cancel)
+        False if the core had not heard of the request and never will; otherwise a report names it when it is done.
+        """
+        return self._inbox.cancel(core_id, choice)
 
     def call(self, function: Callable[[EngineCore], _T]) -> Future[_T]:
-        """Run ``function`` between two steps."""
+        """Run ``function`` between two steps. Raises ``TooManyCalls``."""
         future: Future[_T] = Future()
 
-        def run(_: StepReport) -> None:
+        def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(self._core))
                 except Exception as error:
                     future.set_exception(error)
 
-        self._post(run)
+        self._inbox.call(run)
         return future
 
     @property
@@ -139,11 +131,6 @@ class StepLoop:
         """Counts what the thread does; None while it has nothing to do. It is read from another thread."""
         return self._turns if self._busy or self._inbox else None
 
-    def _post(self, order: Callable[[StepReport], None]) -> None:
-        with self._wake:
-            self._inbox.append(order)
-            self._wake.notify()
-
     def _run(self) -> None:
         try:
             while self._wait_for_work():
@@ -152,10 +139,10 @@ class StepLoop:
             self._loop.call_soon_threadsafe(self._failed, error)
 
     def _wait_for_work(self) -> bool:
-        with self._wake:
+        with self._inbox.changed:
             while not (self._inbox or self._stopping or self._core.has_work()):
                 self._busy = False
-                self._wake.wait()
+                self._inbox.changed.wait()
             self._busy = True
             self._turns += 1
             return not self._stopping
@@ -163,13 +150,28 @@ class StepLoop:
     def _turn(self) -> None:
         report = StepReport([])
         # Those that come meanwhile have to wait: senders who never pause must not keep the steps from being computed.
-        for _ in range(len(self._inbox)):
-            self._inbox.popleft()(report)
+        orders = self._inbox.take()
+        for core_id, about in orders.requests.items():
+            self._carry_out(core_id, about, report)
+        for call in orders.calls:
+            call()
+        del orders  # not kept while the step is computed: what was cancelled is charged to nobody any more
         if self._core.has_work():
             self._step(report)
         self._refresh_stats()
-        if report.outputs or report.refused or report.tokens:
+        if report.outputs or report.refused or report.cancelled or report.tokens:
             self._loop.call_soon_threadsafe(self._report, report)
+
+    def _carry_out(self, core_id: str, orders: RequestOrders, report: StepReport) -> None:
+        if orders.request is not None:
+            try:
+                self._core.add(orders.request)
+            except RequestError as error:
+                report.refused.append((core_id, error))
+                return
+        for choice in orders.cancelled:
+            self._core.cancel(core_id, choice, cause=None)
+            report.cancelled.append((core_id, choice))
 
     def _step(self, report: StepReport) -> None:
         before = self._core.computed_tokens

@@ -1,6 +1,7 @@
 """All that an engine remembers of requests: found by request or submission, held within a size, orphaned, forgotten.
 
-Memory is counted from Submit to removal, whether what it is for has been computed or not.
+Memory is counted from Submit to removal, whether what it is for has been computed or not, and after that until the core
+has let go of it, too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Ledgers:
         )
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
+        self._leaving: dict[str, tuple[str, int, int]] = {}
+        """What was removed while the core had it, by its name there: the tenant, and its bytes of both kinds."""
         self._orphans: dict[str, float] = {}
         """Requests whose submitter's stream ended, by id, and when each will be forgotten."""
 
@@ -73,10 +76,10 @@ class Ledgers:
 
     def check_room(self, submission: Submission[Any], old: LedgerEntry | None) -> None:
         """Raise ``Refused`` unless there is room for it, once the one that it supersedes is gone."""
-        if old is None and len(self._entries) >= self._max_entries:
+        if old is None and len(self._entries) + len(self._leaving) >= self._max_entries:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"this engine holds {self._max_entries} requests whose submitters have not said Done",
+                f"this engine holds {self._max_entries} requests whose submitters have not said Done, or just have",
                 retry_after_ms=self._retry_after_ms(),
                 reason=Reason.QUOTA,
             )
@@ -98,12 +101,20 @@ class Ledgers:
         self._ids.take(entry.tenant, entry.id_bytes)
         self._entries[entry.request_id] = self._by_core_id[entry.core_id] = entry
 
-    def remove(self, entry: LedgerEntry) -> None:
-        """Forget it."""
+    def remove(self, entry: LedgerEntry, *, in_core: bool) -> None:
+        """Forget it; ``in_core``: what it is charged for stays so until the core has let go of it."""
         del self._entries[entry.request_id], self._by_core_id[entry.core_id]
         self._orphans.pop(entry.request_id, None)
-        self._logprobs.give_back(entry.tenant, entry.logprob_bytes)
-        self._ids.give_back(entry.tenant, entry.id_bytes)
+        self._leaving[entry.core_id] = entry.tenant, entry.logprob_bytes, entry.id_bytes
+        if not in_core:
+            self.let_go(entry.core_id)
+
+    def let_go(self, core_id: str) -> None:
+        """The core has nothing of a submission any more."""
+        if (charged := self._leaving.pop(core_id, None)) is not None:
+            tenant, logprob_bytes, id_bytes = charged
+            self._logprobs.give_back(tenant, logprob_bytes)
+            self._ids.give_back(tenant, id_bytes)
 
     def orphan(self, submitter: PeerId, now: float) -> None:
         """The submitter's stream ended: its requests live on for ``orphan_grace``, from the first such end."""

@@ -30,8 +30,12 @@ class CorePort(Protocol[Order_contra]):
     def add(self, core_id: str, order: Order_contra) -> None:
         """Begin to compute; a refusal comes back through ``Switchboard.refuse``."""
 
-    def cancel(self, core_id: str, choice: int | None) -> None:
-        """Stop computing a choice, or all of them."""
+    def cancel(self, core_id: str, choice: int | None) -> bool:
+        """Stop computing a choice, or all of them.
+
+        Whether that is yet to be done: then ``Switchboard.let_go`` is told when it is. False if the core has nothing of
+        the request.
+        """
 
 
 class Switchboard(Generic[Order]):
@@ -50,6 +54,8 @@ class Switchboard(Generic[Order]):
         self._on_removed = on_removed
         self._links: dict[str, OutboundLink] = {}
         self._submissions = count(1)
+        self._in_core: dict[str, set[int]] = {}
+        """Choices that the core computes or will, by the name of the submission there."""
         self.draining = False
 
     # Peers
@@ -143,6 +149,7 @@ class Switchboard(Generic[Order]):
         )
         self._ledgers.add(entry)
         receiver.carry(entry)
+        self._in_core[entry.core_id] = set(entry.choices)
         self._core.add(entry.core_id, submission.order)
 
     def cancel(self, peer: PeerId, request_id: str, epoch: int) -> None:
@@ -150,7 +157,7 @@ class Switchboard(Generic[Order]):
         entry = self._ledgers.find_of(peer, request_id)
         if entry is None or epoch < entry.epoch:
             return
-        self._core.cancel(entry.core_id, None)
+        self._cancel(entry.core_id)
         for log in entry.choices.values():
             log.finish(ChoiceEnd(Cause.CANCELLED, len(log.ids)))
         self._mark(entry)
@@ -200,6 +207,8 @@ class Switchboard(Generic[Order]):
         end: ChoiceEnd | None,
     ) -> None:
         """The core computed tokens of a choice, or ended it. What comes behind an end or a Done is dropped."""
+        if end is not None:
+            self.let_go(core_id, choice)
         entry = self._ledgers.find_submission(core_id)
         if entry is None:
             return
@@ -208,6 +217,16 @@ class Switchboard(Generic[Order]):
         if end is not None:
             log.finish(end)
         self._mark(entry)
+
+    def let_go(self, core_id: str, choice: int | None) -> None:
+        """The core computes a choice, or all of them, no longer: it has ended it, or was told to."""
+        if (choices := self._in_core.get(core_id)) is None:
+            return
+        if choice is not None:
+            choices.discard(choice)
+        if choice is None or not choices:
+            del self._in_core[core_id]
+            self._ledgers.let_go(core_id)
 
     def traceparent(self, core_id: str) -> str:
         """The place of a submission in a trace; empty where it is not traced."""
@@ -241,6 +260,7 @@ class Switchboard(Generic[Order]):
 
     def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:
         """The core did not take a submission: forget it and tell its submitter; returns the entry, if it was there."""
+        self.let_go(core_id, None)
         entry = self._ledgers.find_submission(core_id)
         if entry is None or entry.finished:
             return None  # it was cancelled before, and that is its end
@@ -291,8 +311,12 @@ class Switchboard(Generic[Order]):
 
     def _remove(self, entry: LedgerEntry) -> None:
         self._on_removed(entry)
-        if not entry.finished:
-            self._core.cancel(entry.core_id, None)
-        self._ledgers.remove(entry)
+        self._cancel(entry.core_id)
+        self._ledgers.remove(entry, in_core=entry.core_id in self._in_core)
         if link := self._links.get(entry.deliver_to):
             link.drop(entry.request_id)
+
+    def _cancel(self, core_id: str) -> None:
+        """Stop computing what the core has of a submission."""
+        if core_id in self._in_core and not self._core.cancel(core_id, None):
+            del self._in_core[core_id]
