@@ -21,7 +21,7 @@ from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.traces import EngineTraces
 from services.engine.wire import model_message
 from services.ring.identity import PeerId
-from services.ring.liveness import BEAT_INTERVAL, step_limit
+from services.ring.liveness import BEAT_INTERVAL
 from services.runtime.drain import wait_until_idle
 from services.runtime.errors import ExitCode, FatalError, unusable
 from services.runtime.garbage import spare_what_is_loaded
@@ -120,11 +120,18 @@ class _Engine:
         )
         loop = asyncio.get_running_loop()
         self._hub.model = executor.model
-        self._hub.step_loop = StepLoop(self._engine.core, loop, self._report, self._failed, self._hub.starting)
+        self._hub.step_loop = StepLoop(
+            self._engine.core,
+            loop,
+            self._report,
+            self._failed,
+            self._hub.starting,
+            largest_step=executor.largest_step_seconds,
+        )
         self._hub.metrics.model_name = model.model
         spare_what_is_loaded()
         self._hub.step_loop.start()
-        self._watchdog = self._watch_steps(self._hub.step_loop, executor.largest_step_seconds, loop)
+        self._watchdog = self._watch_steps(self._hub.step_loop, loop)
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)
@@ -148,7 +155,7 @@ class _Engine:
         finally:
             thread.shutdown(wait=self._engine is not None)
 
-    def _watch_steps(self, steps: StepLoop, largest: float, loop: asyncio.AbstractEventLoop) -> Watchdog:
+    def _watch_steps(self, steps: StepLoop, loop: asyncio.AbstractEventLoop) -> Watchdog:
         """End the process when a step hangs, as when one raises; its supervisor starts it again."""
 
         def hung(seconds: float, limit: float) -> None:
@@ -159,14 +166,14 @@ class _Engine:
                 seconds=round(seconds, 1),
                 limit=round(limit, 1),
                 longest_recent_step=round(steps.longest_step, 3),
-                largest_step=round(largest, 3),
+                largest_step=round(steps.largest_step, 3),
                 steps=steps.steps,
                 running=stats.running_seqs,
                 waiting=stats.waiting_reqs,
                 stacks=stacks(),
             )
 
-        watchdog = Watchdog("step watchdog", lambda: steps.turn, lambda: step_limit(steps.longest_step, largest), hung)
+        watchdog = Watchdog("step watchdog", lambda: steps.turn, lambda: steps.step_timeout, hung)
         watchdog.start()
         return watchdog
 

@@ -152,6 +152,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.Load(
             steps=loop.steps,
             longest_step_ms=round(loop.longest_step * 1000),
+            step_timeout_ms=round(loop.step_timeout * 1000),
             running_choices=stats.running_seqs,
             waiting_requests=stats.waiting_reqs,
             waiting_tokens=stats.queued_tokens,

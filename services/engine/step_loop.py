@@ -21,6 +21,7 @@ from engine_core.request import Request
 from engine_core.scheduling.stats import SchedulerStats
 from engine_core.step import SequenceOutput
 from services.engine.inbox import Inbox, RequestOrders
+from services.ring.liveness import step_limit
 
 _T = TypeVar("_T")
 _STATS_INTERVAL = 0.1
@@ -59,16 +60,19 @@ class StepLoop:
         report: Callable[[StepReport], None],
         failed: Callable[[BaseException], None],
         starting: Callable[[list[str]], None] = lambda core_ids: None,
+        largest_step: float = 0.0,
     ) -> None:
         """``report``, ``failed`` and ``starting`` run on ``loop``; after ``failed`` nothing is computed any more.
 
-        ``starting`` hears of requests at the beginning of the first step that computes them.
+        ``starting`` hears of requests at the beginning of the first step that computes them. ``largest_step``: about
+        how many seconds the largest step takes.
         """
         self._core = core
         self._loop = loop
         self._report = report
         self._failed = failed
         self._starting = starting
+        self.largest_step = largest_step
         self._inbox = Inbox()
         self._stopping = False
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -125,6 +129,11 @@ class StepLoop:
     def longest_step(self) -> float:
         """Of the last 100, seconds."""
         return max(self._step_seconds, default=0.0)
+
+    @property
+    def step_timeout(self) -> float:
+        """Seconds that a step may take before the engine counts as hung."""
+        return step_limit(self.longest_step, self.largest_step)
 
     @property
     def turn(self) -> int | None:

@@ -18,7 +18,7 @@ from services.processor.chronicle import Chronicle
 from services.processor.views import PeerView, detokenizer_view, engine_view
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
-from services.ring.liveness import BEAT_INTERVAL, Liveness
+from services.ring.liveness import BEAT_INTERVAL, Liveness, step_limit
 from services.ring.peer_list import PeerList
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Route, Routes
@@ -191,7 +191,8 @@ class Peers:
         if frame.HasField("load"):
             load = node.load = frame.load
             busy = load.running_choices > 0 or load.waiting_requests > 0
-            node.liveness.beat(time.monotonic(), load.steps, busy=busy, longest_step=load.longest_step_ms / 1000)
+            timeout = load.step_timeout_ms / 1000 or step_limit(load.longest_step_ms / 1000)
+            node.liveness.beat(time.monotonic(), load.steps, busy=busy, step_timeout=timeout)
             self._routes.engine_load(engine, load.running_choices, load.waiting_requests, load.kv_usage)
         if frame.HasField("peers"):
             self._routes.engine_peers(engine, _changed(node.attached, frame.peers))

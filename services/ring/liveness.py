@@ -24,14 +24,14 @@ class Liveness:
         self._last_beat = now
         self._last_move = now
         self._steps = -1
-        self._longest_step = 0.0
+        self._step_timeout = STEP_FLOOR
         self._busy = False
 
-    def beat(self, now: float, steps: int = 0, *, busy: bool = False, longest_step: float = 0.0) -> None:
-        """A load arrived. ``steps`` counts since the peer's start, ``longest_step`` is in seconds."""
+    def beat(self, now: float, steps: int = 0, *, busy: bool = False, step_timeout: float = STEP_FLOOR) -> None:
+        """A load arrived. ``steps`` counts since the peer's start; ``step_timeout``: seconds that one may take."""
         if steps != self._steps or not busy:
             self._last_move = now
-        self._last_beat, self._steps, self._busy, self._longest_step = now, steps, busy, longest_step
+        self._last_beat, self._steps, self._busy, self._step_timeout = now, steps, busy, step_timeout
 
     def forgive(self, seconds: float) -> None:
         """The watcher itself stood still for so long: what did not arrive then says nothing of the peer."""
@@ -44,6 +44,7 @@ class Liveness:
         if silent > BEAT_LIMIT:
             return f"no sign of life for {silent:.1f} s"
         still = now - self._last_move
-        if self._busy and still > step_limit(self._longest_step):
+        # The engine watches its steps itself. It ends by then, unless that fails too.
+        if self._busy and still > self._step_timeout + BEAT_LIMIT:
             return f"no step for {still:.1f} s with work to do"
         return None
