@@ -95,7 +95,7 @@ class ModelConfig(_Section):
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto takes the checkpoint's (float32 becomes bfloat16 only if asked).",
+        "Type of weights, activations and KV cache; auto takes the checkpoint's.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
@@ -103,8 +103,8 @@ class ModelConfig(_Section):
     )
     quantization: str | None = option(
         None,
-        "int8: round the weights of linear layers to 8 bits when they are loaded, and their inputs in every step "
-        "(see docs/quantization.md); default: compute in --dtype.",
+        "int8 rounds the weights of linear layers to 8 bits when they are loaded, and their inputs in every step. "
+        "Default: none, everything is computed in --dtype.",
         choices=("int8",),
     )
     seed: int = option(0, "Seed of dummy weights.", minimum=0, maximum=2**64 - 1)
@@ -123,8 +123,8 @@ class CacheConfig(_Section):
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Size of the KV cache; skips the sizing by profile. Its memory is taken at once, whereas a cache sized by "
-        "profile takes it as it fills.",
+        "Size of the KV cache, which is then taken at once. Default: what profiling the largest step leaves, taken as "
+        "the cache fills.",
         minimum=1,
         unit="bytes",
     )

@@ -14,6 +14,7 @@ import grpc
 import ringline
 
 from services.runtime.addresses import valid_address
+from services.runtime.flags import write_sections
 from services.runtime.options import VARIABLE_PREFIX
 from services.runtime.peer_credentials import PeerCredentials, peer_credentials
 from services.runtime.settings import PROCESSOR_PORT
@@ -95,12 +96,24 @@ address_option = _address_option("HOST:PORT", _check_address, "")
 addresses_option = _address_option("HOST:PORT,…", _check_addresses, " Of several, one that works is asked.")
 
 _CONNECTION_OPTIONS = (
-    click.option("--tls", is_flag=True, help="Connect by TLS, believing the public authorities."),
-    click.option("--tls-ca-file", envvar=VARIABLE_PREFIX + "TLS_CA_FILE", help="Connect by TLS, believing these."),
-    click.option("--tls-cert-file", envvar=VARIABLE_PREFIX + "TLS_CERT_FILE", help="Certificate to show (mutual TLS)."),
-    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="Its private key."),
-    click.option("--tls-server-name", envvar=SERVER_NAME_VARIABLE, help="Whom the server's certificate must be for."),
-    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token to show."),
+    click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
+    click.option(
+        "--tls-ca-file",
+        envvar=VARIABLE_PREFIX + "TLS_CA_FILE",
+        help="Use TLS; the server is verified by the authorities in this PEM file.",
+    ),
+    click.option(
+        "--tls-cert-file",
+        envvar=VARIABLE_PREFIX + "TLS_CERT_FILE",
+        help="PEM file of the certificate to show (mutual TLS).",
+    ),
+    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="PEM file of its private key."),
+    click.option(
+        "--tls-server-name",
+        envvar=SERVER_NAME_VARIABLE,
+        help="Name in the server's certificate. Default: the host of the address.",
+    ),
+    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token."),
 )
 
 
@@ -152,21 +165,23 @@ class Connection:
 
 
 _GENERATION_OPTIONS = (
-    click.option("--model", help="One of the models served. Default: the one that is."),
-    click.option("--max-tokens", type=int, help="Output tokens per choice. Default: what the context has room for."),
-    click.option("--min-tokens", type=int, help="Neither eos nor a stop ends a choice before these."),
+    click.option("--model", help="Name of the model. Default: the one that is served."),
+    click.option("--max-tokens", type=int, help="Most output tokens of a choice. Default: what the context holds."),
+    click.option("--min-tokens", type=int, help="Fewest output tokens: neither eos nor a stop ends a choice before."),
     click.option("--temperature", type=float, help="0 is greedy. Default: the model's own."),
-    click.option("--top-k", type=int, help="Sample among the k likeliest tokens; 0: all."),
-    click.option("--top-p", type=float, help="Sample among the likeliest tokens that together reach this probability."),
-    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest one."),
+    click.option("--top-k", type=int, help="Sample from the k most probable tokens; 0: all."),
+    click.option(
+        "--top-p", type=float, help="Sample from the most probable tokens that together have this probability."
+    ),
+    click.option("--min-p", type=float, help="Drop tokens less probable than this share of the most probable one."),
     click.option("--frequency-penalty", type=float, help="Lowers a token's logit per occurrence in the output."),
     click.option("--presence-penalty", type=float, help="Lowers a token's logit if it is in the output."),
     click.option("--repetition-penalty", type=float, help="Divides the logit of tokens in the prompt or output."),
     click.option(
         "--logit-bias", type=bias, metavar="ID:VALUE", multiple=True, help="Added to a token's logit. Can be repeated."
     ),
-    click.option("--allowed-token-ids", type=token_ids, metavar="ID,ID,…", help="Only these can be sampled."),
-    click.option("--seed", type=int, help="Fixes the noise. Default: drawn by the server."),
+    click.option("--allowed-token-ids", type=token_ids, metavar="ID,ID,…", help="Sample from these tokens alone."),
+    click.option("--seed", type=int, help="Seed of the random numbers. Default: drawn by the server."),
     click.option("--stop", multiple=True, help="A string that ends the text. Can be repeated."),
     click.option(
         "--include-stop-str-in-output/--no-include-stop-str-in-output",
@@ -175,7 +190,7 @@ _GENERATION_OPTIONS = (
     ),
     click.option("--stop-token-ids", type=token_ids, metavar="ID,ID,…", help="Token ids that end a choice."),
     click.option("--ignore-eos/--no-ignore-eos", default=None, help="Go on after the model's end-of-text token."),
-    click.option("--bad-words", multiple=True, help="A word that must not be said. Can be repeated."),
+    click.option("--bad-words", multiple=True, help="A word that must not be in the text. Can be repeated."),
     click.option(
         "--skip-special-tokens/--no-skip-special-tokens", default=None, help="Leave special tokens out of the text."
     ),
@@ -187,8 +202,38 @@ _GENERATION_OPTIONS = (
     ),
     click.option("--priority", type=int, help="Lower runs first. Default: 0."),
     click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
-    click.option("--timeout", type=float, help="Seconds until the request ends, finished or not."),
+    click.option("--timeout", type=float, help="Seconds after which the request ends, finished or not."),
 )
+
+
+SECTIONS = {
+    "Sampling": (
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+    ),
+    "Stopping": ("min_tokens", "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "timeout"),
+    "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
+    "Scheduling": ("priority", "cache_salt"),
+    "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
+}
+"""Titles of options in the help, after those that most people need first."""
+
+
+class ClientCommand(click.Command):
+    """A command whose help begins with the options that most people need."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}
+        titled = {name for names in SECTIONS.values() for name in names}
+        first = [option for name, option in options.items() if name not in titled]
+        others = {title: [options[name] for name in names if name in options] for title, names in SECTIONS.items()}
+        write_sections(ctx, formatter, {"Options": first, **others})
 
 
 def generation_options(function: Function) -> Function:

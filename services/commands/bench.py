@@ -19,7 +19,7 @@ from services.bench.link import LoadError, Target
 from services.bench.load import Load
 from services.bench.measure import Measurement, Report, Spread
 from services.bench.session import SessionLink
-from services.commands._options import Connection, address_option, connection_options, describe
+from services.commands._options import ClientCommand, Connection, address_option, connection_options, describe
 
 _PROGRESS_SECONDS = 2.0
 
@@ -41,7 +41,7 @@ class Plan:
     seed: int
 
 
-@click.command("bench")
+@click.command("bench", cls=ClientCommand)
 @address_option
 @connection_options
 @click.option("--engine", metavar="ADDRESS", help="Send token ids straight at this engine instead.")

@@ -11,6 +11,7 @@ import ringline
 
 from services.commands._options import (
     PATIENCE,
+    ClientCommand,
     Connection,
     addresses_option,
     connection_options,
@@ -25,7 +26,7 @@ from services.commands.interrupts import closed_by_interrupt
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
 
 
-@click.command("chat", epilog=HELP)
+@click.command("chat", cls=ClientCommand, epilog=HELP)
 @addresses_option
 @connection_options
 @click.option("--system", help="The system message.")

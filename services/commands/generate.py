@@ -13,6 +13,7 @@ import ringline
 
 from services.commands._options import (
     PATIENCE,
+    ClientCommand,
     Connection,
     addresses_option,
     connection_options,
@@ -25,7 +26,7 @@ from services.commands._options import (
 from services.commands.interrupts import closed_by_interrupt
 
 
-@click.command("generate")
+@click.command("generate", cls=ClientCommand)
 @click.argument("prompt", required=False)
 @addresses_option
 @connection_options

@@ -7,13 +7,13 @@ import asyncio
 import click
 
 from services.commands._diagnosis import connection_trouble
-from services.commands._options import Connection, connection_options
+from services.commands._options import ClientCommand, Connection, connection_options
 from services.runtime.addresses import valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.errors import ExitCode
 
 
-@click.command()
+@click.command(cls=ClientCommand)
 @click.argument("address")
 @click.option("--service", default="", help="Full name of a gRPC service; default: the whole server.")
 @click.option("--timeout", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Seconds to wait.")

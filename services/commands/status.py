@@ -17,7 +17,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
-from services.commands._options import DEFAULT_ADDRESS, Connection, connection_options
+from services.commands._options import DEFAULT_ADDRESS, ClientCommand, Connection, connection_options
 from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.discovery import addresses_of
@@ -55,7 +55,7 @@ class StackStatus:
     services: list[ServiceStatus]
 
 
-@click.command()
+@click.command(cls=ClientCommand)
 @click.option(
     "--address",
     "processors",

@@ -57,21 +57,75 @@ class _SettingOption(click.Option):
         self.setting = setting
 
 
+COMMON = (
+    "host",
+    "port",
+    "engines",
+    "detokenizers",
+    "model",
+    "served_model_name",
+    "max_model_len",
+    "dtype",
+    "quantization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "device",
+    "tls_cert_file",
+    "auth_token_file",
+    "log_level",
+    "metrics_port",
+)
+"""Options that most people need first, in the order in which ``--help`` shows them."""
+_ALL = "services.runtime.flags.all"
+
+
 class SettingsCommand(click.Command):
-    """A command whose help shows its options by section, and says how variables are named."""
+    """A command of which ``--help`` shows the common options, and ``--help-all`` every one by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):  # arguments are explained in the text above
-                title = section_title(param.setting) if isinstance(param, _SettingOption) else "Options"
-                sections.setdefault(title, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [option for option in options if not isinstance(option, _SettingOption)]
+        settings = {option.setting.name: option for option in options if isinstance(option, _SettingOption)}
+        sections: dict[str, list[click.Option]] = {}
+        if ctx.meta.get(_ALL):
+            for option in settings.values():
+                sections.setdefault(section_title(option.setting), []).append(option)
+        else:
+            sections["Common options"] = [settings[name] for name in COMMON if name in settings]
+        write_sections(ctx, formatter, {**sections, "Options": own})
         formatter.write_paragraph()
         formatter.write_text("--any-option can also be given as the variable RINGLINE_ANY_OPTION.")
+        if not ctx.meta.get(_ALL):
+            formatter.write_text(f"--help-all shows all {len(settings)} options; so does docs/configuration.md.")
+
+
+def write_sections(
+    ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Iterable[click.Option]]
+) -> None:
+    """Options under titles; those that are hidden, and titles without any, are left out."""
+    for title, options in sections.items():
+        records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _help_all() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show all options and exit.",
+    )
 
 
 def section_title(setting: Setting) -> str:
@@ -81,13 +135,13 @@ def section_title(setting: Setting) -> str:
 
 
 def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], click.Command]:
-    """Give a command an option per setting; of several with one name, the first."""
+    """Give a command an option per setting, of several with one name the first; and ``--help-all``."""
 
     def decorate(command: click.Command) -> click.Command:
         seen: dict[str, Setting] = {}
         for setting in settings:
             seen.setdefault(setting.name, setting)
-        command.params.extend(_SettingOption(setting) for setting in seen.values())
+        command.params += [*(_SettingOption(setting) for setting in seen.values()), _help_all()]
         return command
 
     return decorate

@@ -21,8 +21,8 @@ class TlsSettings:
 
     tls_cert_file: str | None = option(
         None,
-        "PEM file of this service's certificate and those between it and its authority. With it the service takes TLS "
-        "alone; peers are shown it, too. This file and the next two are read again when they change.",
+        "PEM file of this service's certificate, followed by those up to its authority. The service then takes "
+        "nothing but TLS, and shows it to peers too. This file and the next two are read again when they change.",
     )
     tls_key_file: str | None = option(None, "PEM file of the certificate's private key, without a passphrase.")
     tls_ca_file: str | None = option(

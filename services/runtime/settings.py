@@ -96,7 +96,7 @@ class ServerSettings(_Section):
 class TelemetrySettings(_Section):
     """What a service tells about itself."""
 
-    log_level: str = option("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "auto",
         "json writes one object per line; console is for people; auto is console on a terminal, else json. "
@@ -107,7 +107,7 @@ class TelemetrySettings(_Section):
     metrics_port: int | None = option(
         None,
         "Port of /metrics; 0 takes a free one. Default: the service's port + 10000 (− 10000 where that is too high); "
-        "none for a service on a unix socket.",
+        "none on a unix socket.",
         minimum=0,
         maximum=65535,
     )

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
-from services.runtime.flags import SettingsCommand, given, with_settings
+from services.commands._options import SECTIONS
+from services.runtime.flags import COMMON, SettingsCommand, given, with_settings
 from services.runtime.options import settings_of
-from services.runtime.settings import DetokenizerSettings
+from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "checkpoints" / "tiny"
@@ -75,13 +78,45 @@ def test_a_wrong_value_names_flag_variable_value_and_what_is_accepted(arguments,
     assert words in caught.value.format_message()
 
 
-def test_help_shows_sections_defaults_and_the_rule_for_variables():
-    text = click.Context(sample, info_name="sample", max_content_width=200, terminal_width=200)
-    shown = sample.get_help(text)
-    assert "Where a service listens, and how it treats its peers:" in shown
-    assert "[default: 50071]" in shown
-    assert "--metrics / --no-metrics" in shown
-    assert "RINGLINE_ANY_OPTION" in shown
+def shown(*arguments):
+    """What the sample prints."""
+    return CliRunner().invoke(sample, arguments, terminal_width=200, max_content_width=200).output
+
+
+def test_help_shows_what_most_people_need_and_where_the_rest_is():
+    short = shown("--help")
+    assert "Common options:" in short
+    assert "[default: 50071]" in short
+    assert "RINGLINE_ANY_OPTION" in short
+    assert "--stall-timeout" not in short
+    count = len(settings_of(DetokenizerSettings()))
+    assert f"--help-all shows all {count} options" in short
+
+
+def test_all_of_the_help_has_every_option_in_its_section():
+    whole = shown("--help-all")
+    assert "Where a service listens, and how it treats its peers:" in whole
+    assert "--metrics / --no-metrics" in whole
+    assert all(setting.flag in whole for setting in settings_of(DetokenizerSettings()))
+    assert "--help-all shows" not in whole
+
+
+def test_common_options_are_options_of_some_service():
+    services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
+    assert set(COMMON) <= {setting.name for defaults in services for setting in settings_of(defaults)}
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "processor", "detokenizer"])
+def test_the_help_of_a_service_fits_a_screen_or_two(command):
+    lines = CliRunner().invoke(cli, [command, "--help"], terminal_width=80).output.splitlines()
+    assert "Common options:" in lines
+    assert len(lines) < 75
+
+
+def test_titles_in_the_help_of_client_commands_have_their_options():
+    generate = cli.get_command(click.Context(cli), "generate")
+    names = {param.name for param in generate.params}
+    assert {name for section in SECTIONS.values() for name in section} <= names
 
 
 @pytest.mark.parametrize(
