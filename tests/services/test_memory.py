@@ -69,7 +69,7 @@ async def test_a_frame_that_is_too_large_is_refused_and_its_session_goes_on(ring
         refused = []
         while (data := await session.read()) is not grpc.aio.EOF:
             refused += inference_pb2.SessionResponse.FromString(data).responses
-        messages = [response.terminal.error.message for response in refused]
+        messages = [response.refused.status.message for response in refused]
         assert [message.partition(":")[0] for message in messages] == ["message", "generate.chat.messages"]
         assert [response.in_reply_to for response in refused] == [1, 2]
         assert (await session.code()) is grpc.StatusCode.OK

@@ -10,7 +10,9 @@ import {
   GenerateRequest,
   type GenerateResponse,
   InferenceServiceClient,
+  type Started,
 } from "./build/stubs/ringline/inference/v1/inference.js";
+import type { Status } from "./build/stubs/google/rpc/status.js";
 
 const PATIENCE_MS = 30_000;
 const PAUSE_MS = 250;
@@ -41,6 +43,8 @@ const original = GenerateRequest.fromPartial({
 /** What is held of a request: enough to go on with it anywhere. */
 let admitted: Admitted | undefined;
 const choices: { tokenIds: number[]; text: string; ended: boolean }[] = [];
+/** Which model and numerics computed what was delivered. */
+let started: Started | undefined;
 let attempts = 0;
 
 /** The request as it was, or what is left of it: the same ids, seed and options, and what was delivered. */
@@ -52,11 +56,15 @@ function nextRequest(): GenerateRequest {
     sampling: admitted.sampling,
     stopping: admitted.stopping,
     output: { ...admitted.output, returnPromptTokenIds: false },
-    resume: choices.flatMap(({ tokenIds, ended }, choice) => (ended ? [] : [{ choice, tokenIds }])),
+    resume: {
+      choices: choices.flatMap(({ tokenIds, ended }, choice) => (ended ? [] : [{ choice, tokenIds }])),
+      modelDigest: started?.modelDigest ?? "",
+      numerics: started?.numerics ?? "",
+    },
   });
 }
 
-/** Take one event; whether it was the end of the last choice. Throws what another server cannot help with. */
+/** Take one event; whether it was the end of the request. Throws what another server cannot help with. */
 function take({ event }: GenerateResponse): boolean {
   if (event?.$case === "admitted" && admitted === undefined) {
     admitted = event.value;
@@ -68,14 +76,22 @@ function take({ event }: GenerateResponse): boolean {
     choice.tokenIds.push(...tokenIds);
     choice.text += text;
     console.log(JSON.stringify({ choice: index, text }));
-  } else if (event?.$case === "terminal") {
-    const { choice: index, error } = event.value;
-    if (error?.code === status.UNAVAILABLE) throw Object.assign(new Error(error.message), { code: error.code });
-    if (error !== undefined) throw new Error(error.message);
-    const choice = index === undefined ? undefined : choices[index];
+  } else if (event?.$case === "started") {
+    started = event.value;
+  } else if (event?.$case === "choiceFinished") {
+    fail(event.value.error);
+    const choice = choices[event.value.choice];
     if (choice !== undefined) choice.ended = true;
+  } else if (event?.$case === "refused") {
+    fail(event.value.status);
   }
-  return choices.length > 0 && choices.every(({ ended }) => ended);
+  return event?.$case === "requestFinished";
+}
+
+/** Throw an error, so that what was lost is told from what is final. */
+function fail(error: Status | undefined): void {
+  if (error === undefined) return;
+  throw LOST.has(error.code) ? Object.assign(new Error(error.message), { code: error.code }) : new Error(error.message);
 }
 
 /** One attempt, to its end; whether all is there. Throws the status that ended it. */

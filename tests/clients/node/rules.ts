@@ -1,13 +1,14 @@
-// What every client may rely on, checked for one request as its events arrive: admitted first, gapless positions,
-// exactly one terminal per choice with exact usage on the last, nothing after a terminal.
+// What every client may rely on, checked for one request as its events arrive: admitted first, started before the first
+// delta, gapless positions, one end per choice, then the end of the request with exact usage; or a refusal alone.
+// Events that this program does not know are passed over: a later version of the server may send them.
 
 import type { Admitted, GenerateResponse, Usage } from "./build/stubs/ringline/inference/v1/inference.js";
-import { FinishCause } from "./build/stubs/ringline/types/v1/output.js";
+import { FinishReason } from "./build/stubs/ringline/types/v1/output.js";
 
 export interface Choice {
   text: string;
   tokenIds: number[];
-  cause?: string;
+  finishReason?: string;
 }
 
 export class Request {
@@ -17,49 +18,57 @@ export class Request {
   usage?: Usage;
   /** Code and message of a request that was refused or failed. */
   error?: { code: number; message: string };
-  /** Cause of a request that ended before it had choices. */
-  cause?: string;
+  started = false;
+  refused = false;
 
   constructor(readonly name: string) {}
 
-  /** Whether its last terminal was seen. */
+  /** Whether its end was seen. */
   get finished(): boolean {
-    if (this.cause !== undefined) return true;
-    return this.choices.size > 0 && [...this.choices.values()].every((choice) => choice.cause !== undefined);
+    return this.refused || this.usage !== undefined;
   }
 
   take(response: GenerateResponse): void {
     const event = response.event;
-    this.expect(!this.finished, `${event?.$case} after the last terminal`);
-    this.expect(event !== undefined, "a response without an event");
+    this.expect(!this.finished, `${event?.$case} after the end`);
     switch (event?.$case) {
       case "admitted":
         this.admit(event.value);
         break;
+      case "started":
+        this.expect(this.admitted !== undefined, "started before admitted");
+        this.expect(event.value.modelDigest !== "" && event.value.numerics !== "", "started without who computes it");
+        this.started = true;
+        break;
       case "delta": {
         const { choice: index, firstPosition, text, tokenIds } = event.value;
         const choice = this.choices.get(index);
-        if (choice === undefined || choice.cause !== undefined) return this.violate(`delta of choice ${index}`);
+        if (choice === undefined || choice.finishReason !== undefined) return this.violate(`delta of choice ${index}`);
+        this.expect(this.started, "a delta before started");
         this.expect(firstPosition === choice.tokenIds.length, `position ${firstPosition}, not ${choice.tokenIds.length}`);
         choice.tokenIds.push(...tokenIds);
         choice.text += text;
         break;
       }
-      case "terminal": {
-        const { choice: index, cause, error, usage } = event.value;
-        const name = FinishCause[cause]?.replace("FINISH_REASON_", "") ?? String(cause);
-        this.expect(cause !== FinishCause.FINISH_REASON_UNSPECIFIED, "a terminal without a cause");
-        this.expect((name === "ERROR") === (error !== undefined), "a status goes with ERROR alone");
+      case "choiceFinished": {
+        const { choice: index, finishReason, error } = event.value;
+        const choice = this.choices.get(index);
+        if (choice === undefined || choice.finishReason !== undefined) return this.violate(`end of choice ${index}`);
+        choice.finishReason = FinishReason[finishReason]?.replace("FINISH_REASON_", "") ?? "ERROR";
+        this.expect(finishReason !== FinishReason.FINISH_REASON_UNSPECIFIED, "an end without a reason");
+        this.expect((choice.finishReason === "ERROR") === (error !== undefined), "a status goes with ERROR alone");
         if (error !== undefined) this.error = { code: error.code, message: error.message };
-        if (index === undefined) {
-          this.expect(this.admitted === undefined, "a terminal without a choice after Admitted");
-          this.cause = name;
-        } else {
-          const choice = this.choices.get(index);
-          if (choice === undefined || choice.cause !== undefined) return this.violate(`terminal of choice ${index}`);
-          choice.cause = name;
-        }
-        this.end(usage);
+        break;
+      }
+      case "requestFinished":
+        this.end(event.value.usage);
+        break;
+      case "refused": {
+        const status = event.value.status;
+        this.expect(this.admitted === undefined, "refused after admitted");
+        this.expect(status !== undefined, "refused without a status");
+        this.error = { code: status?.code ?? 0, message: status?.message ?? "" };
+        this.refused = true;
         break;
       }
     }
@@ -75,12 +84,12 @@ export class Request {
   }
 
   private end(usage: Usage | undefined): void {
-    this.expect(!(usage !== undefined && !this.finished), "usage before the last terminal");
-    if (!this.finished || this.admitted === undefined) return;
+    if (usage === undefined || this.admitted === undefined) return this.violate("an end without usage, or not admitted");
+    for (const [index, choice] of this.choices) this.expect(choice.finishReason !== undefined, `no end of choice ${index}`);
     this.usage = usage;
     const delivered = [...this.choices.values()].reduce((sum, choice) => sum + choice.tokenIds.length, 0);
-    this.expect(usage?.completionTokens === delivered, `usage ${usage?.completionTokens}, delivered ${delivered}`);
-    this.expect(usage?.promptTokens === this.admitted.promptTokens, "usage counts another prompt");
+    this.expect(usage.completionTokens === delivered, `usage ${usage.completionTokens}, delivered ${delivered}`);
+    this.expect(usage.promptTokens === this.admitted.promptTokens, "usage counts another prompt");
   }
 
   private expect(holds: boolean, otherwise: string): void {

@@ -33,7 +33,7 @@ async function generate(): Promise<Request> {
     options(),
   );
   for await (const response of call) request.take(response);
-  if (!request.finished) request.violations.push("generate: the stream ended without its terminals");
+  if (!request.finished) request.violations.push("generate: the stream ended before the request did");
   return request;
 }
 
@@ -65,7 +65,7 @@ async function session(promptTokenIds: number[]): Promise<Request[]> {
     if ([...requests.values()].every((request) => request.finished)) call.end();
   }
   for (const request of requests.values()) {
-    if (!request.finished) request.violations.push(`${request.name}: the session ended without its terminals`);
+    if (!request.finished) request.violations.push(`${request.name}: the session ended before the request did`);
   }
   return [...requests.values()];
 }
@@ -75,9 +75,6 @@ const first = await generate();
 const requests = [first, ...(await session(first.admitted?.promptTokenIds ?? []))];
 client.close();
 const violations = requests.flatMap((request) => request.violations);
-const shown = requests.map(({ name, choices, usage, error, cause }) => [
-  name,
-  { choices: [...choices.values()], usage, error, cause },
-]);
+const shown = requests.map(({ name, choices, usage, error }) => [name, { choices: [...choices.values()], usage, error }]);
 console.log(JSON.stringify({ ...Object.fromEntries(shown), violations }, null, 2));
 process.exitCode = violations.length === 0 ? 0 : 1;
