@@ -13,6 +13,7 @@ from ringline.engine.v1 import engine_pb2
 from services.engine.frames import response_of
 from services.engine.hub import Hub, LinkWaker
 from services.engine.wire import submission_of
+from services.ring.capabilities import ENGINE
 from services.ring.cursor import RejectedCommand
 from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
@@ -141,7 +142,7 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> None:
-        welcome = welcome_of(self._me, version, self._max_message_bytes)
+        welcome = welcome_of(self._me, version, self._max_message_bytes, ENGINE)
         await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()

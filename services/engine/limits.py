@@ -9,6 +9,7 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
+from services.ring.capabilities import ENGINE, check_requires
 from services.ring.events import invalid_field
 
 MAX_BAD_WORDS = 256
@@ -19,6 +20,7 @@ MAX_TENANT_BYTES = 512
 
 def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
     """Raise ``Refused`` for the first field that holds more, or less, than the contract allows for ``model``."""
+    check_requires(submit.requires, ENGINE)
     sampling = submit.sampling
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)

@@ -9,6 +9,7 @@ from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
 from engine_core.validation import MAX_LOGPROBS
 from services.engine.limits import check_size
+from services.ring.capabilities import ENGINE
 from services.ring.events import Cause, ChoiceEnd, Code, Status, invalid_field
 from services.ring.submission import Submission
 from services.runtime.tracing import MAX_TRACEPARENT
@@ -149,4 +150,5 @@ def model_message(
         num_blocks=cache.num_blocks,
         max_num_queued_reqs=scheduler.max_num_queued_reqs,
         max_num_seqs=scheduler.max_num_seqs,
+        capabilities=ENGINE,
     )

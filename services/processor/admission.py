@@ -26,6 +26,7 @@ from services.processor.validation import (
     refuse,
 )
 from services.processor.vocabulary import Vocabulary
+from services.ring.capabilities import check_requires
 from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
@@ -76,6 +77,7 @@ def admit(
     ``traceparent``: its place in a trace, if it is traced.
     """
     limits, model = vocabulary.limits, vocabulary.model
+    check_requires(request.requires, vocabulary.capabilities)
     check_request(request, limits)
     _check_generation(request.resume, model)
     prompt = prompt_ids(request, vocabulary)
@@ -104,7 +106,7 @@ def admit(
         tenant=tenant,
         cache_salt=cache_salt(tenant, request.cache_salt),
         traceparent=traceparent,
-        requires=request.requires,
+        requires=[name for name in request.requires if name in model.capabilities],
         model_digest=model.model_digest,
     )
     context = detokenizer_pb2.OutputContext(

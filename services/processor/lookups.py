@@ -63,6 +63,7 @@ def list_models(vocabulary: Vocabulary | None) -> inference_pb2.ListModelsRespon
                 has_chat_template=bool(vocabulary.chat.names),
                 tokenizer_digest=model.tokenizer_digest,
                 model_digest=model.model_digest,
+                capabilities=sorted(vocabulary.capabilities),
             )
         ]
     )

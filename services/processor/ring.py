@@ -24,7 +24,7 @@ from services.processor.responses import refused_before_admission
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.crashes import MAX_CRASH_RESUBMITS
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
+from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Reason, Status
 from services.ring.quota import Quota
 from services.ring.request import Verdict
 from services.ring.retry import retry_after_ms
@@ -33,6 +33,8 @@ from services.runtime.wire import read_logprobs, status_from_proto
 
 MAX_LIVE_BYTES = 512 << 20
 """What requests that are under way would be submitted with is held up to this size together, of one always."""
+_TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
+"""What one engine lacks another of the ring may have, while versions or models are being changed."""
 RETRY_AFTER_MS = 500
 """Until a request that has to go on somewhere is given again to an engine that had no room."""
 
@@ -139,7 +141,9 @@ class Ring:
         if live is None or rejection.epoch != live.ring.epoch:
             return
         status = status_from_proto(rejection.status)
-        again = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND)
+        again = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
+        if again:
+            live.retry_at = time.monotonic() + (status.retry_after_ms or 0) / 1000
         if status.code is Code.RESOURCE_EXHAUSTED and live.ring.epoch > 1:
             # It was taken before; that there is no room where it has to go on is no reason to end it.
             again, live.retry_at = True, time.monotonic() + (status.retry_after_ms or RETRY_AFTER_MS) / 1000

@@ -11,6 +11,7 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 
 from services.processor.validation import UNKNOWN_MODEL, ModelLimits
+from services.ring.capabilities import CHAT, PROCESSOR
 from services.runtime.parsing import MessageLimits
 from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
@@ -30,6 +31,12 @@ class Vocabulary:
     tokenizer: Tokenizer
     chat: ChatTemplates
     limits: ModelLimits
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What a request may require."""
+        chat = (CHAT,) if self.chat.names else ()
+        return frozenset((*self.model.capabilities, *PROCESSOR, *chat))
 
 
 class VocabularySource:

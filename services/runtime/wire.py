@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import grpc
@@ -76,13 +77,14 @@ def hello_of(me: PeerId) -> link_pb2.Hello:
     )
 
 
-def welcome_of(me: PeerId, version: int, max_message_bytes: int) -> link_pb2.Welcome:
+def welcome_of(me: PeerId, version: int, max_message_bytes: int, capabilities: Iterable[str] = ()) -> link_pb2.Welcome:
     """The answer to a Hello with which ``version`` is common."""
     return link_pb2.Welcome(
         name=me.name,
         incarnation=me.incarnation,
         version=version,
         max_message_bytes=max_message_bytes,
+        capabilities=capabilities,
     )
 
 

@@ -116,6 +116,22 @@ async def test_an_unknown_model_is_not_found(front) -> None:
     assert caught.value.code() is NOT_FOUND
 
 
+async def test_what_a_request_requires_is_known_or_refused_by_name(front) -> None:
+    (model,) = (await front.ListModels(inference_pb2.ListModelsRequest())).models
+    request = ask(max_tokens=2)
+    request.requires.extend(model.capabilities)
+    assert (await generate(front, request)).finished is not None
+    request.requires.append("constraint.regex")
+    shown = Shown()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(front, request, shown)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    info = error_details_pb2.ErrorInfo()
+    assert shown.refused.status.details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("ringline", "CAPABILITY_MISSING")
+    assert "'constraint.regex'" in shown.refused.status.message
+
+
 async def test_errors_belong_to_their_requests(front) -> None:
     call = front.Session(timeout=250)
     frames = [

@@ -177,6 +177,14 @@ async def test_a_refusal_by_the_scheduler_names_its_command_and_is_the_only_end(
     assert not backend.closed
 
 
+async def test_what_a_submit_requires_is_known_or_refused_by_name(backend: Backend) -> None:
+    await backend.send(backend.submit(1, requires=["adapter"]))
+    await backend.until(lambda: backend.rejections)
+    (rejection,) = backend.rejections
+    assert rejection.status.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
+    assert rejection.status.message.startswith("requires[0]: 'adapter' ")
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [

@@ -29,7 +29,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than can ever be taken."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 3
-    """FAILED_PRECONDITION: a name in requires that the receiver does not know; metadata "capability" is that name."""
+    """FAILED_PRECONDITION: a name in requires that the receiver does not know; the field violation says which."""
     ERROR_REASON_VERSION_MISMATCH: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: no version of the contract that both sides speak."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 5
@@ -91,7 +91,7 @@ ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than can ever be taken."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 3
-"""FAILED_PRECONDITION: a name in requires that the receiver does not know; metadata "capability" is that name."""
+"""FAILED_PRECONDITION: a name in requires that the receiver does not know; the field violation says which."""
 ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: no version of the contract that both sides speak."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 5
