@@ -263,4 +263,5 @@ class Lifecycle:
             self._drop_prompt(group)
             if not group.members:
                 self.deadlines.discard(group)
+                self._tenants.left(group.tenant)
                 del self.groups[group.request.request_id]

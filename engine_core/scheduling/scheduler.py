@@ -110,6 +110,9 @@ class Scheduler:
         self._schedule_running(step)
         if not step.short_of_blocks:
             self._schedule_waiting(step, now)
+            if self._tenants.hand_out(step.budget):
+                self._extend_prompts(step)
+                self._schedule_waiting(step, now)
         if not step.sequences:
             return None
         self._sequences.in_flight[step.step_id] = step
@@ -197,6 +200,23 @@ class Scheduler:
                 step.new_block_ids[seq.seq_id] = added
             step.add(seq, wanted)
 
+    def _extend_prompts(self, step: StepInFlight) -> None:
+        """Compute more of prompts that run, whose blocks they have since they started."""
+        places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
+        for seq in self._sequences.running:
+            place = places.get(seq.seq_id)
+            if seq.num_computed == seq.group.max_computed or (place is not None and step.samples[place]):
+                continue
+            missing = seq.num_tokens - seq.num_computed
+            more = self._tenants.prompt_room(seq.group.tenant, min(missing, step.budget))
+            if not more:
+                continue
+            self._tenants.plan_prompt(seq.group.tenant, more)
+            if place is None:
+                step.add(seq, more)
+            else:
+                step.extend(place, more)
+
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> list[int] | None:
         """Blocks so that ``seq`` can hold ``num_tokens`` tokens, others' if need be; None if it has to wait."""
         sequences = self._sequences
@@ -225,16 +245,14 @@ class Scheduler:
                 self._sequences.wait_for_leader(seq)
                 continue
             tenant = seq.group.tenant
-            room = self._tenants.prompt_room(tenant, step.budget)
-            if not room or not self._tenants.may_start(tenant, free):
+            if not self._tenants.prompt_room(tenant, 1) or not self._tenants.may_start(tenant, free):
                 passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
-            wanted = seq.num_tokens - len(prefix) * self._kv.block_size
-            if wanted > room:
-                if not self._config.enable_chunked_prefill:
-                    return
-                wanted = room
+            missing = seq.num_tokens - len(prefix) * self._kv.block_size
+            wanted = self._tenants.prompt_room(tenant, min(missing, step.budget))
+            if wanted < missing and not self._config.enable_chunked_prefill:
+                return
             kept = self._blocks_kept(tenant)
             if not self._admit(seq, prefix, kept):
                 if not kept:

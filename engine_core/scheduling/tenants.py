@@ -4,15 +4,22 @@ A flood would else take every running place in one step, and as its sequences be
 back before they end together; and its long prompts would fill step after step. So the last sixteenth of places and
 blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
 tenant that was alone for a while is kept from nothing.
+
+What is left of a step where every tenant that has requests wants more than its quarter is handed out in a second pass,
+in equal parts. Where one does not, because it computes outputs or a short prompt, it stays empty: a longer step would
+make that tenant wait for the prompts of others. So it does where a tenant without requests has come again and again,
+and is likely to come during the step.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 
 LATELY = 60.0
 """Seconds for which a tenant that brought a request is expected to bring another."""
+_SILENCE = 10
+"""Times the interval between the last two requests of tenants that are gone, after which they are not expected soon."""
 
 
 def _kept(count: int) -> int:
@@ -27,20 +34,33 @@ class Tenants:
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._prompt_tokens = prompt_tokens
+        self._requests: Counter[str] = Counter()
+        """Live ones; tenants that have any."""
         self._running: Counter[str] = Counter()
         """Sequences; tenants that have any."""
         self._planned: Counter[str] = Counter()
         """Tokens of prompts in the step that is being planned."""
+        self._limit = prompt_tokens
+        """How many these may be of each tenant."""
+        self._wants_more: set[str] = set()
+        """Tenants for which they are fewer than they could be."""
         self._now = -math.inf
-        self._last: str | None = None
-        """Who brought the last request, when, and when somebody else did before: enough to answer for each tenant."""
-        self._last_at = self._other_at = -math.inf
+        self._arrivals: deque[tuple[str, float]] = deque(maxlen=8)
+        """Who brought the last requests, and when; of a tenant at most two in a row."""
 
     def came(self, tenant: str, now: float) -> None:
-        """It brought a request."""
-        if tenant != self._last:
-            self._last, self._other_at = tenant, self._last_at
-        self._last_at = now
+        """It brought a request, which is live from now on."""
+        self._requests[tenant] += 1
+        arrivals = self._arrivals
+        if len(arrivals) > 1 and arrivals[-1][0] == arrivals[-2][0] == tenant:
+            del arrivals[-2]
+        arrivals.append((tenant, now))
+
+    def left(self, tenant: str) -> None:
+        """One of its requests has ended."""
+        self._requests[tenant] -= 1
+        if not self._requests[tenant]:
+            del self._requests[tenant]
 
     def started(self, tenant: str) -> None:
         """A sequence of it runs."""
@@ -56,16 +76,29 @@ class Tenants:
         """A step is going to be planned."""
         self._now = now
         self._planned.clear()
+        self._limit = self._prompt_tokens
+        self._wants_more.clear()
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
         """The step computes so many tokens of a prompt of it."""
         self._planned[tenant] += tokens
 
-    def prompt_room(self, tenant: str, budget: int) -> int:
-        """How many more they may be, of ``budget`` that the step has left."""
+    def prompt_room(self, tenant: str, wanted: int) -> int:
+        """How many of ``wanted`` further ones it may compute."""
         if not self.others_came(tenant):
-            return budget
-        return min(budget, max(0, self._prompt_tokens - self._planned[tenant]))
+            return wanted
+        room = max(0, self._limit - self._planned[tenant])
+        if wanted > room:
+            self._wants_more.add(tenant)
+        return min(wanted, room)
+
+    def hand_out(self, left: int) -> bool:
+        """Raise the limit by equal parts of what the step has ``left``, unless that would delay another tenant."""
+        limited = sum(self._planned[tenant] >= self._limit for tenant in self._wants_more)
+        if not left or not limited or limited < len(self._requests) or self._absent_return():
+            return False
+        self._limit += max(1, left // limited)
+        return True
 
     def may_start(self, tenant: str, free: int) -> bool:
         """Whether a further sequence of it may have one of ``free`` places."""
@@ -79,8 +112,13 @@ class Tenants:
 
     def others_came(self, tenant: str) -> bool:
         """Whether another tenant brought a request lately."""
-        at = self._other_at if tenant == self._last else self._last_at
+        at = next((at for name, at in reversed(self._arrivals) if name != tenant), -math.inf)
         return self._now - at < LATELY
+
+    def _absent_return(self) -> bool:
+        """Whether a tenant that has no requests now is likely to bring one soon."""
+        times = [at for name, at in reversed(self._arrivals) if name not in self._requests]
+        return len(times) > 1 and self._now - times[0] < _SILENCE * (times[0] - times[1])
 
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
         """Of those that run a tenant has an equal part of what is not kept, and half of it where it runs alone."""

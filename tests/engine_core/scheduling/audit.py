@@ -79,11 +79,14 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
         assert free > kept or held[tenant] < max(1, part) or tenant not in shared
         held[tenant] += 1
     if config.enable_chunked_prefill:
+        new = {new.seq_id for new in plan.new}
         prompts: Counter[str] = Counter()
-        for seq, count in zip(planned, plan.num_tokens, strict=True):
-            prompts[seq.group.tenant] += count if count > 1 else 0
-        for tenant in shared:
-            assert prompts[tenant] <= max(1, config.max_num_batched_tokens // 2)
+        for seq, count, samples in zip(planned, plan.num_tokens, plan.samples, strict=True):
+            prompts[seq.group.tenant] += count if count > 1 or not samples or seq.seq_id in new else 0
+        quarter = max(1, config.max_num_batched_tokens // 4)
+        live = {group.tenant for group in scheduler._sequences.groups.values()}
+        if any(prompts[tenant] < quarter for tenant in live):
+            assert all(prompts[tenant] <= quarter for tenant in shared)
 
 
 class Stream:

@@ -84,17 +84,80 @@ def test_without_fairness_nothing_is_kept():
     assert len(engine.scheduler._sequences.running) == 16
 
 
-@pytest.mark.parametrize(("before", "tokens"), [("other", 16), ("flood", 64)])
-def test_prompts_of_a_flood_fill_a_quarter_of_a_step(before, tokens):
-    engine = flooded(4, before=before, prompt=300, max_num_batched_tokens=64, max_model_len=400)
+def long_prompts(*, before="other", **config):
+    """A flood of them, and steps of 64 tokens, of which a quarter is 16."""
+    return flooded(4, **{"before": before, "prompt": 300, "max_num_batched_tokens": 64, "max_model_len": 400} | config)
+
+
+def test_prompts_of_a_flood_fill_a_quarter_of_a_step_beside_others():
+    engine = long_prompts()
     engine.step()
-    assert sum(count for _, _, count in engine.batch) == tokens
+    engine.add("short", 4, tenant="other", max_tokens=3)
+    for others in (4, 1, 1):
+        engine.step()
+        assert engine.batch == [("flood 0", 0, 16), ("short", 0, others)]
+
+
+@pytest.mark.parametrize("before", ["other", "flood", None])
+def test_prompts_that_nobody_is_there_to_wait_for_fill_a_step(before):
+    engine = long_prompts(before=before)
+    for _ in range(3):
+        engine.step()
+        assert engine.batch == [("flood 0", 0, 64)]
+    engine.finish()
+
+
+def test_long_prompts_beside_a_tenant_that_is_gone_take_no_more_steps_than_they_fill():
+    engine = flooded(8, prompt=2048, max_tokens=1, max_num_batched_tokens=2048, max_model_len=2100, blocks=4096)
+    for _ in range(8):
+        engine.step()
+    assert engine.scheduler.stats().computed_tokens == 4 + 8 * 2048
+    engine.finish()
+
+
+@pytest.mark.parametrize(("silence", "tokens"), [(0.0, 16), (9.9, 16), (10.0, 64)])
+def test_who_comes_each_second_finds_short_steps_until_it_has_been_silent_for_ten(silence, tokens):
+    engine = long_prompts()
+    engine.add("again", 4, tenant="other", max_tokens=1)
+    engine.step_until(lambda: engine.streams["again"].done)
+    engine.now += silence
     engine.step()
-    assert sum(count for _, _, count in engine.batch) == tokens
+    assert engine.batch == [("flood 0", 0, tokens)]
+
+
+def test_what_tenants_leave_of_a_step_is_handed_out_in_equal_parts_where_all_want_more():
+    engine = long_prompts()
+    engine.step()
+    engine.add("long", 300, tenant="other")
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
+    engine.add("short", 4, tenant="third", max_tokens=1)
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 16), ("long", 0, 16), ("short", 0, 4)], "who comes next finds short steps"
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
+    engine.finish()
+
+
+def test_prompts_that_nobody_waits_for_leave_places_to_who_comes_next():
+    engine = flooded(prompt=8, max_num_batched_tokens=256)
+    engine.step()
+    assert sum(count for _, _, count in engine.batch) == 15 * 8
+    engine.add("late", tenant="other")
+    assert ("late", 0) in engine.step()
+
+
+def test_prompts_that_run_are_extended_before_others_start():
+    engine = flooded(4, prompt=40, max_num_batched_tokens=64, max_tokens=1)
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 40), ("flood 1", 0, 24)]
+    engine.step()
+    assert engine.batch == [("flood 1", 0, 16), ("flood 2", 0, 40), ("flood 3", 0, 8)]
+    engine.finish()
 
 
 def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():
-    engine = flooded(4, prompt=300, max_num_batched_tokens=64, max_model_len=400)
+    engine = long_prompts()
     engine.step()
     engine.add("late", 16, tenant="other")
     assert ("late", 0) in engine.step()
