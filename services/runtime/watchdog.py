@@ -19,7 +19,7 @@ from services.runtime.errors import ExitCode
 
 LOOK_INTERVAL = 0.25
 """Seconds between two looks."""
-LAST_WORDS = 1.0
+LAST_WORDS = 0.5
 """Seconds that a hanging process has to tell its peers and its log."""
 _FRAMES = 20
 """Innermost frames of each thread that are told."""

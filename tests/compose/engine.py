@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -169,11 +170,22 @@ def inspect(thing: str, template: str) -> Any:
 
 
 def kill(container: str, image: str) -> None:
-    """End a container's process without a word, as a crash would: `docker kill` would switch off its restart policy."""
-    process = inspect(container, "{{.State.Pid}}")
+    """End a container without a word, as a crash would: `docker kill` would switch off its restart policy."""
+    _signal(inspect(container, "{{.State.Pid}}"), signal.SIGKILL, image)
+
+
+def stop_service(container: str, image: str) -> None:
+    """Stop the process of a container's service, which is the child of its first one, as a hang would."""
+    first = inspect(container, "{{.State.Pid}}")
+    _, *processes = run("docker", "top", container, "-o", "pid,ppid").splitlines()
+    (service,) = (pid for pid, parent in map(str.split, processes) if parent == first)
+    _signal(service, signal.SIGSTOP, image)
+
+
+def _signal(process: str, number: signal.Signals, image: str) -> None:
     run(
         *("docker", "run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "python", image),
-        *("-c", f"import os; os.kill({process}, 9)"),
+        *("-c", f"import os; os.kill({process}, {number.value})"),
     )
 
 

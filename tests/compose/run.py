@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ringline import Client, Unavailable
+from ringline import Client, Options, Unavailable
 
 from tests.chaos.load import Load, Tally, connect, undisturbed
 from tests.chaos.workload import pool
-from tests.compose.engine import KINDS, Failed, Stack, inspect, kill, run
+from tests.compose.engine import KINDS, Failed, Stack, inspect, kill, run, stop_service
 
 CPU_TIERS = ("processor", "detokenizer")
 LARGEST_CPU_TIER = 300 * 10**6
@@ -25,6 +25,8 @@ SORTS = ("greedy", "seeded", "ends", "long")
 CLIENTS = 2
 CONCURRENCY = 12
 STRIKES = 5
+LONG_WORK = Options(n=32, max_tokens=1500, ignore_eos=True, temperature=0.9, seed=7)
+"""An answer that takes longer than it takes to disturb it."""
 
 PROBE = """
 import importlib.util, os, sys
@@ -189,6 +191,30 @@ def use_one(stack: Stack) -> None:
     generate(stack)
 
 
+def hang(stack: Stack) -> None:
+    """The engine's process is stopped in the middle of an answer: its container is replaced, and the answer goes on."""
+    start(stack, ONE)
+    image = stack.image("processor")
+    with Client(stack.addresses, patience=60) as client:
+        undisturbed = client.generate("Once upon a time", **LONG_WORK)
+        (container,) = stack.containers("engine")
+        restarts = int(inspect(container, "{{.RestartCount}}"))
+        tokens: dict[int, list[int]] = {}
+        stopped = 0.0
+        for delta in client.stream("Once upon a time", **LONG_WORK):
+            tokens.setdefault(delta.choice, []).extend(delta.token_ids)
+            if not stopped:
+                stop_service(container, image)
+                stopped = time.monotonic()
+    check(int(inspect(container, "{{.RestartCount}}")) > restarts, "engine: stopped, and started again")
+    stack.wait_healthy(ONE)
+    check(
+        all(tokens[choice.index] == list(choice.token_ids) for choice in undisturbed.choices),
+        f"an answer of {sum(map(len, tokens.values()))} tokens is that of an undisturbed run, and was there "
+        f"{time.monotonic() - stopped:.1f} s later",
+    )
+
+
 def scale(stack: Stack) -> None:
     """Two of each, disturbed under load."""
     start(stack, TWO)
@@ -198,6 +224,7 @@ def scale(stack: Stack) -> None:
 STEPS: dict[str, Callable[[Stack, Path], None]] = {
     "build": lambda stack, _: build(stack),
     "one": lambda stack, _: use_one(stack),
+    "hang": lambda stack, _: hang(stack),
     "scale": lambda stack, _: scale(stack),
     "tls": speak_tls,
 }
