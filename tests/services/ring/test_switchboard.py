@@ -244,8 +244,8 @@ class SwitchboardMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 8))
     def score_the_prompt(self, data: st.DataObject, count: int) -> None:
         known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
-        if known.scored:
-            start = len(known.prompt)
+        start = len(known.prompt)
+        if known.scored and start < PROMPT_TOKENS - 1:
             known.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
             self.board.prompt_scored(known.core_id, packed(known.prompt[start:]))
 
