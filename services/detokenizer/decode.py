@@ -164,15 +164,13 @@ class EngineDecoder:
         for prefill in outputs.prefills:
             request = self._requests.get(prefill.request_id)
             if request is not None and request.epoch == prefill.epoch:
-                news = request.subscriber.outbox.of(prefill.request_id, prefill.epoch)
-                if news is not None:
-                    news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+                news = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, news)
         for scored in outputs.prompt_logprobs:
             request = self._requests.get(scored.request_id)
             if request is not None and request.epoch == scored.epoch:
-                news = request.subscriber.outbox.of(scored.request_id, scored.epoch)
-                if news is not None:
-                    news.add_prompt_logprobs(scored.offset, read_logprobs(scored.logprobs))
+                scores = read_logprobs(scored.logprobs)
+                request.subscriber.outbox.prompt_logprobs(scored.request_id, scored.epoch, scored.offset, scores)
 
     def _advance(
         self,

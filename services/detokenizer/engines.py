@@ -13,6 +13,7 @@ from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.outbox import Outboxes
 from services.runtime.attach_client import EngineLink
 from services.runtime.redial import LinkRefused
 from services.runtime.tokenizer_fetch import fetch_tokenizer
@@ -27,9 +28,10 @@ MODEL_TIMEOUT = 10.0
 class Engines:
     """Implements ``EngineOwner``."""
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def __init__(self, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
+        """What waits for subscribers is counted in ``outboxes``."""
         self._tracing = tracing
-        self.subscribers = Subscribers(self._subscriber_gone)
+        self.subscribers = Subscribers(self._subscriber_gone, outboxes)
         self._tokenizer: Tokenizer | None = None
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._heard_at: dict[PeerId, float] = {}

@@ -11,6 +11,7 @@ from services.detokenizer.engines import Engines
 from services.detokenizer.service import DetokenizerService
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
+from services.ring.outbox import Outboxes
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
@@ -52,7 +53,7 @@ class _Detokenizer:
         me = PeerId(settings.name, new_incarnation())
         self._settings = settings
         self._tracing = start_tracing(settings)
-        self._engines = Engines(self._tracing)
+        self._engines = Engines(self._tracing, Outboxes(settings.readers.max_unread_bytes))
         claims = Claims()
         credentials = dialling_credentials(settings)
         self._found = Discovery(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +61,7 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             await self._serve(subscriber, context, version)
             end = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
         except TimeoutError:
-            message = f"the subscriber took nothing for {self._stall_timeout:g} s"
+            message = f"the subscriber does not read: {subscriber.stall(self._stall_timeout)}"
             end = Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
         finally:
             self._subscribers.remove(subscriber)
@@ -73,11 +72,12 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
         """Write what is new, until another stream takes this one's place."""
         welcome = welcome_of(self._me, version, self._max_message_bytes)
-        await self._send(context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
+        await self._send(subscriber, context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False
         while True:
             await subscriber.wake.wait()
             subscriber.wake.clear()
+            subscriber.check()
             if subscriber.superseded:
                 return
             while subscriber.outbox.pending or subscriber.load_due:
@@ -85,7 +85,7 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
                 if self._draining and not draining_told:
                     draining_told = True
                     response.draining.grace_ms = round(self._drain_grace * 1000)
-                await self._send(context, response)
+                await self._send(subscriber, context, response)
 
     def _next(self, subscriber: Subscriber) -> detokenizer_pb2.SubscribeResponse:
         response = detokenizer_pb2.SubscribeResponse()
@@ -99,7 +99,10 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         return response
 
     async def _send(
-        self, context: grpc.aio.ServicerContext[Any, Any], response: detokenizer_pb2.SubscribeResponse
+        self,
+        subscriber: Subscriber,
+        context: grpc.aio.ServicerContext[Any, Any],
+        response: detokenizer_pb2.SubscribeResponse,
     ) -> None:
-        async with asyncio.timeout(self._stall_timeout):
+        async with subscriber.writing(self._stall_timeout):
             await context.write(response)

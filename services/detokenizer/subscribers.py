@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
-from services.ring.outbox import Outbox
+from services.ring.outbox import Outboxes
 from services.ring.peer_list import PeerListSender
+from services.runtime.output_stream import OutputStream
 
 MAX_SUBSCRIBERS = 256
 """At a time: each is told the load, and may be owed the text of every request."""
 
 
-class Subscriber:
+class Subscriber(OutputStream):
     """One subscription."""
 
-    def __init__(self, peer: PeerId, engines: Iterable[PeerId]) -> None:
-        """``engines``: those that are heard now."""
+    def __init__(self, peer: PeerId, engines: Iterable[PeerId], outboxes: Outboxes) -> None:
+        """``engines``: those that are heard now. What waits for it is counted in ``outboxes``."""
+        super().__init__(outboxes, peer.name)
         self.peer = peer
         self.engines = PeerListSender(engines)
-        self.outbox = Outbox()
-        self.wake = asyncio.Event()
         self.load_due = True
         self.superseded = False
 
@@ -30,9 +29,10 @@ class Subscriber:
 class Subscribers:
     """By name; a newer incarnation takes an older one's place."""
 
-    def __init__(self, gone: Callable[[PeerId], None]) -> None:
+    def __init__(self, gone: Callable[[PeerId], None], outboxes: Outboxes | None = None) -> None:
         """``gone`` hears of every subscription that ended: what was held for it goes."""
         self._gone = gone
+        self._outboxes = outboxes or Outboxes()
         self._by_name: dict[str, Subscriber] = {}
         self._engines: frozenset[PeerId] = frozenset()
 
@@ -55,7 +55,7 @@ class Subscribers:
             old.superseded = True
             old.wake.set()
             self._forget(old)
-        subscriber = self._by_name[peer.name] = Subscriber(peer, self._engines)
+        subscriber = self._by_name[peer.name] = Subscriber(peer, self._engines, self._outboxes)
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -92,6 +92,6 @@ class Subscribers:
                 subscriber.wake.set()
 
     def _forget(self, subscriber: Subscriber) -> None:
-        """Drop what it is owed at once: gRPC may keep its call until it takes what is under way."""
+        """Drop what it is owed at once."""
         self._gone(subscriber.peer)
-        subscriber.outbox.clear()
+        subscriber.clear()

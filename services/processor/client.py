@@ -17,10 +17,11 @@ from services.processor.traces import RequestTrace
 from services.ring.crashes import Crashes
 from services.ring.events import Status
 from services.ring.outage import Outage
-from services.ring.outbox import Outbox, RequestNews
+from services.ring.outbox import Outboxes
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.request import RingRequest
 from services.ring.routes import Route
+from services.runtime.output_stream import OutputStream
 
 MAX_FRAME_BYTES = 1 << 20
 CLIENT_EPOCH = 0
@@ -31,19 +32,23 @@ REFUSALS_WAIT = 0.005
 """Seconds that a refusal waits for others, or for other news: a flood's are written together, at little cost."""
 
 
-class ClientStream:
+class ClientStream(OutputStream):
     """What a Session (or one Generate) has under way."""
 
-    def __init__(self, tenant: str, still_known: Callable[[], bool] | None = None) -> None:
-        """``still_known``: whether what its client showed would let it in now; None where nothing was asked for."""
+    def __init__(
+        self, tenant: str, still_known: Callable[[], bool] | None = None, outboxes: Outboxes | None = None
+    ) -> None:
+        """``still_known``: whether what its client showed would let it in now; None where nothing was asked for.
+
+        What waits for it is counted in ``outboxes``.
+        """
+        super().__init__(outboxes or Outboxes(), tenant)
         self.tenant = tenant
         self.still_known = still_known
         self.draining = False
         """Whether nothing new is taken on it."""
         self.carrier: Mapping[str, str] = {}
         """What the call's metadata says of a trace."""
-        self.outbox = Outbox()
-        self.wake = asyncio.Event()
         self._by_client_id: dict[str, ClientRequest] = {}
         self._by_ring_id: dict[str, ClientRequest] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
@@ -74,12 +79,6 @@ class ClientStream:
         self._by_client_id[call.client_id] = call
         self._by_ring_id[call.ring_id] = call
 
-    def news(self, ring_id: str) -> RequestNews:
-        """What a request is owed, to add to."""
-        news = self.outbox.of(ring_id, CLIENT_EPOCH)
-        assert news is not None, "no epoch is lower"
-        return news
-
     def refuse(self, client_id: str, in_reply_to: int, status: Status) -> None:
         """A frame was refused before it became a request."""
         self._refusals.append(refusal(client_id, in_reply_to, status))
@@ -94,19 +93,20 @@ class ClientStream:
                 trace.delivered()
 
     def clear(self) -> None:
-        """The stream is over: forget what it is owed, for gRPC may keep the call until the client takes its status."""
+        """The stream is over: forget what it is owed."""
         self._closed_traces += [call.trace for call in self._by_ring_id.values() if call.trace is not None]
         self.written()
         self._by_client_id.clear()
         self._by_ring_id.clear()
         self._refusals.clear()
-        self.outbox.clear()
+        super().clear()
 
     def take(self) -> inference_pb2.SessionResponse | None:
         """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live.
 
-        None if there is nothing.
+        None if there is nothing. Raises ``TimeoutError`` if the client is lost.
         """
+        self.check()
         frame = inference_pb2.SessionResponse(responses=self._refusals)
         self._refusals.clear()
         self.room_for_refusals.set()

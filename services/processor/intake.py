@@ -20,6 +20,7 @@ from services.processor.traces import RequestTraces
 from services.processor.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.ring.events import Cause, Code, Reason, Refused, Status
 from services.ring.identity import PeerId, ring_id
+from services.ring.outbox import Outboxes
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.tracing import carrier_of
 
@@ -35,14 +36,19 @@ class Intake:
         metrics: ProcessorMetrics,
         *,
         max_live_requests: int,
+        outboxes: Outboxes | None = None,
         traces: RequestTraces | None = None,
     ) -> None:
-        """``max_live_requests``: of one session. Without ``traces`` nothing is traced."""
+        """``max_live_requests``: of one session. ``outboxes`` count what waits for clients.
+
+        Without ``traces`` nothing is traced.
+        """
         self._me = me
         self._ring = ring
         self._desk = desk
         self._metrics = metrics
         self._max_live_requests = max_live_requests
+        self._outboxes = outboxes or Outboxes()
         self._traces = traces
         self._counter = itertools.count(1)
         self._clients: set[ClientStream] = set()
@@ -61,7 +67,7 @@ class Intake:
 
     def open(self, caller: Caller, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
         """A client's stream began, with a call of this metadata."""
-        client = ClientStream(caller.tenant, caller.still_known)
+        client = ClientStream(caller.tenant, caller.still_known, self._outboxes)
         if self._traces is not None:
             client.carrier = carrier_of(metadata)
         self._clients.add(client)

@@ -24,6 +24,7 @@ from services.processor.tenant_policy import TenantPolicies
 from services.processor.traces import RequestTraces
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
+from services.ring.outbox import Outboxes
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
@@ -129,6 +130,7 @@ class _Processor:
             self._desk,
             self._metrics,
             max_live_requests=settings.max_live_requests,
+            outboxes=Outboxes(settings.readers.max_unread_bytes),
             traces=RequestTraces(self._tracing) if self._tracing is not None else None,
         )
         service = InferenceService(

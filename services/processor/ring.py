@@ -100,10 +100,9 @@ class Ring:
         self._quota.take(tenant, live.size)
         live.call.live = live
         self._live[live.ring.request_id] = live
-        news = live.call.client.news(live.ring.request_id)
-        live.admission.admitted.server_request_id = live.ring.request_id
-        news.opening = live.admission.admitted
-        news.opening_bytes = live.admission.admitted.ByteSize()
+        admitted = live.admission.admitted
+        admitted.server_request_id = live.ring.request_id
+        live.call.client.outbox.open(live.ring.request_id, CLIENT_EPOCH, admitted, admitted.ByteSize())
         live.call.client.wake.set()
         now = time.monotonic()
         self._metrics.admitted(now - live.call.arrived)
@@ -195,7 +194,7 @@ class Ring:
                 reason=live.reason if live.numerics else "",
             )
             live.numerics = numerics
-            live.call.client.news(live.ring.request_id).notices.append(started)
+            live.call.client.outbox.notice(live.ring.request_id, CLIENT_EPOCH, started)
             woken.add(live.call.client.wake)
         self._charge_prompt(live)
         self._heard(live)
@@ -219,8 +218,8 @@ class Ring:
             return  # it begins; what was cached is known when something is computed
         live.ring.prefilled(prefill.epoch, prefill.cached_tokens)
         if live.admission.wants_prefill_progress:
-            news = live.call.client.news(prefill.request_id)
-            news.prefill = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+            news = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+            live.call.client.outbox.prefill(prefill.request_id, CLIENT_EPOCH, news)
             woken.add(live.call.client.wake)
 
     def _prompt_scored(self, scored: engine_pb2.PromptLogprobs, woken: set[asyncio.Event]) -> None:
@@ -234,9 +233,9 @@ class Ring:
         if fresh <= 0:
             return
         self._computes(live, woken)
-        news = live.call.client.news(scored.request_id)
         scores = read_logprobs(scored.logprobs)
-        news.add_prompt_logprobs(live.prompt_scores, scores.part(len(scores) - fresh, len(scores)))
+        scores = scores.part(len(scores) - fresh, len(scores))
+        live.call.client.outbox.prompt_logprobs(scored.request_id, CLIENT_EPOCH, live.prompt_scores, scores)
         live.prompt_scores += fresh
         woken.add(live.call.client.wake)
 
@@ -309,8 +308,7 @@ class Ring:
         self.meter.leave(call.ring_id)
         if call.timer is not None:
             call.timer.cancel()
-        news = call.client.news(call.ring_id)
-        news.closing = closing
+        call.client.outbox.close(call.ring_id, CLIENT_EPOCH, closing)
         call.client.wake.set()
         log_finished(call, closing)
         if call.trace is not None:

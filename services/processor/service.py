@@ -73,10 +73,10 @@ class InferenceService:
             if refused is None:
                 error = await self._write_generate(client, context)
             else:
-                await self._send(context, refused)
+                await self._send(client, context, refused)
                 error = status_from_proto(refused.refused.status)
         except TimeoutError:
-            error = self._stalled()
+            error = self._stalled(client)
         finally:
             self._intake.close(client)
         if error is not None:
@@ -155,7 +155,7 @@ class InferenceService:
             client.wake.clear()
             if (frame := client.take()) is not None:
                 for response in frame.responses:
-                    await self._send(context, response)
+                    await self._send(client, context, response)
                     error = _failure_in(response) or error
             client.written()
             if client.num_live == 0:
@@ -168,7 +168,7 @@ class InferenceService:
         try:
             await self._write_news(client, context, reader)
         except TimeoutError:  # not raised further: it and its task would refer to each other
-            return self._stalled()
+            return self._stalled(client)
         return None
 
     async def _write_news(
@@ -179,7 +179,7 @@ class InferenceService:
             max_message_bytes=min(self._bounds.max_message_bytes, self._vocabulary.message_limits.max_bytes),
             stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
         )
-        await self._send(context, inference_pb2.SessionResponse(limits=limits))
+        await self._send(client, context, inference_pb2.SessionResponse(limits=limits))
         reader.add_done_callback(lambda _: client.wake.set())
         draining_told = False
         while not (reader.done() and client.num_live == 0 and client.num_refusals == 0):
@@ -189,9 +189,9 @@ class InferenceService:
                 draining_told = True
                 draining = inference_pb2.SessionResponse()
                 draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
-                await self._send(context, draining)
+                await self._send(client, context, draining)
             while (frame := client.take()) is not None:
-                await self._send(context, frame)
+                await self._send(client, context, frame)
                 client.written()
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
@@ -204,14 +204,14 @@ class InferenceService:
             self._metrics.request_refused(refused.status.code.name, tenant="")
             await abort(context, refused.status)
 
-    async def _send(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-        async with asyncio.timeout(self._bounds.stall_timeout):
+    async def _send(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+        async with client.writing(self._bounds.stall_timeout):
             await context.write(response)
 
-    def _stalled(self) -> Status:
-        log.info("client stalled")
-        message = f"the client took nothing for {self._bounds.stall_timeout:g} s"
-        return Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
+    def _stalled(self, client: ClientStream) -> Status:
+        reason = client.stall(self._bounds.stall_timeout)
+        log.info("client stalled", reason=reason)
+        return Status(Code.RESOURCE_EXHAUSTED, f"the client does not read: {reason}", given_reason=Reason.STALLED)
 
     # The rest
 

@@ -68,6 +68,8 @@ class PackedLogprobs:
     def extend(self, other: LogprobArrays) -> None:
         """Add what follows; raises ``ValueError`` if that has another number of alternatives."""
         if other.top_count != self.top_count:
+            if not other.logprobs:
+                return
             if self.logprobs:
                 raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
             self.top_count = other.top_count

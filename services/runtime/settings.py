@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from services.ring.crashes import MAX_CRASH_RESUBMITS
+from services.ring.outbox import MAX_UNREAD_BYTES
 from services.runtime.addresses import LONGEST_UDS, check_addresses, hosts_of, join_address
 from services.runtime.incarnation import default_name, valid_name
 from services.runtime.options import SettingError, check_section, option
@@ -178,6 +179,19 @@ class DiscoverySettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderSettings(_Section):
+    """What is kept for those who read."""
+
+    max_unread_bytes: int = option(
+        MAX_UNREAD_BYTES,
+        "A stream for which more than this waits to be read is ended. For all streams together twice as much may wait; "
+        "beyond that the stream is ended for which the most waits, of the tenant for whom the most waits.",
+        minimum=2 * 2**20,  # twice the largest frame
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -192,6 +206,7 @@ class ProcessorSettings(ServiceSettings):
     detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    readers: ReaderSettings = field(default_factory=ReaderSettings)
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
@@ -251,6 +266,7 @@ class DetokenizerSettings(ServiceSettings):
         "engine's.",
     )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    readers: ReaderSettings = field(default_factory=ReaderSettings)
     callee: CalleeSettings = field(default_factory=CalleeSettings)
 
     def __post_init__(self) -> None:

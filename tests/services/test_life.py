@@ -241,14 +241,14 @@ def is_begun(metrics_port: int) -> bool:
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
     services.start("engine")
     services.start("detokenizer")
-    services.start("processor", "--stall-timeout", "5")
+    services.start("processor", "--max-unread-bytes", "2MiB")
     await wait_until_serving(services.address)
     options = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
     async with (
         grpc.aio.insecure_channel(services.address, options=options) as narrow,
         grpc.aio.insecure_channel(services.address) as channel,
     ):
-        # A client that never reads: its window fills, and after the stall timeout its session goes.
+        # A client that never reads: its window fills, and when too much waits for it, its session goes.
         deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=250)
         for index in range(40):
             request = long_request(f"r{index}", 1500)

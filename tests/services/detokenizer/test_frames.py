@@ -9,7 +9,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from services.detokenizer.frames import outputs_of
 from services.processor.text_frames import TextEntry, ends_of, entries_of
 from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status
-from services.ring.outbox import Outbox, RequestNews
+from services.ring.outbox import Outboxes, RequestNews
 from services.runtime.wire import read_logprobs
 from tests.services.ring.scores import Score, packed
 
@@ -33,7 +33,7 @@ def through_the_wire(taken: list[RequestNews]) -> detokenizer_pb2.TextOutputs:
 def test_deltas_and_ends_arrive_as_they_were(
     requests: list[dict[int, tuple[list[int], str, bool, int, ChoiceEnd | None]]],
 ) -> None:
-    outbox = Outbox()
+    outbox = Outboxes().open("", lambda: None)
     deltas: list[TextEntry] = []
     finished: list[tuple[str, int, int, ChoiceEnd]] = []
     for index, choices in enumerate(requests):

@@ -15,6 +15,7 @@ from ringline.types.v1 import link_pb2
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscriber, Subscribers
 from services.ring.identity import PeerId
+from services.ring.outbox import Outboxes
 
 ME = PeerId("processor-0", 5)
 
@@ -22,9 +23,9 @@ ME = PeerId("processor-0", 5)
 class Door:
     """A detokenizer without engines, which waits for a processor for as long as ``stall_timeout`` says, in seconds."""
 
-    def __init__(self, stall_timeout: float) -> None:
+    def __init__(self, stall_timeout: float, outboxes: Outboxes | None = None) -> None:
         self.gone: list[PeerId] = []
-        self.subscribers = Subscribers(self.gone.append)
+        self.subscribers = Subscribers(self.gone.append, outboxes)
         self.service = DetokenizerService(
             PeerId("detokenizer-0", 1),
             self.subscribers,
@@ -53,6 +54,11 @@ def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer
     )
 
 
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - of state that tells nobody
@@ -79,6 +85,38 @@ async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path
         assert not subscribers[0].outbox.pending
         assert not call.done(), "it has not taken its status"
         call.cancel()
+
+
+async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path) -> None:
+    """However long it might take nothing, and whatever it is kept waiting for."""
+    outboxes = Outboxes(max_bytes=3 << 20)
+    door = Door(stall_timeout=600.0, outboxes=outboxes)
+    async with served(door, tmp_path) as stub:
+        slow, other = stub.Subscribe(hello()), stub.Subscribe(hello("processor-1"))
+        for call in (slow, other):
+            assert (await call.read()).HasField("welcome")
+        subscriber = door.subscribers.find(ME)
+        assert subscriber is not None
+        position = 0
+        while not subscriber.lost:
+            subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 10_000)
+            door.subscribers.wake()
+            position += 1
+            assert outboxes.total <= 3 << 20
+            await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
+        await until(lambda: door.subscribers.find(ME) is None)
+        assert door.gone == [ME]
+        assert (outboxes.total, subscriber.outbox.pending) == (0, False)
+        neighbour = door.subscribers.find(PeerId("processor-1", ME.incarnation))
+        assert neighbour is not None
+        neighbour.outbox.delta("5-2", 1, 0, 0, [7], "x")
+        door.subscribers.wake()
+        assert (await other.read()).outputs.texts == ["x"]
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await read_to_the_end(slow)
+        assert lost.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "more waits than may" in (lost.value.details() or "")
+        other.cancel()
 
 
 async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
+from services.ring.outbox import Outboxes
 from services.runtime.handlers import rpc_handlers
 from services.runtime.interceptors import Guard
 from services.runtime.processor_metrics import ProcessorMetrics
@@ -38,7 +39,7 @@ ROOM = 10_000
 class FrontDoor:
     """A processor without engines: what it takes, waits."""
 
-    def __init__(self, backlog: Backlog | None = None) -> None:
+    def __init__(self, backlog: Backlog | None = None, outboxes: Outboxes | None = None) -> None:
         source = VocabularySource()
         source.current = vocabulary()
         me = PeerId("processor", 1)
@@ -49,7 +50,7 @@ class FrontDoor:
         bounds = SessionBounds(
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0
         )
-        self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE)
+        self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE, outboxes=outboxes)
         self.service = InferenceService(
             source, self.intake, self.desk, self.metrics, bounds, "x-tenant", ring.meter.policies
         )
@@ -109,6 +110,13 @@ async def read_into(shown: list[inference_pb2.GenerateResponse], call: grpc.aio.
     """All that a Generate call answers; raises its error."""
     async for response in call:
         shown.append(response)  # noqa: PERF401  # also when it fails
+
+
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall | grpc.aio.StreamStreamCall) -> None:
+    """Take everything; raises what the call ends with."""
+    async with asyncio.timeout(20):
+        while await call.read() is not grpc.aio.EOF:
+            pass
 
 
 async def until(condition: Callable[[], T]) -> T:

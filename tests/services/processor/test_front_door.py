@@ -11,13 +11,20 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.processor.client import CLIENT_EPOCH
 from services.processor.main import DESCRIPTION
 from services.ring.events import Cause, Code, Status
+from services.ring.logprobs import PackedLogprobs
+from services.ring.outbox import Outboxes
 from services.runtime.handlers import rpc_handlers
 from tests.services.processor.doors import (
     FrontDoor,
     ask,
+    cancel,
+    read_ends,
     read_into,
+    read_to_the_end,
+    served,
     until,
     write,
 )
@@ -47,6 +54,44 @@ async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path:
     await server.stop(0)
     door.go.set()
     await asyncio.gather(*held)
+    door.desk.close()
+
+
+@pytest.mark.parametrize("kind", ["session", "generate"])
+async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path, kind: str) -> None:
+    """However long it might take nothing: its requests end, and nothing is kept for it."""
+    outboxes = Outboxes(max_bytes=3 << 20)
+    door = FrontDoor(outboxes=outboxes)
+    async with served(door, tmp_path) as stub:
+        call = stub.Session() if kind == "session" else stub.Generate(ask("waits"))
+        if kind == "session":
+            await write(call, ask("waits"))
+        (client,) = await until(lambda: door.intake._clients)
+        request = await until(lambda: next((r for r in client.requests() if r.live is not None), None))
+        beside = stub.Session()
+        await write(beside, ask("beside"))
+        await until(lambda: door.ring.num_live == 2)
+        position = 0
+        while not client.lost:
+            scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
+            text = "x" * 10_000
+            client.outbox.delta(request.ring_id, CLIENT_EPOCH, 0, position, [7], text, scores)
+            client.wake.set()
+            position += 1
+            assert outboxes.total <= 2 * (3 << 20)
+            await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
+        await until(lambda: client not in door.intake._clients)
+        assert (client.num_live, client.outbox.pending, client.outbox.size) == (0, False, 0)
+        assert door.ring.num_live == 1, "what its neighbour asked for goes on"
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await read_to_the_end(call)
+        error = from_rpc(lost.value)
+        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STALLED")
+        assert "more waits than may" in str(error)
+        await cancel(beside, "beside")
+        (end,) = await read_ends(beside, 1)
+        assert end.request_id == "beside"
+        await beside.done_writing()
     door.desk.close()
 
 

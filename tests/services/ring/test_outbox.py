@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.detokenizer.frames import outputs_of
 from services.ring.events import Cause, ChoiceEnd, Prefill
 from services.ring.logprobs import PackedLogprobs
-from services.ring.outbox import Outbox, RequestNews
+from services.ring.outbox import Outbox, Outboxes, RequestNews
 from tests.services.ring.scores import Score, packed, scores_of
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
@@ -29,12 +31,19 @@ def logprobs_of(ids: list[int], first_position: int) -> PackedLogprobs:
     return packed(Score(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
 
 
+def an_outbox(outboxes: Outboxes | None = None) -> Outbox:
+    """Of a reader that is never lost, or whom nobody misses."""
+    return (outboxes or Outboxes()).open("", lambda: None)
+
+
 @dataclass
 class Sent:
     """What one choice has been given to the outbox, or was read from it, under the present epoch."""
 
     start: int = 0
     ids: list[int] = field(default_factory=list)
+    scored: bool = field(default=False, compare=False)
+    """Whether tokens have log probabilities from now on: only resumed ones, which come first, have none."""
     end: ChoiceEnd | None = None
 
     @property
@@ -47,7 +56,8 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = Outbox()
+        self.outboxes = Outboxes()
+        self.outbox = self.outboxes.open("", lambda: None)
         self.epochs: dict[str, int] = defaultdict(lambda: 1)
         self.written: dict[str, dict[int, Sent]] = defaultdict(lambda: defaultdict(Sent))
         self.read: dict[str, dict[int, Sent]] = defaultdict(lambda: defaultdict(Sent))
@@ -56,7 +66,8 @@ class OutboxMachine(RuleBasedStateMachine):
     def delta(self, name: str, choice: int, ids: list[int], scored: bool) -> None:
         sent = self.written[name][choice]
         if sent.end is None:
-            logprobs = logprobs_of(ids, sent.count) if scored else None
+            sent.scored = sent.scored or scored
+            logprobs = logprobs_of(ids, sent.count) if sent.scored else None
             self.outbox.delta(name, self.epochs[name], choice, sent.count, ids, text_of(ids), logprobs)
             sent.ids += ids
 
@@ -80,7 +91,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, choice=CHOICES)
     def what_is_late_is_ignored(self, name: str, choice: int) -> None:
-        if self.epochs[name] > 1 and self.outbox.of(name, self.epochs[name]) is not None:
+        if self.epochs[name] > 1 and name in self.outbox._news:
             epoch = self.epochs[name] - 1
             self.outbox.delta(name, epoch, choice, 0, [999], "late")
             self.outbox.end(name, epoch, choice, ChoiceEnd(Cause.STOP, 1))
@@ -102,15 +113,30 @@ class OutboxMachine(RuleBasedStateMachine):
             assert sent.end is None, "nothing follows an end"
             assert part.first_position == sent.count
             assert "".join(part.texts) == text_of(part.ids), "ids and their text stay together"
-            for entry in scores_of(part.logprobs):
+            scores = scores_of(part.logprobs)
+            assert [entry.top_ids[1] for entry in scores] == [*range(sent.count, sent.count + len(part.ids))][
+                len(part.ids) - len(scores) :
+            ], "aligned to the end of the ids"
+            for entry in scores:
                 token, position = entry.top_ids
                 assert part.ids[position - part.first_position] == token
             sent.ids += part.ids
+            assert sum(part.counts) == len(part.ids)
             sent.end = part.end
+
+    @invariant()
+    def everything_is_counted(self) -> None:
+        waiting = list(self.outbox._news.values())
+        assert self.outbox.size == sum(news.held for news in waiting) + self.outbox._taken
+        assert self.outboxes.total == self.outbox.size
+        for news in waiting:
+            assert news.held >= news.measure(), "an estimate from above"
 
     def teardown(self) -> None:
         while self.outbox.pending:
             self.take(100)
+        self.outbox.take(100)
+        assert self.outbox.size == self.outboxes.total == 0
         for name, choices in self.written.items():
             for choice, sent in choices.items():
                 assert self.read[name][choice] == sent
@@ -128,15 +154,14 @@ TestOutbox = OutboxMachine.TestCase
 )
 @settings(deadline=None, max_examples=100)
 def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int, opening: int, limit: int) -> None:
-    outbox = Outbox()
-    news = outbox.of("1-1", 0)
-    assert news is not None
-    news.opening, news.prefill, news.closing = "opening", Prefill(5, 5, 0), "closing"
-    news.opening_bytes = opening
-    news.notices.append("notice")
+    outbox = an_outbox()
+    outbox.open("1-1", 0, "opening", opening)
+    outbox.prefill("1-1", 0, Prefill(5, 5, 0))
+    outbox.notice("1-1", 0, "notice")
+    outbox.close("1-1", 0, "closing")
     scores = logprobs_of([*range(scored)], 0)
-    news.add_prompt_logprobs(5, scores.part(0, scored // 2))
-    news.add_prompt_logprobs(5 + scored // 2, scores.part(scored // 2, scored))
+    outbox.prompt_logprobs("1-1", 0, 5, scores.part(0, scored // 2))
+    outbox.prompt_logprobs("1-1", 0, 5 + scored // 2, scores.part(scored // 2, scored))
     for position, size in enumerate(sizes):
         outbox.delta("1-1", 0, position % 3, 0, [], "x" * size)
     outbox.end("1-1", 0, 0, ChoiceEnd(Cause.STOP, 0))
@@ -164,7 +189,7 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int
 
 
 def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
-    outbox = Outbox()
+    outbox = an_outbox()
     for _ in range(100):
         outbox.delta("1-1", 1, 0, 0, [], "x" * 100)
     outbox.delta("1-2", 1, 0, 0, [1], "y")
@@ -173,17 +198,17 @@ def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
 
 
 def test_an_end_may_come_alone() -> None:
-    outbox = Outbox()
+    outbox = an_outbox()
     end = ChoiceEnd(Cause.STOP, 7)
     outbox.end("1-1", 1, 2, end)
     (news,) = outbox.take(1)
     assert news.choices[2].end == end
-    assert news.choices[2].ids == []
+    assert not news.choices[2].ids
     assert not outbox.pending
 
 
 def test_dropping_forgets_what_is_not_newer() -> None:
-    outbox = Outbox()
+    outbox = an_outbox()
     outbox.delta("1-1", 3, 0, 0, [1], "x")
     outbox.drop("1-1", 2)
     assert outbox.pending, "a request that moved here goes on"
@@ -193,11 +218,9 @@ def test_dropping_forgets_what_is_not_newer() -> None:
 
 
 def test_openings_count_for_the_size_of_a_frame() -> None:
-    outbox = Outbox()
+    outbox = an_outbox()
     for number in range(10):
-        news = outbox.of(f"1-{number}", 0)
-        assert news is not None
-        news.opening, news.opening_bytes = "opening", 400
+        outbox.open(f"1-{number}", 0, "opening", 400)
     assert len(outbox.take(1000)) < 4
 
 
@@ -208,3 +231,63 @@ def test_scores_that_do_not_follow_replace_what_is_there() -> None:
     news.add_prompt_logprobs(0, scores.part(0, 1))
     news.add_prompt_logprobs(2, scores.part(2, 3))
     assert (news.prompt_offset, news.prompt_logprobs) == (2, scores.part(2, 3))
+
+
+@pytest.mark.parametrize("text", ["a", "word ", "слово", "\N{GRINNING FACE}", "x" * 300])
+@pytest.mark.parametrize("alternatives", [None, 0, 20])
+def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None) -> None:
+    """What the interpreter allocates for news of several requests, made as frames bring it."""
+    outbox = an_outbox()
+    names = [f"1-{number}" for number in range(20)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for position in range(100):
+            for name in names:
+                fresh = text[:1] + text[1:]  # as decoding makes it: a string of its own
+                scores = None
+                if alternatives is not None:
+                    scores = PackedLogprobs(alternatives, [-1.0], [1], range(alternatives), [-1.0] * alternatives)
+                outbox.delta(name, 0, position % 2, position // 2, [70_000 + position], fresh, scores)
+        del fresh, scores
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.2 * outbox.size < held <= outbox.size
+
+
+def test_a_reader_for_whom_too_much_waits_is_lost_alone() -> None:
+    outboxes, lost = Outboxes(max_bytes=10_000), list[str]()
+    slow, other = (outboxes.open(name, lambda name=name: lost.append(name)) for name in ("slow", "other"))
+    other.delta("1-2", 0, 0, 0, [1], "y")
+    for position in range(200):
+        slow.delta("1-1", 0, 0, position, [1], "x")
+        assert slow.size <= 10_000
+    assert lost == ["slow"]
+    assert (slow.closed, slow.pending, slow.size) == (True, False, 0)
+    assert outboxes.total == other.size
+    slow.end("1-1", 0, 0, ChoiceEnd(Cause.STOP, 200))
+    slow.close("1-1", 0, "closing")
+    assert (slow.take(1000), slow.size) == ([], 0), "nothing is kept for it any more"
+    assert [news.request_id for news in other.take(1000)] == ["1-2"]
+
+
+def test_where_all_wait_for_too_much_the_tenant_with_the_most_loses_its_largest() -> None:
+    outboxes, lost = Outboxes(max_bytes=10_000), list[str]()
+
+    def reader(tenant: str, name: str) -> Outbox:
+        return outboxes.open(tenant, lambda: lost.append(name))
+
+    for name in ("small", "large", "middling"):
+        reader("flood", name).delta("1-1", 0, 0, 0, [], "x" * {"small": 200, "large": 1000, "middling": 700}[name])
+    other = reader("other", "other")
+    other.delta("1-1", 0, 0, 0, [], "x" * 1800)
+    assert not lost
+    late = reader("late", "late")
+    late.delta("1-1", 0, 0, 0, [], "x" * 1000)
+    assert lost == ["large"], "neither the one that came last, nor the largest of all"
+    assert outboxes.total <= outboxes.max_total
+    outboxes.close(other)
+    assert not other.pending
+    late.delta("1-1", 0, 0, 0, [], "x" * 1000)
+    assert lost == ["large"], "there is room again"
