@@ -88,6 +88,7 @@ class _Detokenizer:
         self._metrics = DetokenizerMetrics()
 
     async def run(self) -> int:
+        self._metrics.open_calls = lambda: self._server.open_calls
         metrics = start_metrics(self._settings, self._metrics.registry, self._server.health.pages)
         try:
             return await self._server.run(self._work, self._drain)

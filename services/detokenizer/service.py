@@ -13,6 +13,7 @@ from services.detokenizer.frames import outputs_of
 from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.events import Code, Reason, Refused, Status
 from services.ring.identity import PeerId, negotiate
+from services.runtime.calls import end_soon
 from services.runtime.wire import abort, peer_changes_to_proto, welcome_of
 
 log = structlog.get_logger(__name__)
@@ -66,7 +67,7 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
-        # Last: a subscriber that takes nothing does not take its status either, and this waits until it does.
+        end_soon()
         await abort(context, end)
 
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:

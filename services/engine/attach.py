@@ -17,6 +17,7 @@ from services.ring.capabilities import ENGINE
 from services.ring.cursor import RejectedCommand
 from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.runtime.calls import end_soon
 from services.runtime.wire import welcome_of
 
 log = structlog.get_logger(__name__)
@@ -177,11 +178,13 @@ class Attachment:
             async with asyncio.timeout(self._stall_timeout):
                 await context.write(response)
         except TimeoutError:
+            end_soon()
             message = f"the peer took nothing for {self._stall_timeout:g} s"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
 
 def _superseded() -> Refused:
+    end_soon()
     return Refused(Code.ABORTED, "a newer stream of the same peer took this one's place")
 
 

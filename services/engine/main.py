@@ -92,6 +92,7 @@ class _Engine:
         self._telling: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
+        self._hub.metrics.open_calls = lambda: self._server.open_calls
         metrics = start_metrics(self._settings, self._hub.metrics.registry, self._server.health.pages)
         try:
             return await self._server.run(self._work, self._drain)

@@ -150,6 +150,7 @@ class _Processor:
         self._server.grpc.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, service),))
 
     async def run(self) -> int:
+        self._metrics.open_calls = lambda: self._server.open_calls
         metrics = start_metrics(
             self._settings, self._metrics.registry, {**pages(self._overview), **self._server.health.pages}
         )

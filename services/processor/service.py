@@ -22,6 +22,7 @@ from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabulary, VocabularySource
 from services.ring.events import Code, Reason, Refused, Status
+from services.runtime.calls import end_soon
 from services.runtime.parsing import parse
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import abort, status_from_proto
@@ -211,6 +212,7 @@ class InferenceService:
     def _stalled(self, client: ClientStream) -> Status:
         reason = client.stall(self._bounds.stall_timeout)
         log.info("client stalled", reason=reason)
+        end_soon()
         return Status(Code.RESOURCE_EXHAUSTED, f"the client does not read: {reason}", given_reason=Reason.STALLED)
 
     # The rest

@@ -15,6 +15,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health
 
+from services.runtime.handlers import only_message
 from services.runtime.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,9 @@ class Gate(grpc.aio.ServerInterceptor):
     def _gated(self, handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         behavior = getattr(handler, "_".join(kind))
-        given = _as_it_is if handler.request_streaming else _the_only_one
+
+        async def given(requests: Any, context: Context) -> Any:
+            return requests if handler.request_streaming else await only_message(context)
 
         async def answer(requests: Any, context: Context) -> Any:
             await self._check(context, method)
@@ -74,14 +77,3 @@ class Gate(grpc.aio.ServerInterceptor):
         except Denied as denied:
             self._denials.tell(method=method, peer=context.peer(), code=denied.code.name, reason=str(denied))
             await context.abort(denied.code, str(denied))
-
-
-async def _as_it_is(requests: Any, context: Context) -> Any:
-    return requests
-
-
-async def _the_only_one(requests: Any, context: Context) -> Any:
-    request = await anext(aiter(requests), None)
-    if request is None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
-    return request

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-MESSAGE_TIMEOUT = 30.0
+MESSAGE_TIMEOUT = 10.0
 """Seconds within which the message of a call with a single request must have come."""
 
 
@@ -49,18 +49,18 @@ def _without_iterator(behavior: Callable[[Context], Awaitable[Any]]) -> Callable
 
 def _with_message(behavior: Callable[[bytes, Context], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def call(_: object, context: Context) -> Any:
-        return await behavior(await _only_message(context), context)
+        return await behavior(await only_message(context), context)
 
     return call
 
 
-async def _only_message(context: Context) -> bytes:
+async def only_message(context: Context) -> Any:
+    """The message of a call that has one, as its context reads it; ends the call where none comes."""
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT):
-            data = await context.read()
+            message = await context.read()
     except TimeoutError:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no whole message within {MESSAGE_TIMEOUT:g} s")
-    if data is grpc.aio.EOF:
+    if message is grpc.aio.EOF:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
-    message: bytes = data
     return message

@@ -10,8 +10,9 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -19,58 +20,81 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from services.ring.events import Refused
+from services.ring.events import Code, Reason, Refused, Status
+from services.runtime.calls import Call, Calls, end_soon
+from services.runtime.handlers import only_message
 from services.runtime.parsing import MalformedMessage
 from services.runtime.rate_limited_log import RateLimitedLog
+from services.runtime.wire import abort
 
 log = structlog.get_logger()
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Guard(grpc.aio.ServerInterceptor):
     """The interceptor of every server of the ring."""
 
-    def __init__(self) -> None:
-        self._calls: set[asyncio.Task[Any]] = set()
+    def __init__(self, calls: Calls, stall_timeout: float) -> None:
+        """``stall_timeout``: seconds that a client has to take what is under way when the handler is done."""
+        self._calls = calls
+        self._stall_timeout = stall_timeout
         self._malformed = RateLimitedLog(log, "malformed message")
-
-    async def wait_ended(self, seconds: float) -> None:
-        """Wait until every RPC's handler has returned, for at most ``seconds``.
-
-        ``grpc.aio.Server.stop`` cancels handlers but does not wait for them; a loop that closes meanwhile makes gRPC
-        print a traceback for each.
-        """
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=seconds)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        call = self._calls.begin()
         handler = await continuation(handler_call_details)
-        task = asyncio.current_task()  # of this RPC, until its handler has returned
-        if task is not None:
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
-        return handler if handler is None else _guarded(handler, str(handler_call_details.method), self._malformed)
+        if handler is None:
+            call.end_within(self._stall_timeout)
+            return None
+        return self._guarded(handler, str(handler_call_details.method), call)
+
+    def _guarded(
+        self, handler: grpc.RpcMethodHandler[Any, Any], method: str, call: Call
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """``handler`` with every behaviour wrapped; the four kinds of RPC have a field and a constructor each.
+
+        Single requests are read like streams: gRPC would wait for one, for ever, before it asks a handler.
+        """
+        kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+        behavior = getattr(handler, "_".join(kind))
+        given = _messages if handler.request_streaming else only_message
+        called = _written(behavior, self._stall_timeout) if inspect.isasyncgenfunction(behavior) else behavior
+
+        async def answer(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                if (refusal := call.admit(context.peer())) is not None:
+                    await _abort(context, refusal)
+                async with _watched(context, method, self._malformed):
+                    return await called(await given(context), context)
+            except asyncio.CancelledError:
+                if call.pushed_out is not None:
+                    await _abort(context, call.pushed_out)
+                raise
+            finally:
+                call.end_within(self._stall_timeout)
+
+        make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
+        deserializer = _raising(handler.request_deserializer)
+        return make(answer, deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
 
-def _guarded(
-    handler: grpc.RpcMethodHandler[Any, Any], method: str, malformed: RateLimitedLog
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """``handler`` with every behaviour wrapped; the four kinds of RPC have a field and a constructor each."""
-    kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
-    behavior = getattr(handler, "_".join(kind))
-    wrap = _around_generator if inspect.isasyncgenfunction(behavior) else _around_coroutine
-    make = getattr(grpc, "_".join(kind) + "_rpc_method_handler")
-    parse = handler.request_deserializer
-    deserializer = _raising(parse) if handler.request_streaming else _returning(parse)
-    guarded: grpc.RpcMethodHandler[Any, Any] = make(
-        wrap(behavior, method, malformed), deserializer, handler.response_serializer
-    )
-    return guarded
+async def _messages(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    return _Messages(context)
+
+
+class _Messages(AsyncIterator[Any]):
+    """The messages of a call. gRPC's own iterator and the generator in it refer to each other, and so keep the call."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def __anext__(self) -> Any:
+        if (message := await self._context.read()) is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
 
 
 def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -87,33 +111,8 @@ def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
     return deserialize
 
 
-def _returning(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Of a single request: gRPC parses before the handler runs and would answer UNKNOWN, so hand the error in."""
-    if parse is None:
-        return None
-
-    def deserialize(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError as error:
-            return MalformedMessage(str(error))
-
-    return deserialize
-
-
-def _around_coroutine(
-    behavior: Callable[..., Awaitable[Any]], method: str, malformed: RateLimitedLog
-) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        with _freed():
-            async with _watched(request, context, method, malformed):
-                return await behavior(request, context)
-
-    return call
-
-
-def _around_generator(
-    behavior: Callable[..., AsyncGenerator[Any, None]], method: str, malformed: RateLimitedLog
+def _written(
+    behavior: Callable[..., AsyncGenerator[Any, None]], stall_timeout: float
 ) -> Callable[..., Awaitable[None]]:
     """A handler that writes what a generator yields.
 
@@ -122,56 +121,44 @@ def _around_generator(
     """
 
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with _freed():
-            async with (
-                _watched(request, context, method, malformed),
-                aclosing(behavior(request, context)) as responses,
-            ):
-                async for response in responses:
-                    await context.write(response)
+        async with aclosing(behavior(request, context)) as responses:
+            async for response in responses:
+                try:
+                    async with asyncio.timeout(stall_timeout):
+                        await context.write(response)
+                except TimeoutError:
+                    end_soon()
+                    message = f"the client took nothing for {stall_timeout:g} s"
+                    raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
     return call
 
 
-@contextmanager
-def _freed() -> Iterator[None]:
-    """Let nothing keep an RPC that was aborted.
-
-    gRPC's call keeps the error of an abort, the error its traceback, and that every frame of the handler, with the
-    call and the request: a cycle, which would stay until Python looks for cycles.
-    """
-    try:
-        yield
-    except grpc.aio.AbortError as error:
-        error.__traceback__ = error.__context__ = None
-        raise _ended() from None
-
-
 @asynccontextmanager
 async def _watched(
-    request: Any, context: grpc.aio.ServicerContext[Any, Any], method: str, malformed: RateLimitedLog
+    context: grpc.aio.ServicerContext[Any, Any], method: str, malformed: RateLimitedLog
 ) -> AsyncIterator[None]:
     """Log the RPC at debug level, and turn what its handler raises into a status."""
     start = time.monotonic()
     try:
-        if isinstance(request, MalformedMessage):
-            raise request
         yield
     except asyncio.CancelledError:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code="CANCELLED")
         raise
-    except grpc.aio.AbortError:
+    except grpc.aio.AbortError as error:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
-        raise
+        forget_frames(error)
+        raise _ended() from None
     except Refused as refused:
-        await _abort(context, _CODES[refused.status.code], refused.status.message)
+        await _abort(context, refused.status)
     except MalformedMessage as error:
         malformed.tell(method=method, peer=context.peer(), error=str(error))
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: {error}")
+        await _abort(context, Status(Code.INVALID_ARGUMENT, f"the message cannot be parsed: {error}"))
     except Exception as error:
         # Nobody is there to be written to or aborted. (InternalError: a write came to nothing, for the call is over.)
         if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
             log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, error=str(error))
+            forget_frames(error)
             raise _ended() from None
         await _abort_internal(context, method)
     else:
@@ -181,15 +168,31 @@ async def _watched(
 async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
     error_id = secrets.token_hex(4)
     log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
-    await _abort(context, grpc.StatusCode.INTERNAL, f"internal error; the server's log has it as {error_id}")
+    await _abort(context, Status(Code.INTERNAL, f"internal error; the server's log has it as {error_id}"))
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, message: str) -> NoReturn:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
     """End the RPC with a status, or as it has ended: aborted by its handler, or left by its caller meanwhile."""
     if not context.done():
-        with suppress(grpc.aio.InternalError, grpc.aio.UsageError):
-            await context.abort(code, message)
+        try:
+            with suppress(grpc.aio.InternalError, grpc.aio.UsageError):
+                await abort(context, status)
+        except grpc.aio.AbortError as error:
+            forget_frames(error)
     raise _ended()
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let an error, and those that led to it, refer to nothing that its handlers knew.
+
+    gRPC's call keeps the error of an abort, the error its traceback, and that every frame of the handler, with the
+    call and the request: a cycle, which would stay until Python looks for cycles. So do the error of a task and the
+    handler's frame that waited for the task.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__, link.__context__, link = None, None, link.__context__
 
 
 def _ended() -> asyncio.CancelledError:

@@ -30,6 +30,8 @@ class ServiceMetrics(Collector):
         """The model that is served; set when it is known."""
         self.serving = False
         """Whether requests are taken, as health says; set when that changes."""
+        self.open_calls: Callable[[], int] = lambda: 0
+        """RPCs that gRPC has not let go of; set when there is a server. Called from another thread."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -39,6 +41,7 @@ class ServiceMetrics(Collector):
     def _service(self) -> Iterator[Metric]:
         """What every service tells of itself."""
         yield self._gauge("ringline_serving", "Whether requests are taken.", self.serving)
+        yield self._gauge("ringline_open_calls", "RPCs under way, health and reflection among them.", self.open_calls())
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, documentation, labels=["model_name"])

@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.runtime.addresses import join_address
+from services.runtime.calls import Calls
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.health import Health
 from services.runtime.heartbeat import heartbeat
@@ -64,11 +65,10 @@ class Server:
         self._grace = settings.drain_grace
         self.address = settings.address
         """Where it listens; after ``start`` with the port that was taken."""
-        self._guard = Guard()
+        self._calls = Calls(settings.max_calls, settings.max_connections_per_client)
         self._credentials = credentials
-        self.grpc = grpc.aio.server(
-            interceptors=[self._guard, *interceptors], options=server_options(settings.max_message_bytes)
-        )
+        guard = Guard(self._calls, settings.stall_timeout)
+        self.grpc = grpc.aio.server(interceptors=[guard, *interceptors], options=server_options(settings))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -95,6 +95,11 @@ class Server:
         """What health says of every service here, and of the whole server; final once a drain began."""
         self._has_served |= serving
         await self.health.set_ready(serving)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that gRPC has not let go of."""
+        return self._calls.num_open
 
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
         """Begin to drain, for ``grace`` seconds (default: the settings'), and then let ``run`` return ``exit_code``.
@@ -148,7 +153,7 @@ class Server:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""
         await self.health.drain()
         await self.grpc.stop(grace)
-        await self._guard.wait_ended(_LAST_WORDS)
+        await self._calls.wait_ended(_LAST_WORDS)
         remove_socket_file(self._settings)
 
     def _on_signal(self, number: signal.Signals) -> None:

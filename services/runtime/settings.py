@@ -65,6 +65,33 @@ class ServerSettings(_Section):
         maximum=2**31 - 1,
         unit="bytes",
     )
+    max_connections: int = option(
+        4096, "Connections at a time; more are closed as they come.", minimum=1, maximum=2**31 - 1
+    )
+    max_connections_per_client: int = option(
+        512,
+        "Connections with calls on them that one client, which is an address, may have; calls on more are refused with "
+        "RESOURCE_EXHAUSTED.",
+        minimum=1,
+        maximum=2**31 - 1,
+    )
+    max_streams_per_connection: int = option(
+        1024, "Calls at a time on one connection; clients wait with more.", minimum=1, maximum=2**31 - 1
+    )
+    max_calls: int = option(
+        8192,
+        "Calls at a time. When there are so many, the client that has most of them loses its newest to one that has "
+        "fewer; else one more is refused. Both see RESOURCE_EXHAUSTED.",
+        minimum=1,
+        maximum=2**31 - 1,
+    )
+    connection_idle_timeout: float = option(
+        60.0,
+        "A connection that has no call for this long is closed; clients dial again when they call.",
+        minimum=0.1,
+        maximum=86400,
+        unit="seconds",
+    )
     stall_timeout: float = option(
         30.0,
         "A peer or client that takes nothing for this long loses its stream.",

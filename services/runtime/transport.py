@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.runtime.settings import ServerSettings
+
 Options = Sequence[tuple[str, int | str]]
 
 _KEEPALIVE_MS = 10_000
@@ -26,19 +28,23 @@ _BOTH: Options = (
 )
 
 
-def server_options(max_message_bytes: int) -> Options:
+def server_options(settings: ServerSettings) -> Options:
     """Of every server."""
     return (
         *_BOTH,
         # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
         # What we send is bounded where it is made (link frames of 1 MiB); whether it is too large is for the reader.
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections at random; the second must fail instead.
         ("grpc.so_reuseport", 0),
         # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
         # bound one connection could hold any number of handlers.
-        ("grpc.max_concurrent_streams", 4096),
+        ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
+        # Beyond this, gRPC closes connections as it accepts them.
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        # A connection without calls costs a descriptor, and a place among the above; its client dials again, unseen.
+        ("grpc.max_connection_idle_ms", round(settings.connection_idle_timeout * 1000)),
         # What may come of a stream before it is read. By default gRPC lets the window grow with the bandwidth that it
         # measures, to 16 MiB and more of each stream, all of it held here when clients send faster than we read.
         ("grpc.http2.bdp_probe", 0),

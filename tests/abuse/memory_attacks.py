@@ -140,7 +140,7 @@ async def _unread_lookups(client: HostileClient) -> None:
 # To the engine
 
 
-def hello_of(client: HostileClient) -> link_pb2.Hello:
+def new_hello(client: HostileClient) -> link_pb2.Hello:
     """Of a peer in a new life."""
     name, incarnation = client.life()
     return link_pb2.Hello(name=name, incarnation=incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
@@ -173,7 +173,7 @@ async def attach(client: HostileClient, connection: Connection, hello: link_pb2.
 async def _unread_outputs(client: HostileClient) -> None:
     """An engine computes the widest outputs there are for a peer that never reads."""
     connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
-    hello = hello_of(client)
+    hello = new_hello(client)
     stream = await attach(client, connection, hello)
     for number in range(16):
         wanted = submit(client, number, hello)
@@ -185,7 +185,7 @@ async def _unread_outputs(client: HostileClient) -> None:
 
 async def _large_submits(client: HostileClient) -> None:
     """Submits that hold as much as a message can, of one field each."""
-    hello = hello_of(client)
+    hello = new_hello(client)
     async with client.connection() as connection:
         stream = await attach(client, connection, hello)
         for number in range(4):
@@ -205,7 +205,7 @@ async def _large_submits(client: HostileClient) -> None:
 async def _empty_commands(client: HostileClient) -> None:
     """Millions of commands that are none: each is answered by a rejection."""
     async with client.connection() as connection:
-        stream = await attach(client, connection, hello_of(client))
+        stream = await attach(client, connection, new_hello(client))
         await _say(connection, stream, b"\x12\x00" * (MEDIUM // 2))
         await connection.has_ended(1)
 
@@ -224,7 +224,7 @@ async def _unread_tokenizers(client: HostileClient) -> None:
 
 async def _wide_contexts(client: HostileClient) -> None:
     """Output contexts as wide as an engine takes them: a detokenizer makes stop automata of them."""
-    hello = hello_of(client)
+    hello = new_hello(client)
     async with client.connection("engine") as connection:
         stream = await attach(client, connection, hello)
         for number in range(8):
@@ -242,7 +242,7 @@ async def _wide_contexts(client: HostileClient) -> None:
 
 async def _unread_texts(client: HostileClient) -> None:
     """A detokenizer decodes for a subscriber that never reads."""
-    hello = hello_of(client)
+    hello = new_hello(client)
     texts = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
     subscription = await texts.call(DETOKENIZER + "Subscribe")
     await texts.send(

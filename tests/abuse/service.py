@@ -74,7 +74,10 @@ class Service:
         found = {"fds": _count(f"/proc/{self.pid}/fd"), "threads": _count(f"/proc/{self.pid}/task")}
         found |= await asyncio.to_thread(self._series)
         if self.kind != "processor":
-            found |= {what: count for what, count in vars(await held(self.kind, self.address)).items() if count}
+            try:
+                found |= {what: count for what, count in vars(await held(self.kind, self.address)).items() if count}
+            except grpc.aio.AioRpcError:
+                found["refused questions"] = 1
         return found
 
     def _series(self) -> dict[str, int]:

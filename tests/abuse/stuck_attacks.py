@@ -7,7 +7,7 @@ import asyncio
 from ringline.engine.v1 import engine_pb2
 
 from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
-from tests.abuse.memory_attacks import attach, hello_of, submit
+from tests.abuse.memory_attacks import attach, new_hello, submit
 from tests.abuse.wire import CONTINUATION, HEADERS, PREFACE, SETTINGS, Connection, frame, headers, message
 
 SESSIONS = 20
@@ -54,12 +54,12 @@ async def _superseding_attaches(client: HostileClient) -> None:
     """One peer in ever newer lives, on connections that never read."""
     connection = await client.keep(window=0, reads=False)
     for _ in range(FLOOD):
-        await attach(client, connection, hello_of(client))
+        await attach(client, connection, new_hello(client))
 
 
 async def _storms(client: HostileClient) -> None:
     """Every command there is, to requests of its own and to none."""
-    hello = hello_of(client)
+    hello = new_hello(client)
     async with client.connection() as connection:
         stream = await attach(client, connection, hello)
         for number in range(20):

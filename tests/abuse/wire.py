@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import Mapping
 
@@ -81,23 +82,29 @@ class Connection:
 
     async def dial(self) -> None:
         """Connect, and say nothing yet."""
-        async with asyncio.timeout(_DIAL):
-            if self._address.startswith("unix:"):
-                opened = await asyncio.open_unix_connection(self._address.removeprefix("unix:"))
-            else:
-                host, _, port = self._address.rpartition(":")
-                local = None if self._source is None else (self._source, 0)
-                opened = await asyncio.open_connection(host, int(port), local_addr=local)
-        self._reader, self._writer = opened
+        unix = self._address.startswith("unix:")
+        host, _, port = self._address.rpartition(":")
+        end = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+        try:
+            end.setblocking(False)
+            if self._source is not None:
+                end.bind((self._source, 0))
+            async with asyncio.timeout(_DIAL):
+                target = self._address.removeprefix("unix:") if unix else (host, int(port))
+                await asyncio.get_running_loop().sock_connect(end, target)
+                self._reader, self._writer = await asyncio.open_connection(sock=end)
+        except BaseException:  # also of who is told to stop: it must leave nothing behind
+            end.close()
+            raise
         self._room = {0: DEFAULT_WINDOW}
         self._heard = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
         """Be gone, without a word."""
         if self._heard is not None:
+            self._writer.transport.abort()
             self._heard.cancel()
             await asyncio.gather(self._heard, return_exceptions=True)
-            self._writer.transport.abort()
 
     @property
     def lost(self) -> bool:

@@ -61,5 +61,5 @@ async def _load(secured: SecuredRing) -> engine_pb2.Load:
 async def _wait_idle(secured: SecuredRing) -> None:
     """Until the engine computes nothing, so that what it computes then is known."""
     async with asyncio.timeout(SECONDS):
-        while (await _load(secured)).running:  # noqa: ASYNC110 - another process says so only when asked
+        while (await _load(secured)).running_choices:  # noqa: ASYNC110 - another process says so only when asked
             await asyncio.sleep(0.05)

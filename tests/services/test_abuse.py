@@ -27,7 +27,7 @@ from tests.abuse.wire import (
 )
 from tests.ring import Ring
 
-MAX_STREAMS = 4096
+MAX_STREAMS = 1024
 
 
 def resident(pid: int) -> int:

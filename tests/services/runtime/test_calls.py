@@ -1,0 +1,192 @@
+"""Every call ends, whatever its client takes; and how many calls and connections one client may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.runtime import handlers as message_handlers
+from services.runtime.calls import end_soon
+from services.runtime.server import Server
+from services.runtime.settings import ServerSettings
+from tests.abuse.wire import Connection, message
+
+SERVICE = "test.Calls"
+SESSION, LOOKUP, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/Lookup", "/grpc.health.v1.Health/Check"
+ELSEWHERE = "127.0.0.2"
+SECONDS = 30.0
+LARGE = b"x" * 1_000_000
+
+
+class Handlers:
+    """A stream that writes until its client takes nothing, or waits; and a call with a large answer."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+
+    async def session(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.sessions += 1
+        async for _ in requests:
+            try:
+                async with asyncio.timeout(0.1):
+                    await context.write(LARGE)
+            except TimeoutError:
+                end_soon()
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "took nothing")
+
+    async def lookup(self, request: bytes, context: Any) -> bytes:
+        return LARGE
+
+
+@asynccontextmanager
+async def serving(**changed: Any) -> AsyncIterator[tuple[Server, Handlers]]:
+    server = Server(ServerSettings(**changed), [SERVICE])
+    handlers = Handlers()
+    methods = {
+        "Session": grpc.stream_stream_rpc_method_handler(handlers.session),
+        "Lookup": grpc.unary_unary_rpc_method_handler(handlers.lookup),
+    }
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+    await server.start()
+    try:
+        yield server, handlers
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def client(server: Server, **options: Any) -> AsyncIterator[Connection]:
+    async with Connection(server.address, **options) as made:
+        await made.greet()
+        yield made
+
+
+async def check(connection: Connection) -> None:
+    """A whole call. ``grpc.aio`` refers to a server's first one for ever, and to its last one until the next comes."""
+    stream = await connection.call(LOOKUP)
+    await connection.send(stream, message(b""), last=True)
+    await connection.has_ended(len(connection.ended) + 1)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("window", [0, 1000])
+async def test_a_stream_is_reset_whose_client_never_takes_its_status(window: int) -> None:
+    async with serving() as (server, handlers), client(server, window=window, reads=False) as connection:
+        async with client(server) as another:
+            await check(another)
+        for number in range(20):
+            stream = await connection.call(SESSION)
+            await connection.send(stream, message(b"go"))
+            await until(lambda number=number: handlers.sessions > number)
+        async with client(server) as another:
+            await until(lambda: server.open_calls == 0)
+            await check(another)
+        await connection.has_ended(20)
+        assert not connection.lost, "other streams of the connection go on"
+
+
+async def test_an_answer_that_is_not_taken_goes() -> None:
+    async with serving(stall_timeout=0.2) as (server, _), client(server, window=0, reads=False) as connection:
+        async with client(server) as another:
+            await check(another)
+            for _ in range(3):
+                stream = await connection.call(LOOKUP)
+                await connection.send(stream, message(b""), last=True)
+            await asyncio.sleep(0.1)
+            await until(lambda: server.open_calls == 0)
+            await check(another)
+        await connection.has_ended(3)
+
+
+async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_handlers, "MESSAGE_TIMEOUT", 0.1)
+    async with serving() as (server, _), client(server) as connection:
+        for _ in range(3):
+            await connection.call(HEALTH)
+            await connection.call(LOOKUP)
+        await connection.has_ended(6)
+        await until(lambda: server.open_calls == 0)
+
+
+async def refused(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> str:
+    """Why a call was refused, which says when to try again."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call.read(), SECONDS)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    details = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+    info = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(info) for detail in details.details)
+    assert info.retry_delay.ToMilliseconds() > 0
+    return str(caught.value.details())
+
+
+async def test_who_has_most_calls_makes_room() -> None:
+    async with serving(max_calls=4) as (server, _), grpc.aio.insecure_channel(server.address) as channel:
+        make = channel.stream_stream(SESSION)
+        calls = []
+        for _ in range(4):
+            calls.append(make())
+            await calls[-1].write(b"go")
+            assert await calls[-1].read() == LARGE
+        assert "its share" in await refused(make())
+        async with client(server, source=ELSEWHERE) as other:
+            for number in (1, 2):
+                stream = await other.call(SESSION)
+                await other.send(stream, message(b"go"))
+                await until(lambda number=number: other.received >= number * len(LARGE))
+                assert "another client" in await refused(calls[-number])
+            await other.send(await other.call(SESSION), message(b"go"))
+            await other.has_ended(1)  # both have as many
+        for call in calls[:2]:
+            await call.write(b"go")
+            assert await call.read() == LARGE
+            call.cancel()
+        await until(lambda: server.open_calls == 0)
+
+
+async def test_a_client_may_have_so_many_connections_with_calls() -> None:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        serving(max_connections_per_client=1) as (server, _),
+        grpc.aio.insecure_channel(server.address, options=options) as one,
+        grpc.aio.insecure_channel(server.address, options=options) as two,
+    ):
+        call = one.stream_stream(SESSION)()
+        await call.write(b"go")
+        assert await call.read() == LARGE
+        assert "calls on 1 connections" in await refused(two.stream_stream(SESSION)())
+        call.cancel()
+        await until(lambda: server.open_calls == 0)
+        call = two.stream_stream(SESSION)()
+        await call.write(b"go")
+        assert await call.read() == LARGE
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with serving(max_connections=2) as (server, _), client(server) as one, client(server) as two:
+        async with client(server) as three:
+            await three.closed()
+        assert not one.lost
+        assert not two.lost
+
+
+async def test_a_connection_without_calls_is_closed() -> None:
+    async with serving(connection_idle_timeout=0.2) as (server, _), client(server) as idle:
+        await idle.closed()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            for _ in range(2):
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+                await asyncio.sleep(0.5)  # the client dials again, unseen
