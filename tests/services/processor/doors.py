@@ -23,6 +23,7 @@ from services.processor.service import InferenceService, SessionBounds
 from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
+from services.runtime.calls import Calls
 from services.runtime.handlers import rpc_handlers
 from services.runtime.interceptors import Guard
 from services.runtime.processor_metrics import ProcessorMetrics
@@ -74,7 +75,7 @@ class FrontDoor:
 @asynccontextmanager
 async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A stub of the door's."""
-    server = grpc.aio.server(interceptors=[Guard()])
+    server = grpc.aio.server(interceptors=[Guard(Calls(1000, 1000), 600.0)])
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
     await server.start()
