@@ -91,7 +91,12 @@ class ModelConfig(_Section):
         None, "Name that clients ask for. Default: the hub id, or the last part of the directory's path."
     )
     tokenizer: str | None = option(None, "Directory or hub id of the tokenizer; default: the checkpoint's own.")
-    revision: str | None = option(None, "Branch, tag or commit of a hub id.")
+    revision: str | None = option(None, "Branch, tag or commit of the model's hub id.")
+    tokenizer_revision: str | None = option(
+        None,
+        "Branch, tag or commit of the tokenizer's hub id; default: that of --revision, or none where --tokenizer names "
+        "another hub id than the model's.",
+    )
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
     dtype: str = option(
         "auto",

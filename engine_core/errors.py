@@ -6,7 +6,7 @@ EngineError
 │   └── UnsupportedModelError
 ├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
 ├── RequestError           one request cannot be taken; nobody else is affected
-│   ├── InvalidRequestError    a field is out of range (names the field and what it accepts)
+│   ├── InvalidRequestError    a field has a value that it does not take (names the field and what it accepts)
 │   └── QueueFullError         the waiting queue is at its limit; try again later
 ├── ExecutorError          a step failed; the engine cannot go on
 └── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
@@ -46,8 +46,8 @@ class RequestError(EngineError):
     """One request cannot be taken."""
 
 
-class InvalidRequestError(RequestError):
-    """A field of a request is out of range."""
+class InvalidRequestError(RequestError, ValueError):
+    """A field of a request is of another type, or out of range."""
 
     def __init__(self, field: str, problem: str) -> None:
         """``field`` is the request's field, ``problem`` says what is wrong and what is accepted."""

@@ -1,33 +1,41 @@
 """Offline use: a model in this process, without any service.
 
     with LLM("checkpoints/tiny", dtype="float32") as llm:
-        [result] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=8))
-        print(result.choices[0].token_ids)
+        [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
+        print(result.choices[0].text)
 
-Prompts and results are token ids: there is no tokenizer in the engine. The ring's services, and any tokenizer a
-caller has, turn them into text.
+The engine below it knows token ids alone. The model's tokenizer is loaded with the first prompt of text, and turns
+that into ids and the output into text; prompts of ids need none.
 """
 
 from __future__ import annotations
 
 import difflib
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import count
 from typing import Any, Self
+
+from tqdm import tqdm
 
 from engine_core.call_thread import Call, CallThread
 from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
+from engine_core.loading.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.logprobs import Logprobs
 from engine_core.progress import StartupProgress
+from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
+
+_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
 @dataclass(slots=True)
@@ -35,6 +43,8 @@ class Completion:
     """One choice of one prompt."""
 
     token_ids: list[int] = field(default_factory=list)
+    text: str | None = None
+    """That of the ids, without special tokens, where the prompt was text."""
     logprobs: Logprobs | None = None
     """One per token, when asked for."""
     finish: Finish | None = None
@@ -47,11 +57,18 @@ class Result:
 
     prompt_token_ids: list[int]
     choices: list[Completion]
-    """``params.n`` of them, by choice."""
+    """As many as its parameters' ``n``, by choice."""
+    prompt: str | None = None
+    """The prompt, where it was text."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     prompt_logprobs: Logprobs | None = None
     """For prompt tokens 1…, when asked for."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finish is not None for choice in self.choices)
 
     def take(self, output: SequenceOutput) -> None:
         """Add the news of one choice."""
@@ -67,15 +84,33 @@ class Result:
 class LLM:
     """A started engine. Calls of several threads are computed one after the other."""
 
-    def __init__(self, model: str, *, progress: StartupProgress | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: str | Tokenizer | None = None,
+        progress: StartupProgress | None = None,
+        **options: Any,
+    ) -> None:
         """Load ``model`` (a directory or a hub id).
 
+        ``tokenizer`` is another's directory or hub id than the model's own, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
         ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
         """
-        self._engine = start_engine(configure(model=model, **options), progress or StartupProgress())
+        if tokenizer is None or isinstance(tokenizer, str):
+            options["tokenizer"] = tokenizer
+        else:
+            self.tokenizer = tokenizer
+        self._config = configure(model=model, **options)
+        self._engine = start_engine(self._config, progress or StartupProgress())
         self._thread = CallThread("offline")
         self._request_ids = count()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, loaded when it is first asked for. Raises ``CheckpointError`` where there is none."""
+        return load_tokenizer(self._config.model)
 
     @property
     def model(self) -> ModelSpec:
@@ -98,23 +133,34 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
     ) -> list[Result]:
-        """Complete every prompt (token ids), batching them; results are in the order of the prompts.
+        """Complete every prompt, batching them; results are in the order of the prompts.
 
-        ``params`` are for all, or one for each; None takes the checkpoint's own defaults (generation_config.json).
+        A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ``prompts`` is one
+        or a list of them. ``sampling_params`` are for all, or one for each; None takes the checkpoint's own defaults
+        (generation_config.json). ``use_tqdm`` shows progress on stderr where that is a terminal.
+
         A prompt's result depends on its ids and parameters alone, so equal ones with equal seeds give equal tokens.
-        Raises ``InvalidRequestError`` if any cannot be taken; then none is computed. Interrupted by Ctrl-C or another
-        signal, it gives its requests up, within a step, before it raises. An engine on which ``ExecutorError`` was
-        raised is of no more use.
+        Raises ``TypeError`` or ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be
+        taken; then none is computed. Interrupted by Ctrl-C or another signal, it gives its requests up, within a step,
+        before it raises. An engine on which ``ExecutorError`` was raised is of no more use.
         """
-        requests = self._requests(prompts, params)
-        for request in requests:
-            validate_request(request, self.model)
-        return self._thread.call(lambda call: self._complete(requests, call))
+        read = read_prompts(prompts)
+        requests = self._requests(read, *self._params(sampling_params, len(read)))
+        with closing(_Progress(len(requests), shown=use_tqdm)) as progress:
+            results = self._thread.call(lambda call: self._complete(requests, progress, call))
+        for prompt, result in zip(read, results, strict=True):
+            if prompt.text is not None:
+                result.prompt = prompt.text
+                for choice in result.choices:
+                    choice.text = text_after(self.tokenizer, result.prompt_token_ids, choice.token_ids)
+        return results
 
-    def _complete(self, requests: list[Request], call: Call) -> list[Result]:
+    def _complete(self, requests: list[Request], progress: _Progress, call: Call) -> list[Result]:
         """What becomes of ``requests``. However it ends, the engine is left without them."""
         core = self._engine.core
         results = {r.request_id: _empty_result(r) for r in requests}
@@ -123,7 +169,9 @@ class LLM:
             while (waiting or core.has_work()) and not call.interrupted:
                 self._add_as_many_as_fit(waiting)
                 for output in core.step():
-                    results[output.request_id].take(output)
+                    result = results[output.request_id]
+                    result.take(output)
+                    progress.advance(len(output.token_ids), finished=output.finish is not None and result.finished)
         finally:
             for request_id in results:
                 core.cancel(request_id, cause=None)
@@ -132,18 +180,39 @@ class LLM:
                     core.step()
         return list(results.values())
 
-    def _requests(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
+    def _params(self, params: object, num_prompts: int) -> tuple[Sequence[SamplingParams], Sequence[str]]:
+        """Those of each prompt, and where the caller wrote them."""
         if params is None:
             params = default_params(self.model)
         if isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(params)} params for {len(prompts)} prompts: give one for all, or one for each")
+            return [params] * num_prompts, ["sampling_params"] * num_prompts
+        if not isinstance(params, list | tuple):
+            raise TypeError(f"sampling_params: is of type {type(params).__name__}; expected SamplingParams, or a list")
+        places = [f"sampling_params[{index}]" for index in range(len(params))]
+        for each, place in zip(params, places, strict=True):
+            if not isinstance(each, SamplingParams):
+                raise TypeError(f"{place}: is of type {type(each).__name__}; expected SamplingParams")
+        if len(params) != num_prompts:
+            problem = f"sampling_params: are {len(params)} for {num_prompts} prompts"
+            raise ValueError(f"{problem}; expected one for all, or one for each")
+        return params, places
+
+    def _requests(
+        self, prompts: list[Prompt], params: Sequence[SamplingParams], places: Sequence[str]
+    ) -> list[Request]:
+        """Checked, so that none of them is refused when others have been computed. ``places`` are those of params."""
         requests = []
-        for prompt, chosen in zip(prompts, params, strict=True):
-            requests.append(Request(f"offline-{next(self._request_ids)}", _token_ids(prompt), chosen))
+        for prompt, chosen, place in zip(prompts, params, places, strict=True):
+            token_ids = prompt.token_ids
+            if token_ids is None:
+                token_ids = tuple(self.tokenizer.encode(prompt.text or ""))
+            request = Request(f"offline-{next(self._request_ids)}", token_ids, chosen)
+            try:
+                validate_request(request, self.model)
+            except InvalidRequestError as error:
+                where = place if error.field in _PARAMS else prompt.place
+                raise InvalidRequestError(f"{where}: {error.field}", error.problem) from None
+            requests.append(request)
         return requests
 
     def _add_as_many_as_fit(self, requests: deque[Request]) -> None:
@@ -166,12 +235,26 @@ class LLM:
         self.close()
 
 
-def _token_ids(prompt: object) -> tuple[int, ...]:
-    """Of one prompt. Raises ``InvalidRequestError`` for text, and for a prompt that is not in a list of prompts."""
-    if isinstance(prompt, str) or not isinstance(prompt, Iterable):
-        expected = "expected a list of prompts, each of token ids: a tokenizer makes them of text"
-        raise InvalidRequestError("prompts", f"{prompt!r} is not a list of token ids: {expected}")
-    return tuple(prompt)
+class _Progress:
+    """A bar of finished prompts, with the tokens per second so far."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        # None: where stderr is a terminal.
+        self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True, disable=None if shown else True)
+        self._tokens = 0
+        self._begun = time.monotonic()
+
+    def advance(self, tokens: int, *, finished: bool) -> None:
+        """Count output tokens, and the prompt that they finish."""
+        self._tokens += tokens
+        if finished:
+            speed = self._tokens / max(1e-9, time.monotonic() - self._begun)
+            self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
 
 
 def _empty_result(request: Request) -> Result:

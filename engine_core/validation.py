@@ -1,14 +1,17 @@
 """What a ``Request`` must be like to be taken. Everything else may rely on it having been checked here.
 
-Each check raises ``InvalidRequestError`` with the name of the field and what it accepts. Comparisons are written so
-that NaN, for which every comparison is false, is refused.
+Each check raises ``InvalidRequestError`` with the name of the field and what it accepts; types come first, so that
+nothing of another kind is found out inside a step. Comparisons are written so that NaN, for which every comparison is
+false, is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import reprlib
+from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import chain
 from math import isfinite
+from numbers import Integral, Real
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
@@ -22,13 +25,20 @@ SCALE_LIMIT = 2.0**31
 MAX_LIST_ITEMS = 1024
 """Entries of ``logit_bias`` and ``stop_token_ids``; tokens of ``bad_words_token_ids`` in all."""
 
+_INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
+_OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+_LISTS = (tuple, list)
+
 
 def validate_request(request: Request, model: ModelSpec) -> None:
     """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve."""
+    _check_types(request)
     if not request.request_id:
         raise InvalidRequestError("request_id", "is empty; expected a name that no live request has")
     _check_prompt(request.prompt_token_ids, model)
     params = request.params
+    _check_param_types(params)
     _check_numbers(params)
     _check_lengths(params)
     _check_token_sets(params, model)
@@ -36,6 +46,61 @@ def validate_request(request: Request, model: ModelSpec) -> None:
     _check_resume(request, model)
     if request.deadline is not None and not isfinite(request.deadline):
         raise InvalidRequestError("deadline", f"is {request.deadline}; expected seconds on the engine's clock")
+
+
+def is_integer(value: object) -> bool:
+    """Whether it counts something: numpy's integers do, booleans do not."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _check_types(request: Request) -> None:
+    _check_type("request_id", request.request_id, str, "text")
+    _check_type("prompt_token_ids", request.prompt_token_ids, _LISTS, "a tuple of token ids")
+    _check_type("params", request.params, SamplingParams, "SamplingParams")
+    _check_integer("priority", request.priority)
+    _check_type("tenant", request.tenant, str, "text")
+    _check_type("cache_salt", request.cache_salt, bytes, "bytes")
+    if request.deadline is not None:
+        _check_number("deadline", request.deadline)
+    _check_type("resume", request.resume, Mapping, "token ids by choice")
+    for choice, output in request.resume.items():
+        _check_integer("resume", choice)
+        _check_type("resume", output, _LISTS, "a tuple of token ids for each choice")
+
+
+def _check_param_types(params: SamplingParams) -> None:
+    for name in _INTEGERS:
+        _check_integer(name, getattr(params, name))
+    for name in _OPTIONAL_INTEGERS:
+        if (value := getattr(params, name)) is not None:
+            _check_integer(name, value)
+    for name in _NUMBERS:
+        _check_number(name, getattr(params, name))
+    _check_type("ignore_eos", params.ignore_eos, bool, "True or False")
+    _check_type("logit_bias", params.logit_bias, Mapping, "numbers by token id")
+    for bias in params.logit_bias.values():
+        _check_number("logit_bias", bias)
+    _check_type("stop_token_ids", params.stop_token_ids, Set, "a frozenset of token ids")
+    _check_type("bad_words_token_ids", params.bad_words_token_ids, _LISTS, "a tuple of words")
+    for word in params.bad_words_token_ids:
+        _check_type("bad_words_token_ids", word, _LISTS, "a tuple of token ids for each word")
+    if params.allowed_token_ids is not None:
+        _check_type("allowed_token_ids", params.allowed_token_ids, _LISTS, "a tuple of token ids, or none")
+
+
+def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
+    if not isinstance(value, types):
+        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", accepted)
+
+
+def _check_integer(field: str, value: object) -> None:
+    if not is_integer(value):
+        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "an integer")
+
+
+def _check_number(field: str, value: object) -> None:
+    if type(value) is bool or not isinstance(value, Real):
+        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "a number")
 
 
 def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
@@ -132,6 +197,9 @@ def _check_resume(request: Request, model: ModelSpec) -> None:
 
 
 def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if set(map(type, token_ids)) - {int}:
+        for token_id in token_ids:
+            _check_integer(field, token_id)
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         outside = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise InvalidRequestError(field, f"has token id {outside}; expected ids from 0 to {vocab_size - 1}")

@@ -20,7 +20,7 @@ from services.runtime.options import build, settings_of
 from services.runtime.settings import EngineServiceSettings
 from services.runtime.telemetry import configure_logs
 
-_EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "transformers")
+_EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """What only an engine needs, and an installation without the extra ``engine`` lacks."""
 
 

@@ -12,5 +12,4 @@ frames             a link's frame → protobuf
 traces             this process's spans of requests that are traced
 profile            recording a profile of the next steps
 tokenizer          the tokenizer's files for the CPU tiers
-convert_tokenizer  a program of its own, for tokenizers of an older kind
 """

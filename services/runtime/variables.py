@@ -22,6 +22,7 @@ ENGINE_OPTIONS = (
     "served_model_name",
     "tokenizer",
     "revision",
+    "tokenizer_revision",
     "download_dir",
     "dtype",
     "max_model_len",

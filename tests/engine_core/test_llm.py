@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.errors import CheckpointError, ConfigError, InvalidRequestError
+from engine_core.errors import CheckpointError, ConfigError
 from engine_core.llm import LLM, configure
 from engine_core.models.decoder import DecoderForCausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishCause, SamplingParams
+from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
 
@@ -91,10 +94,97 @@ def test_choices_differ_and_repeat_with_their_seed(llm: LLM) -> None:
     assert other.choices[0].token_ids != streams[0]
 
 
-@pytest.mark.parametrize("prompts", ["Once upon a time", ["Once upon a time"], [1, 2, 3]])
-def test_what_are_no_lists_of_ids_is_refused_with_what_to_do(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"prompts: .* is not a list of token ids: expected"):
-        llm.generate(prompts, GREEDY)
+PROMPT = "Once upon a time"
+
+
+def test_text_in_text_out() -> None:
+    """The text is what the ring's own tokenizer makes of the ids, which need no tokenizer."""
+    options = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 16 << 20}
+    params = SamplingParams(temperature=0.0, max_tokens=20, n=2)
+    expected = RingTokenizer.from_directory(TINY)
+    with LLM(str(TINY), **options) as llm:
+        [result] = llm.generate(PROMPT, params)
+        assert result.prompt == PROMPT
+        assert result.prompt_token_ids == expected.encode(PROMPT)
+        for choice in result.choices:
+            assert choice.text == expected.decode(choice.token_ids) != ""
+        ids = result.prompt_token_ids
+        of_ids = llm.generate([ids, {"prompt": PROMPT}, {"prompt_token_ids": ids}, PROMPT], params)
+        assert [each.prompt for each in of_ids] == [None, PROMPT, None, PROMPT]
+        assert [[choice.token_ids for choice in each.choices] for each in of_ids] == [
+            [choice.token_ids for choice in result.choices]
+        ] * 4
+        assert [each.choices[0].text for each in of_ids] == [None, result.choices[0].text] * 2
+        assert llm.generate([]) == []
+
+
+def test_a_tokenizer_of_ones_own(checkpoint: Path) -> None:
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in text]
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "".join(map(chr, token_ids))
+
+    with LLM(str(checkpoint), tokenizer=Letters(), dtype="float32", kv_cache_memory_bytes=4 << 20) as llm:
+        [result] = llm.generate("abc", GREEDY)
+    assert result.prompt_token_ids == [97, 98, 99]
+    assert result.choices[0].text == "".join(map(chr, result.choices[0].token_ids))
+
+
+def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer: expected tokenizer\.json, or one of "):
+        llm.generate(["Once upon a time"], GREEDY)
+    assert len(llm.generate([1, 2, 3], GREEDY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "error", "words"),
+    [
+        ([1, 2.5], GREEDY, TypeError, r"^prompts\[1\]: is 2.5"),
+        (
+            [[5], [6, 500]],
+            GREEDY,
+            ValueError,
+            r"^prompts\[1\]: prompt_token_ids: has token id 500; expected ids from 0",
+        ),
+        ([[5], [-1]], GREEDY, ValueError, r"^prompts\[1\]: prompt_token_ids: has token id -1; expected"),
+        ([[5], []], GREEDY, ValueError, r"^prompts\[1\]: prompt_token_ids: is empty"),
+        ([5], replace(GREEDY, temperature=-1.0), ValueError, "^sampling_params: temperature: is -1.0; expected"),
+        ([[5]] * 2, [GREEDY, replace(GREEDY, n=0)], ValueError, r"^sampling_params\[1\]: n: is 0; expected"),
+        ([[5]] * 3, [GREEDY] * 2, ValueError, "^sampling_params: are 2 for 3 prompts; expected"),
+        ([5], {"temperature": 0}, TypeError, "^sampling_params: is of type dict; expected SamplingParams"),
+        ([[5]] * 2, [GREEDY, None], TypeError, r"^sampling_params\[1\]: is of type NoneType; expected SamplingParams"),
+    ],
+)
+def test_what_is_refused_is_refused_before_any_step(
+    llm: LLM, prompts: Any, params: Any, error: type[Exception], words: str
+) -> None:
+    steps = llm.stats().steps
+    with pytest.raises(error, match=words):
+        llm.generate(prompts, params)
+    stats = llm.stats()
+    assert (stats.steps, stats.waiting_seqs, stats.kv_blocks_used) == (steps, 0, 0)
+    assert len(llm.generate(PROMPTS, GREEDY)) == 3
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "use_tqdm", "shown"),
+    [(Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)],
+)
+def test_progress_is_shown_on_a_terminal(
+    llm: LLM, stderr: io.StringIO, use_tqdm: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    llm.generate(PROMPTS, GREEDY, use_tqdm=use_tqdm)
+    text = stderr.getvalue()
+    assert ("Processed prompts: 100%" in text and "3/3" in text and "tokens/s" in text) == shown
+    assert bool(text) == shown
 
 
 @torch.inference_mode()
@@ -176,16 +266,6 @@ def test_without_params_the_checkpoint_decides(llm: LLM) -> None:
     """Its generation_config.json asks for a temperature of 0.7, and for no top-k by its 0."""
     expected = llm.generate([PROMPTS[0]], SamplingParams(temperature=0.7))
     assert llm.generate([PROMPTS[0]])[0].choices[0].token_ids == expected[0].choices[0].token_ids
-
-
-def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="prompt_token_ids"):
-        llm.generate([*PROMPTS, [500]], GREEDY)
-    with pytest.raises(ValueError, match="2 params for 3 prompts"):
-        llm.generate(PROMPTS, [GREEDY] * 2)
-    stats = llm.stats()
-    assert (stats.running_seqs, stats.waiting_seqs, stats.kv_blocks_used) == (0, 0, 0)
-    assert len(llm.generate(PROMPTS, GREEDY)) == 3
 
 
 def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:

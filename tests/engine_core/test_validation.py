@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine_core.config import ModelSpec
@@ -82,6 +83,69 @@ def test_values_out_of_range_are_refused_by_the_name_of_their_field(field, value
 def test_the_edges_of_each_range_are_accepted(field, values):
     for value in values:
         check(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", ["hot", None, True]),
+        ("top_k", [1.0, "1", True]),
+        ("top_p", ["1", None]),
+        ("min_p", [None]),
+        ("frequency_penalty", [None, "0"]),
+        ("presence_penalty", [None, "0"]),
+        ("repetition_penalty", [None, True]),
+        ("seed", [1.0, None, True, "1"]),
+        ("n", [1.0, None, True]),
+        ("max_tokens", [1.0, None, "5"]),
+        ("min_tokens", [0.0, None]),
+        ("logprobs", [1.0, True]),
+        ("prompt_logprobs", [1.5, "1"]),
+        ("ignore_eos", [1, None]),
+        ("logit_bias", [[5], {5.0: 1.0}, {"5": 1.0}, {True: 1.0}, {5: "1"}, {5: None}, None]),
+        ("stop_token_ids", [[5], frozenset({5.0}), frozenset({"5"}), None]),
+        ("bad_words_token_ids", ["ab", (5,), ((5.0,),), ((True,),), ("ab",), None]),
+        ("allowed_token_ids", ["ab", (5.0,), (True, 6), {5}]),
+    ],
+)
+def test_values_of_other_types_are_refused_by_the_name_of_their_field(field, values):
+    """Many would pass a comparison, and raise inside of a step."""
+    for value in values:
+        error = refused(**{field: value})
+        assert error.field == field
+        assert "of type" in error.problem
+        assert "expected" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("request_id", [None, 5]),
+        ("prompt_token_ids", ["ab", (5, 6.0), (5, True), (5, "6"), (5, None), (math.nan,), None, {5}]),
+        ("params", [None, {}]),
+        ("priority", [1.5, None]),
+        ("tenant", [None, b"a"]),
+        ("cache_salt", ["salt", None]),
+        ("deadline", ["soon", True]),
+        ("resume", [[(5,)], {0: 5}, {0.0: (5,)}, {0: (5.0,)}, {0: "ab"}, {True: (5,)}]),
+    ],
+)
+def test_fields_of_a_request_of_other_types_are_refused_by_name(field, values):
+    for value in values:
+        error = refused(replace(GOOD, **{field: value})) if field != "params" else refused_params(value)
+        assert error.field == field
+        assert "of type" in error.problem
+
+
+def refused_params(params):
+    with pytest.raises(InvalidRequestError) as caught:
+        validate_request(replace(GOOD, params=params), MODEL)
+    return caught.value
+
+
+def test_integers_of_numpy_are_integers():
+    check(replace(GOOD, prompt_token_ids=(np.int64(5), np.uint8(6)), resume={np.int32(0): (np.int64(5),)}))
+    check(n=np.int64(2), temperature=np.float32(0.5), stop_token_ids=frozenset({np.int64(5)}))
 
 
 def test_prompts():

@@ -1,6 +1,7 @@
 """Convert a checkpoint's tokenizer of an older kind into a ``tokenizer.json``: a program of its own.
 
-Usage: ``python -m services.engine.convert_tokenizer CHECKPOINT TARGET``. It prints what went wrong, and exits 1 then.
+Usage: ``python -m engine_core.loading.convert_tokenizer CHECKPOINT TARGET``. It prints what went wrong, and exits 1
+then.
 
 What it loads is not for an engine's process: sentencepiece brings an OpenMP runtime beside torch's, and what the
 conversion takes of memory would be missing from the engine's budget.

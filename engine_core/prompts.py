@@ -1,0 +1,97 @@
+"""Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
+
+What is none of these raises ``TypeError``, and a dictionary of other keys ``ValueError``, with its place.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any, TypedDict
+
+from engine_core.validation import is_integer
+
+_TEXT, _IDS = "prompt", "prompt_token_ids"
+_ACCEPTED = f'text, a list of token ids, {{"{_TEXT}": text}} or {{"{_IDS}": ids}}'
+
+
+class TextPrompt(TypedDict):
+    """A prompt of text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt of token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its ids, or text that is still to be tokenized."""
+
+    place: str
+    """Where the caller wrote it, such as ``prompts[3]``."""
+    text: str | None
+    token_ids: tuple[int, ...] | None
+
+
+def read_prompts(prompts: object) -> list[Prompt]:
+    """Every prompt, in order. A list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping):
+        return [_read(prompts, "prompts")]
+    items = _items(prompts)
+    if items is None:
+        raise TypeError(f"prompts: {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
+    if len(items) and isinstance(items[0], Number):
+        return [_read(items, "prompts")]
+    return [_read(item, f"prompts[{index}]") for index, item in enumerate(items)]
+
+
+def _read(prompt: object, place: str) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(place, prompt, None)
+    if isinstance(prompt, Mapping):
+        return _read_mapping(prompt, place)
+    return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
+
+
+def _read_mapping(prompt: Mapping[object, object], place: str) -> Prompt:
+    if len(prompt) != 1 or (key := next(iter(prompt))) not in (_TEXT, _IDS):
+        has = ", ".join(map(reprlib.repr, prompt)) or "none"
+        raise ValueError(f"{place}: has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")
+    value, place = prompt[key], f"{place}[{key!r}]"
+    if key == _IDS:
+        return Prompt(place, None, _token_ids(value, place, "a list of token ids"))
+    if not isinstance(value, str):
+        raise TypeError(f"{place}: {_shown(value)}; expected text")
+    return Prompt(place, value, None)
+
+
+def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
+    items = _items(value)
+    if items is None:
+        raise TypeError(f"{place}: {_shown(value)}; expected {accepted}")
+    for index, item in enumerate(items if set(map(type, items)) - {int} else ()):
+        if not is_integer(item):
+            raise TypeError(f"{place}[{index}]: {_shown(item)}; expected a token id, an integer")
+    return tuple(map(int, items))
+
+
+def _items(value: object) -> Sequence[Any] | None:
+    """The items of a sequence, an array or a tensor; None of anything else."""
+    if hasattr(value, "tolist"):  # numpy's arrays, torch's tensors: of Python's numbers, as they were meant
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return value
+    return None
+
+
+def _shown(value: object) -> str:
+    return f"is {reprlib.repr(value)}, of type {type(value).__name__}"
