@@ -18,6 +18,9 @@ METRICS = {"processor": 60051, "detokenizer": 60071, "engine": 60061}
 KINDS = tuple(METRICS)
 PREFIX, TAG = "ringline", "compose-test"
 START_TIMEOUT = 240.0
+HISTORY = "{{.Size}} {{.CreatedBy}}"
+FIRST_OWN_LAYER = "groupadd --gid 10001 ringline"
+"""Of the command that makes the first layer above the base."""
 
 NO_ENGINE = """\
 This needs a Docker engine, and there is none that answers ({reason}).
@@ -167,6 +170,22 @@ def inspect(thing: str, template: str) -> Any:
         return run("docker", "inspect", "--format", template, thing)
     except Failed:  # it is gone meanwhile
         return ""
+
+
+def own_bytes(image: str) -> int:
+    """What the Dockerfile adds to its base, whatever base that is."""
+    return added_bytes(run("docker", "history", "--no-trunc", "--human=false", "--format", HISTORY, image))
+
+
+def added_bytes(history: str) -> int:
+    """Of a history, latest layer first: the layers down to the first one of the stage ``runtime``."""
+    size = 0
+    for line in history.splitlines():
+        layer, _, made_by = line.partition(" ")
+        size += int(layer)
+        if FIRST_OWN_LAYER in made_by:
+            return size
+    raise Failed(f"no layer was made by {FIRST_OWN_LAYER!r}")
 
 
 def kill(container: str, image: str) -> None:

@@ -32,6 +32,7 @@ from services.runtime.settings import (
     ServerSettings,
 )
 from services.runtime.variables import known_variables
+from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
 
 HEALTHY = ROOT / "deploy" / "healthy"
@@ -290,3 +291,17 @@ def test_compose_test_says_that_it_needs_an_engine(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("This needs a Docker engine")
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_judged_of_an_image_is_what_its_dockerfile_adds() -> None:
+    (first, *_) = lineage("processor")[-1].all("RUN")
+    assert first.startswith(FIRST_OWN_LAYER)
+    layers = [
+        "0 ENTRYPOINT",
+        "93000000 COPY /opt/ringline",
+        f"4000 RUN /bin/sh -c {first}",
+        "431000000 RUN apt-get install fat",
+    ]
+    assert added_bytes("\n".join(layers)) == 93_004_000
+    with pytest.raises(Failed):
+        added_bytes(layers[-1])
