@@ -47,25 +47,28 @@ class StepInFlight:
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of ``seq``, and draw one if that reaches its end."""
-        seq.last_step = self.step_id
-        self.sequences.append(seq)
-        self.num_tokens.append(0)
-        self.ends.append(seq.num_computed)
-        self.samples.append(False)
-        self.extend(len(self.sequences) - 1, num_tokens)
-
-    def extend(self, place: int, num_tokens: int) -> None:
-        """Compute as many more tokens of the sequence at ``place``, whose end was not reached before."""
-        seq = self.sequences[place]
         end = seq.num_computed + num_tokens
         samples = end == seq.num_tokens
         if samples:
             seq.num_tokens += 1  # The drawn one has its place from now on; workers know it before the scheduler does.
         seq.num_computed = end
+        seq.last_step = self.step_id
+        self.budget -= num_tokens
+        self.sequences.append(seq)
+        self.num_tokens.append(num_tokens)
+        self.ends.append(end)
+        self.samples.append(samples)
+
+    def extend(self, place: int, num_tokens: int) -> None:
+        """Compute as many more tokens of the sequence at ``place``, whose end the step did not reach yet."""
+        seq = self.sequences[place]
+        seq.num_computed += num_tokens
         self.budget -= num_tokens
         self.num_tokens[place] += num_tokens
-        self.ends[place] = end
-        self.samples[place] = samples
+        self.ends[place] = seq.num_computed
+        if seq.num_computed == seq.num_tokens:
+            seq.num_tokens += 1
+            self.samples[place] = True
 
     def introduce(self, seq: Sequence) -> None:
         """Tell workers about ``seq``; call it before ``add``."""
