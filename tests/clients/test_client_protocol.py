@@ -210,15 +210,18 @@ async def test_a_refusal_becomes_its_error_and_is_not_repeated(server, ask, code
     assert len(server.service.requests) == 1
 
 
-async def test_a_refused_field_is_named_by_its_detail_or_its_text(server, ask):
+async def test_a_refusal_is_read_from_its_details_and_not_from_its_text(server, ask):
     violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p")
     detail = error_details_pb2.BadRequest(field_violations=[violation])
+    info = error_details_pb2.ErrorInfo(domain="ringline", reason="INVALID_FIELD")
+    foreign = error_details_pb2.ErrorInfo(domain="elsewhere", reason="INVALID_FIELD")
     server.plays(
-        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "out of range", detail)),
-        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "stopping.stop: an empty string")),
+        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "out of range", info, detail)),
+        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "stopping.stop: an empty string", foreign)),
     )
-    assert (await ask()).error.field == "sampling.top_p"
-    assert (await ask()).error.field == "stopping.stop"
+    for field, reason in (("sampling.top_p", "INVALID_FIELD"), (None, None)):
+        error = (await ask()).error
+        assert (error.field, error.reason) == (field, reason)
 
 
 async def test_a_timeout_is_sent_and_kept_even_if_the_server_does_not(server, ask, monkeypatch):

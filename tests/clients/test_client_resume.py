@@ -123,7 +123,7 @@ async def test_choices_that_ended_are_not_asked_for_again_and_count(server, ask)
 
 def scores(offset: int, *ranks: int) -> pb.GenerateResponse:
     packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
-    return pb.GenerateResponse(prompt_logprobs=packed, prompt_logprobs_offset=offset)
+    return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))
 
 
 async def test_log_probabilities_of_the_prompt_come_once(server, ask):
@@ -194,7 +194,7 @@ BREACHES = {
     "another prompt": [admitted(prompt_tokens=4)],
     "another seed": [taken()],
     "a choice that had ended": [taken(), delta(0, [11], "b", choice=1)],
-    "usage that counts what had ended": [taken(), delta(1, [11], "b"), ended(completion=3)],
+    "usage that counts what had ended": [taken(), delta(1, [11], "b"), *ended(completion=3)],
 }
 BREACHES["another seed"][0] = pb.GenerateResponse.FromString(taken().SerializeToString())
 BREACHES["another seed"][0].admitted.sampling.seed = 8

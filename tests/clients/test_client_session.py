@@ -7,6 +7,7 @@ import threading
 import grpc
 import pytest
 import ringline
+from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 
 from tests.clients.scripted import (
@@ -20,6 +21,10 @@ from tests.clients.scripted import (
     play,
     refusal,
     serving,
+)
+
+TOP_P = error_details_pb2.BadRequest(
+    field_violations=[error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p")]
 )
 
 
@@ -101,7 +106,7 @@ async def test_an_error_belongs_to_its_request(server):
 
     server.plays(
         held,
-        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: must be in (0, 1]")),
+        play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: must be in (0, 1]", TOP_P)),
         play(admitted(), delta(4, [1], "gap")),
     )
     async with ringline.AsyncClient(server.address) as client:

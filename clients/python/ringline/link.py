@@ -212,7 +212,7 @@ class Link:
 
     def _claim_id(self, request: pb.GenerateRequest) -> None:
         """Give the request a name, if it has none, and see that no live one has the same."""
-        if request.resume and request.request_id in self._live:
+        if request.HasField("resume") and request.request_id in self._live:
             request.request_id = ""  # it was cut on another session, which knew nothing of this one's names
         while not request.request_id:
             name = str(next(self._names))

@@ -60,6 +60,8 @@ class Options(TokenizeOptions, total=False):
     """Lower runs first."""
     cache_salt: str | None
     """Cached prefixes are shared only between requests of equal salt."""
+    requires: Sequence[str] | None
+    """Capabilities, of ``Model.capabilities``, without which the request is to be refused."""
     traceparent: str | None
     """The caller's place in a distributed trace (W3C Trace Context)."""
     truncate_prompt_tokens: int | None

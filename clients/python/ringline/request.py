@@ -12,7 +12,16 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, ToolCall
 
 _REQUEST = frozenset(
-    {"request_id", "model", "priority", "cache_salt", "traceparent", "add_special_tokens", "truncate_prompt_tokens"}
+    {
+        "request_id",
+        "model",
+        "priority",
+        "cache_salt",
+        "requires",
+        "traceparent",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+    }
 )
 _CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
 _NESTED = {
