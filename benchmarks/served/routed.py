@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from services.processor import main, peers
+from services.ring.generations import Generation
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Routes, _Node
 from services.runtime.settings import ProcessorSettings, ServerSettings, TelemetrySettings
@@ -18,7 +19,7 @@ from services.runtime.settings import ProcessorSettings, ServerSettings, Telemet
 class _Random(Routes):
     """Any engine."""
 
-    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
         nodes = self._engines_taking()
         return self._rng.choice(nodes) if nodes else None
 
@@ -28,7 +29,7 @@ class _RoundRobin(Routes):
 
     _turn = 0
 
-    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
         nodes = sorted(self._engines_taking(), key=lambda node: node.peer.name)
         self._turn += 1
         return nodes[self._turn % len(nodes)] if nodes else None

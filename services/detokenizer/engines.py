@@ -1,8 +1,10 @@
-"""The detokenizer's engines: each link has a decoder of its own, and all have one tokenizer."""
+"""The detokenizer's engines: each link has a decoder of its own, with the tokenizer of its engine.
+
+Engines of different tokenizers are linked side by side, while one is rolled out.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -11,14 +13,15 @@ from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
+from services.ring.generations import Generations
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbox import Outboxes
 from services.runtime.attach_client import EngineLink
 from services.runtime.redial import LinkRefused
-from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.runtime.tokenizer_fetch import TokenizerFetches
 from services.runtime.tracing import Tracing
-from services.text.tokenizer import Tokenizer, TokenizerError
+from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -28,18 +31,25 @@ MODEL_TIMEOUT = 10.0
 class Engines:
     """Implements ``EngineOwner``."""
 
-    def __init__(self, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
-        """What waits for subscribers is counted in ``outboxes``."""
+    def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
+        """``max_generations``: so many tokenizers are held at a time.
+
+        What waits for subscribers is counted in ``outboxes``.
+        """
+        self._most = max_generations
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizers: Generations[str, Tokenizer] = Generations(max_generations)
+        """By digest."""
+        self._fetches = TokenizerFetches(Tokenizer.from_files)
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._heard_at: dict[PeerId, float] = {}
         """When each engine that is attached to was heard last, on the monotonic clock."""
-        self._lock = asyncio.Lock()
         self._decoded_before = 0
+        self._models: dict[PeerId, str] = {}
+        """What each serves."""
         self.model_name = ""
-        """What the engines serve, once known."""
+        """What the engine serves that was started last, once known."""
 
     @property
     def attached(self) -> bool:
@@ -68,29 +78,28 @@ class Engines:
         return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
-        """Learn the tokenizer from the first engine; refuse engines that have another while one is attached."""
+        """Ask an engine what it serves, and learn its tokenizer, unless other engines have the same."""
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
-        self.model_name = model.model
-        fingerprint = model.tokenizer_digest
-        async with self._lock:
-            if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
-                self._check(fingerprint)
-                fetched = await self._fetch(stub, fingerprint)
-                self._check(fingerprint)  # somebody may have come meanwhile
-                self._tokenizer = fetched
+        digest = model.tokenizer_digest
+        await self._fetches.get(
+            digest, stub, lambda: self._tokenizers.get(digest), lambda found: self._learn(model, found)
+        )
         return model
 
-    def _check(self, fingerprint: str) -> None:
-        """Refuse an engine whose tokenizer is not that of the engines that are attached."""
-        if self._decoders and self._tokenizer is not None and self._tokenizer.fingerprint() != fingerprint:
-            raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}, expected {self._tokenizer.fingerprint()}")
+    def _learn(self, model: engine_pb2.GetModelResponse, tokenizer: Tokenizer) -> None:
+        if not self._tokenizers.learn(model.tokenizer_digest, PeerId(model.name, model.incarnation), tokenizer):
+            raise LinkRefused(f"it has another tokenizer than the {self._most} of other engines: --max-generations")
+        log.info("learned tokenizer", model=model.model, tokenizer_digest=model.tokenizer_digest)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
-        fingerprint = model.tokenizer_digest
-        if self._tokenizer is None or self._tokenizer.fingerprint() != fingerprint:
-            raise LinkRefused(f"its tokenizer's fingerprint is {fingerprint}: another engine was faster, with another")
-        self._decoders[engine] = EngineDecoder(self._tokenizer, self.subscribers, self._tracing)
+        tokenizer = self._tokenizers.get(model.tokenizer_digest)
+        if tokenizer is None:
+            raise LinkRefused(f"its tokenizer was forgotten: {self._most} others were asked for meanwhile")
+        self._tokenizers.engine_up(engine, model.tokenizer_digest)
+        self._decoders[engine] = EngineDecoder(tokenizer, self.subscribers, self._tracing)
+        self._models[engine] = model.model
+        self.model_name = self._models[max(self._models, key=lambda engine: engine.incarnation)]
         self._heard_at[engine] = time.monotonic()
         self.push_load()
         log.info("engine attached", engine=engine.name, address=link.address)
@@ -105,21 +114,11 @@ class Engines:
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         """What the link brought goes with it."""
         self._decoded_before += self._decoders.pop(engine).decoded_tokens
-        del self._heard_at[engine]
+        del self._heard_at[engine], self._models[engine]
+        self._tokenizers.engine_down(engine)
         self.push_load()
         log.info("engine lost", engine=engine.name, address=link.address)
 
     def _subscriber_gone(self, peer: PeerId) -> None:
         for decoder in self._decoders.values():
             decoder.drop_subscriber(peer)
-
-    async def _fetch(self, stub: Any, fingerprint: str) -> Tokenizer:
-        try:
-            files = await fetch_tokenizer(stub)
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
-        except (ValueError, TokenizerError) as error:
-            raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
-        if tokenizer.fingerprint() != fingerprint:
-            raise LinkRefused("the fingerprint of the tokenizer it sent is not the one it names")
-        log.info("learned tokenizer", fingerprint=fingerprint)
-        return tokenizer

@@ -53,7 +53,8 @@ class _Detokenizer:
         me = PeerId(settings.name, new_incarnation())
         self._settings = settings
         self._tracing = start_tracing(settings)
-        self._engines = Engines(self._tracing, Outboxes(settings.readers.max_unread_bytes))
+        outboxes = Outboxes(settings.readers.max_unread_bytes)
+        self._engines = Engines(settings.rollout.max_generations, self._tracing, outboxes)
         claims = Claims()
         credentials = dialling_credentials(settings)
         self._found = Discovery(

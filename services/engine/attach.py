@@ -122,6 +122,7 @@ class Attachment:
         board = self._hub.switchboard
         match command.WhichOneof("command"):
             case "submit":
+                self._check_model(command.submit)
                 board.submit(peer, submission_of(command.submit, self._hub.model, time.monotonic()), ordinal)
             case "cancel":
                 board.cancel(peer, command.cancel.request_id, command.cancel.epoch)
@@ -136,6 +137,17 @@ class Attachment:
                 board.done(peer, command.done.request_id, command.done.epoch)
             case _:
                 raise invalid_field("command", "none is set: expected submit, cancel, stop, redirect or done")
+
+    def _check_model(self, submit: engine_pb2.Submit) -> None:
+        """What was begun on one model does not go on with another."""
+        if submit.model_digest not in ("", self._hub.model_digest):
+            problem = f"{submit.model_digest[:80]!r} is not served here, but {self._hub.model_digest!r}"
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"model_digest: {problem}",
+                reason=Reason.MODEL_GONE,
+                field="model_digest",
+            )
 
     async def _write(
         self,

@@ -43,6 +43,8 @@ class Hub:
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
         """Likewise."""
+        self.model_digest = ""
+        """Likewise; with the tokenizer's."""
         ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard: Switchboard[Request] = Switchboard(self, ledgers, on_removed=self._removed)
         self._traces = traces

@@ -11,6 +11,7 @@ from ringline.engine.v1 import engine_pb2_grpc
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
+from engine_core.loading.digest import digest_of
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.engine.hub import Hub
@@ -116,11 +117,11 @@ class _Engine:
             executor.cache_size,
             self._config.scheduler,
             tokenizer_digest=tokenizer_digest,
-            model_digest=executor.model_digest,
+            model_digest=digest_of(executor.model_digest, tokenizer_digest),
             numerics=executor.numerics,
         )
         loop = asyncio.get_running_loop()
-        self._hub.model = executor.model
+        self._hub.model, self._hub.model_digest = executor.model, model.model_digest
         self._hub.step_loop = StepLoop(
             self._engine.core,
             loop,

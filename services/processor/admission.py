@@ -25,9 +25,9 @@ from services.processor.validation import (
     check_token_ids,
     refuse,
 )
-from services.processor.vocabulary import Vocabulary
+from services.processor.vocabulary import Vocabulary, generation_of
 from services.ring.capabilities import check_requires
-from services.ring.events import Code, Reason, Refused
+from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.text.chat import ChatTemplateError
@@ -68,6 +68,11 @@ class Admission:
     model: engine_pb2.GetModelResponse
     """What it was checked against and tokenized for."""
 
+    @property
+    def generation(self) -> Generation:
+        """The only one that may compute it."""
+        return generation_of(self.model)
+
 
 def admit(
     request: inference_pb2.GenerateRequest, vocabulary: Vocabulary, tenant: str, reply_to: PeerId, traceparent: str = ""
@@ -79,7 +84,6 @@ def admit(
     limits, model = vocabulary.limits, vocabulary.model
     check_requires(request.requires, vocabulary.capabilities)
     check_request(request, limits)
-    _check_generation(request.resume, model)
     prompt = prompt_ids(request, vocabulary)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
@@ -139,15 +143,6 @@ def admit(
         numerics=request.resume.numerics,
         model=model,
     )
-
-
-def _check_generation(resume: inference_pb2.Resume, model: engine_pb2.GetModelResponse) -> None:
-    """What was begun on one model does not go on with another."""
-    if resume.model_digest not in ("", model.model_digest):
-        problem = f"{resume.model_digest[:80]!r} is not served any more: begin the request anew"
-        raise Refused(
-            Code.UNAVAILABLE, f"resume.model_digest: {problem}", reason=Reason.MODEL_GONE, field="resume.model_digest"
-        )
 
 
 def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: Vocabulary) -> list[int]:

@@ -2,7 +2,8 @@
 
 Requests and look-ups wait in the same turns, and a request only when engines may soon need it (``window``). A batch
 takes one hop to a worker thread, however many small ones it holds; a large one does not hold up those behind it,
-because there are several threads. Tenants take turns, and one may fill as much of the room as it leaves free, so that a
+because there are several threads. While no engine takes work, requests wait here: which model they are for is not
+known before one does. Tenants take turns, and one may fill as much of the room as it leaves free, so that a
 flood of one does not hold up or turn away the others.
 
 What waits is held as bytes, the smallest form it has. Texts take up to 220 times their size while they are tokenized,
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 from ringline.inference.v1 import inference_pb2
@@ -28,7 +29,7 @@ from services.processor.client import ClientRequest, LiveRequest
 from services.processor.ring import Ring
 from services.processor.speed import Speed
 from services.processor.turns import Turns
-from services.processor.vocabulary import VocabularySource
+from services.processor.vocabulary import Vocabularies, Vocabulary, no_route
 from services.processor.window import LEAST, Window
 from services.ring.events import Cause, Code, Reason, Refused, Status
 from services.ring.identity import PeerId
@@ -61,10 +62,21 @@ class _Work:
     tenant: str
     size: int
     """Bytes that it counts for."""
-    do: Callable[[], object]
-    """In a worker thread."""
+    begin: Callable[[], Callable[[], object] | None]
+    """On the event loop, when its turn has come: what a worker thread is to do; None while that is not known."""
     tell: Callable[[Any], None]
-    """On the event loop: what ``do`` returned, or the exception that it raised, without its traceback."""
+    """On the event loop: what that returned, or the exception that it raised, without its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that waits to be tokenized."""
+
+    packed: bytes
+    model: str
+    """That it names."""
+    begun_on: str
+    """Digest of the model that it goes on with; empty for a new request."""
 
 
 class Desk:
@@ -72,25 +84,31 @@ class Desk:
 
     def __init__(
         self,
-        vocabulary: VocabularySource,
+        vocabularies: Vocabularies,
         ring: Ring,
         me: PeerId,
         *,
+        patience: float,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         seats: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """``max_waiting_bytes``: how much may wait here; one request that is larger may wait alone.
+        """``patience`` in seconds: how long a request waits for an engine that takes work.
+
+        ``max_waiting_bytes``: how much may wait here; one request that is larger may wait alone.
 
         ``seats``: choices that engines compute at a time; None where there is no engine, or it is not known.
         """
-        self._vocabulary = vocabulary
+        self._vocabularies = vocabularies
         self._ring = ring
+        self._patience = patience
         self._me = me
         self._seats = seats
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._free = THREADS
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._look_ups = itertools.count(1)
+        self._parked: dict[str, tuple[_Work, float]] = {}
+        """What waits for an engine, by ring id, and since when; in that order."""
         self._window: Window[_Work] = Window()
         self._release_due = False
         ring.backlog.on_leave = self._left
@@ -104,6 +122,7 @@ class Desk:
     def close(self) -> None:
         """Admit nothing more."""
         self._window.clear()
+        self._parked.clear()
         self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -117,18 +136,19 @@ class Desk:
         stopping = request.stopping
         self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._ring.meter.check(tenant, call.arrived)
-        packed = request.SerializeToString()
-        size = max(len(packed), LEAST_BYTES)
-        self._make_room(tenant, size)
+        asked = _Asked(request.SerializeToString(), request.model, request.resume.model_digest)
+        work = self._work_of(call, asked)
+        self._make_room(tenant, work.size)
         self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
         self._ring.meter.enter(call.ring_id, tenant, call.arrived)
-        work = _Work(call.ring_id, tenant, size, partial(self._admit_one, call, packed), partial(self._admitted, call))
         if self._window.enter(tenant, request.priority, call.ring_id, work, self._most_ahead(tenant)):
             self._append(work)
 
     def drop(self, call: ClientRequest) -> None:
         """Let go of a request that ended, if it waits here: its message may be large."""
-        if (work := self._window.remove(call.ring_id)) is not None:
+        kept = self._window.remove(call.ring_id)
+        work, _ = self._parked.pop(call.ring_id, (kept, 0.0))
+        if work is not None:
             self._bytes.give_back(work.tenant, work.size)
         else:
             self._drop(call.client.tenant, call.ring_id)
@@ -138,6 +158,8 @@ class Desk:
         self._release_due = False
         for work in self._window.release(self._most_ahead):
             self._append(work)
+        if self._parked:
+            self._look_at_parked(time.monotonic())
 
     async def look_up(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
         """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
@@ -148,7 +170,7 @@ class Desk:
         self._make_room(tenant, size)
         name = f"look-up {next(self._look_ups)}"
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._append(_Work(name, tenant, size, function, partial(_answer, answer)))
+        self._append(_Work(name, tenant, size, lambda: function, partial(_answer, answer)))
         try:
             return await answer
         finally:
@@ -200,16 +222,22 @@ class Desk:
 
     def _next_batch(self) -> None:
         while self._free and self._waiting and self._begun_bytes <= MAX_BEGUN_BYTES:
-            batch = self._waiting.take()
+            batch: list[tuple[_Work, Callable[[], object]]] = []
             now = time.monotonic()
-            for work in batch:
+            for work in self._waiting.take():
+                if (task := work.begin()) is None:
+                    self._parked[work.name] = work, now
+                    continue
+                batch.append((work, task))
                 self._bytes.give_back(work.tenant, work.size)
                 self._begun_bytes += work.size
                 self._speed.add(work.size, now)
+            if not batch:
+                continue
             self._free -= 1
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._pool, _do_all, batch)
-            future.add_done_callback(partial(self._done, batch))
+            future.add_done_callback(partial(self._done, [work for work, _ in batch]))
 
     def _done(self, batch: list[_Work], done: asyncio.Future[list[object]]) -> None:
         self._free += 1
@@ -220,19 +248,43 @@ class Desk:
             work.tell(outcome)
         self._next_batch()
 
-    def _admit_one(self, call: ClientRequest, packed: bytes) -> Admission:
+    def _look_at_parked(self, now: float) -> None:
+        """Let go on what engines take now; end what has waited too long."""
+        served = self._vocabularies.preferred()
+        for name, (work, since) in list(self._parked.items()):
+            if work.begin() is not None:
+                del self._parked[name]
+                self._append(work)
+            elif now - since > self._patience:
+                del self._parked[name]
+                self._bytes.give_back(work.tenant, work.size)
+                work.tell(no_route(served, None, self._patience))
+            elif not served:
+                return  # and what is behind it came later
+
+    def _work_of(self, call: ClientRequest, asked: _Asked) -> _Work:
+        size = max(len(asked.packed), LEAST_BYTES)
+        begin, tell = partial(self._begin, call, asked), partial(self._admitted, call, asked)
+        return _Work(call.ring_id, call.client.tenant, size, begin, tell)
+
+    def _begin(self, call: ClientRequest, asked: _Asked) -> Callable[[], Admission] | None:
+        """Choose the model that a request is for: the one that it began on, else the one for new requests."""
+        known = self._vocabularies
+        vocabulary = known.of(asked.begun_on) if asked.begun_on else known.for_new(asked.model)
+        if vocabulary is not None:
+            return partial(self._admit_one, call, asked, vocabulary)
+        return None if known.newest else _refuse_unknown
+
+    def _admit_one(self, call: ClientRequest, asked: _Asked, vocabulary: Vocabulary) -> Admission:
         """In a worker thread."""
         if call.ended:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # nobody hears it
-        vocabulary = self._vocabulary.current
-        if vocabulary is None:
-            raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
         self._ring.meter.policies.check_model(call.client.tenant, vocabulary.limits.name)
         traceparent = call.trace.traceparent if call.trace is not None else ""
-        request = inference_pb2.GenerateRequest.FromString(packed)
+        request = inference_pb2.GenerateRequest.FromString(asked.packed)
         return admit(request, vocabulary, call.client.tenant, self._me, traceparent)
 
-    def _admitted(self, call: ClientRequest, outcome: Admission | Exception) -> None:
+    def _admitted(self, call: ClientRequest, asked: _Asked, outcome: Admission | Exception) -> None:
         """On the event loop."""
         if call.ended:
             return
@@ -242,14 +294,20 @@ class Desk:
             log.error("admission failed", request_id=call.ring_id, error=repr(outcome))
             message = f"internal error; the log has it under {call.ring_id}"
             self._ring.end(call, Cause.ERROR, Status(Code.INTERNAL, message))
-        elif self._vocabulary.current is None or self._vocabulary.current.model is not outcome.model:
-            message = "the engines serve something else since it came"
-            status = Status(Code.UNAVAILABLE, message, 0, Reason.MODEL_GONE)
-            self._ring.end(call, Cause.ERROR, status)
+        elif not self._may_start(asked, outcome):
+            work = self._work_of(call, asked)
+            self._bytes.take(work.tenant, work.size)
+            self._append(work)
         elif call.deadline is not None and time.monotonic() >= call.deadline:
             self._ring.end(call, Cause.DEADLINE)
         else:
             self._start(call, outcome)
+
+    def _may_start(self, asked: _Asked, admission: Admission) -> bool:
+        """Whether there are engines for it yet. If not, nobody was told anything: a new request may be for others."""
+        if asked.begun_on:
+            return self._vocabularies.holds(admission.generation)
+        return admission.generation in self._vocabularies.preferred()
 
     def _start(self, call: ClientRequest, admission: Admission) -> None:
         ring = RingRequest(call.ring_id, admission.admitted.prompt_tokens, admission.choices)
@@ -259,20 +317,24 @@ class Desk:
             self._ring.end(call, Cause.ERROR, refused.status)
 
 
-def _do_all(batch: list[_Work]) -> list[object]:
+def _refuse_unknown() -> NoReturn:
+    raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+
+
+def _do_all(batch: list[tuple[_Work, Callable[[], object]]]) -> list[object]:
     """In a worker thread."""
-    outcomes = [_do(work) for work in batch]
-    if sum(work.size for work in batch) > BATCH_BYTES:
+    outcomes = [_do(work.name, task) for work, task in batch]
+    if sum(work.size for work, _ in batch) > BATCH_BYTES:
         give_back_free_memory()
     return outcomes
 
 
-def _do(work: _Work) -> object:
+def _do(name: str, task: Callable[[], object]) -> object:
     try:
-        return work.do()
+        return task()
     except Exception as error:
         if not isinstance(error, Refused | MalformedMessage):
-            log.exception("work failed", work=work.name)
+            log.exception("work failed", work=name)
         # Its traceback refers to the frames that hold it: with them, the whole request would stay until Python looks
         # for cycles.
         error.__traceback__ = error.__context__ = error.__cause__ = None

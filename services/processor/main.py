@@ -22,7 +22,7 @@ from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.traces import RequestTraces
-from services.processor.vocabulary import VocabularySource
+from services.processor.vocabulary import Vocabularies
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.runtime.attach_client import EngineLink
@@ -67,10 +67,10 @@ class _Processor:
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
-        vocabulary = self._vocabulary = VocabularySource()
+        vocabularies = self._vocabularies = Vocabularies(settings.rollout.max_generations)
         self._settings = settings
         self._metrics = ProcessorMetrics()
-        self._peers = Peers(vocabulary, random.Random())
+        self._peers = Peers(vocabularies, random.Random())
         backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
         policies = TenantPolicies(settings.auth.tenants_file)
         self._ring = Ring(
@@ -116,7 +116,7 @@ class _Processor:
             ),
         ]
         self._overview = Overview(me.name, self._peers, self._metrics)
-        self._desk = Desk(vocabulary, self._ring, me, seats=lambda: self._peers.seats)
+        self._desk = Desk(vocabularies, self._ring, me, patience=settings.patience, seats=lambda: self._peers.seats)
         self._server = Server(
             server,
             [DESCRIPTION.full_name],
@@ -134,7 +134,7 @@ class _Processor:
             traces=RequestTraces(self._tracing) if self._tracing is not None else None,
         )
         service = InferenceService(
-            vocabulary,
+            vocabularies,
             self._intake,
             self._desk,
             self._metrics,
@@ -177,7 +177,7 @@ class _Processor:
                 reading = self._reading()
                 self._metrics.update(reading)
                 self._overview.tick(now, reading, self._metrics.serving)
-                if vocabulary := self._vocabulary.current:
+                if vocabulary := self._vocabularies.newest:
                     self._metrics.model_name = vocabulary.limits.name
                 if self._peers.ready != serving:
                     if serving := self._peers.ready:

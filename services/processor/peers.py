@@ -16,7 +16,8 @@ from ringline.types.v1 import link_pb2
 
 from services.processor.chronicle import Chronicle
 from services.processor.views import PeerView, detokenizer_view, engine_view
-from services.processor.vocabulary import VocabularySource
+from services.processor.vocabulary import Vocabularies, generation_of
+from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness, step_limit
 from services.ring.peer_list import PeerList
@@ -39,10 +40,6 @@ MAX_OTHERS = 16
 
 class PeerEvents(Protocol):
     """Whoever owns the requests."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is live."""
 
     def routes_changed(self) -> None:
         """Pairs may have been joined: stranded requests may go on."""
@@ -88,11 +85,12 @@ class _Detokenizer:
 class Peers:
     """Implements ``EngineOwner`` and ``DetokenizerOwner``."""
 
-    def __init__(self, vocabulary: VocabularySource, rng: random.Random) -> None:
+    def __init__(self, vocabularies: Vocabularies, rng: random.Random) -> None:
         self.events: PeerEvents
         """Set before anything is dialled."""
-        self._vocabulary = vocabulary
+        self.vocabularies = vocabularies
         self._routes = Routes(rng)
+        vocabularies.preferred = self._routes.preferred
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
@@ -105,10 +103,16 @@ class Peers:
         """Who gives no sign of life: what they have may go elsewhere, and nothing new goes to them."""
 
     def choose(
-        self, request_id: str, prefixes: Prefixes, *, choices: int, engine: PeerId | None = None
+        self,
+        request_id: str,
+        generation: Generation,
+        prefixes: Prefixes,
+        *,
+        choices: int,
+        engine: PeerId | None = None,
     ) -> Route | None:
-        """A pair for a request, on ``engine`` if given; None if no joined pair takes work."""
-        return self._routes.choose(request_id, prefixes, choices=choices, engine=engine)
+        """A pair for a request, on ``engine`` if given; None if no joined pair of its generation takes work."""
+        return self._routes.choose(request_id, generation, prefixes, choices=choices, engine=engine)
 
     def release(self, request_id: str, computed: Prefixes | None) -> None:
         """A request has ended; ``computed`` is what its engine has of it, if it has got anywhere."""
@@ -174,13 +178,13 @@ class Peers:
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Learn what the engine serves, and who it is, before attaching to it."""
-        return await self._vocabulary.learn(stub, free=lambda: not self._engines and self.events.idle)
+        return await self.vocabularies.learn(stub)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """Attached."""
-        self._vocabulary.check(model)  # another engine may have been faster, with another model
+        self.vocabularies.engine_up(engine, model)
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics)
-        self._routes.engine_up(engine, model.max_num_seqs or None)
+        self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None)
         self.chronicle.note("engine", engine.name, "joined")
         log.info("engine attached", engine=engine.name, address=link.address)
         self._part()
@@ -209,6 +213,7 @@ class Peers:
         what = "left" if node.draining else "lost"
         self.chronicle.note("engine", engine.name, what, self._routes.requests()[engine])
         self._routes.engine_down(engine)
+        self.vocabularies.engine_down(engine)
         self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
         self.events.engine_lost(engine, crashed=not (node.draining or node.suspected))

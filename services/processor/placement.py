@@ -9,6 +9,7 @@ import enum
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 
 import structlog
 from ringline.engine.v1 import engine_pb2
@@ -16,6 +17,7 @@ from ringline.engine.v1 import engine_pb2
 from services.processor.client import LiveRequest
 from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
+from services.processor.vocabulary import no_route
 from services.ring.crashes import Blame
 from services.ring.events import Code, Reason, Status, invalid_field
 from services.ring.identity import PeerId
@@ -89,8 +91,9 @@ class Placement:
         """Lose patience with routes that do not come, and leave who gives no sign of life."""
         for live in list(self._stranded.values()):
             if live.outage.waited(now) > self._patience:
-                message = f"no engine for this request within {self._patience:g} s: {live.reason}"
-                self._end(live, Status(Code.UNAVAILABLE, message, 1000, Reason.NO_ROUTE))
+                generation = live.admission.generation
+                status = no_route(self._peers.vocabularies.preferred(), generation, self._patience).status
+                self._end(live, replace(status, message=f"{status.message}: {live.reason}"))
             elif now >= live.retry_at:
                 self.route(live, live.reason)
         if self._peers.suspects or self._peers.parted:
@@ -107,6 +110,7 @@ class Placement:
         self._stranded.pop(live.ring.request_id, None)
         self._forget_at(live)
         self._peers.release(live.ring.request_id, live.computed())
+        self._peers.vocabularies.leave(live.admission.generation)
 
     def refused(self, live: LiveRequest, reason: str) -> None:
         """Its engine did not take it: it waits for another route."""
@@ -163,7 +167,8 @@ class Placement:
 
     def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
         request_id, choices = live.ring.request_id, len(live.ring.unfinished())
-        return self._peers.choose(request_id, live.admission.prefixes, choices=choices, engine=engine)
+        admission = live.admission
+        return self._peers.choose(request_id, admission.generation, admission.prefixes, choices=choices, engine=engine)
 
     def _strand(self, live: LiveRequest, reason: str) -> None:
         live.reason = reason

@@ -61,6 +61,7 @@ class Ring:
         self.meter = meter or Meter(TenantPolicies(None))
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
+        self._vocabularies = peers.vocabularies
         self._placement = Placement(
             peers, self._live, self._fail, patience=patience, max_crash_resubmits=max_crash_resubmits
         )
@@ -74,11 +75,6 @@ class Ring:
             max_live_bytes,
             lambda tenant: retry_after_ms(backlog.stay(tenant)),
         )
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is live."""
-        return not self._live
 
     @property
     def num_live(self) -> int:
@@ -98,6 +94,7 @@ class Ring:
         self._quota.check(tenant, live.size)
         self.meter.queue(live.ring.request_id, tenant, live.ring.prompt_tokens)
         self._quota.take(tenant, live.size)
+        self._vocabularies.enter(live.admission.generation)
         live.call.live = live
         self._live[live.ring.request_id] = live
         admitted = live.admission.admitted

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
-from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.callers import Caller, authenticated
@@ -20,7 +19,7 @@ from services.processor.lookups import detokenize, list_models, tokenize
 from services.processor.responses import refusal
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
-from services.processor.vocabulary import Vocabulary, VocabularySource
+from services.processor.vocabulary import Vocabularies, Vocabulary, named
 from services.ring.events import Code, Reason, Refused, Status
 from services.runtime.calls import end_soon
 from services.runtime.parsing import parse
@@ -29,7 +28,7 @@ from services.runtime.wire import abort, status_from_proto
 
 log = structlog.get_logger(__name__)
 
-_Request = TypeVar("_Request", bound=Message)
+_Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
 _Response = TypeVar("_Response")
 
 
@@ -48,7 +47,7 @@ class InferenceService:
 
     def __init__(
         self,
-        vocabulary: VocabularySource,
+        vocabularies: Vocabularies,
         intake: Intake,
         desk: Desk,
         metrics: ProcessorMetrics,
@@ -56,7 +55,7 @@ class InferenceService:
         tenant_header: str,
         policies: TenantPolicies,
     ) -> None:
-        self._vocabulary = vocabulary
+        self._vocabularies = vocabularies
         self._intake = intake
         self._desk = desk
         self._metrics = metrics
@@ -90,7 +89,7 @@ class InferenceService:
         name = ""
         try:
             try:
-                request = parse(inference_pb2.GenerateRequest, data, self._vocabulary.message_limits)
+                request = parse(inference_pb2.GenerateRequest, data, self._vocabularies.message_limits)
             except Refused as refused:
                 self._metrics.request_refused(refused.status.code.name, client.tenant)
                 raise
@@ -137,7 +136,7 @@ class InferenceService:
         while (data := await context.read()) is not grpc.aio.EOF:
             ordinal += 1
             try:
-                frame = parse(inference_pb2.SessionRequest, data, self._vocabulary.message_limits)
+                frame = parse(inference_pb2.SessionRequest, data, self._vocabularies.message_limits)
             except Refused as refused:
                 self._intake.refuse_frame(client, ordinal, refused.status)
             else:
@@ -177,7 +176,7 @@ class InferenceService:
     ) -> None:
         limits = inference_pb2.SessionLimits(
             max_live_requests=self._bounds.max_live_requests,
-            max_message_bytes=min(self._bounds.max_message_bytes, self._vocabulary.message_limits.max_bytes),
+            max_message_bytes=min(self._bounds.max_message_bytes, self._vocabularies.message_limits.max_bytes),
             stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
         )
         await self._send(client, context, inference_pb2.SessionResponse(limits=limits))
@@ -230,7 +229,7 @@ class InferenceService:
     async def ListModels(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        vocabulary, caller = self._vocabulary.current, await self._caller(context)
+        vocabulary, caller = self._vocabularies.newest, await self._caller(context)
         permitted = vocabulary is not None and self._policies.permits(caller.tenant, vocabulary.limits.name)
         return list_models(vocabulary if permitted else None)
 
@@ -243,13 +242,14 @@ class InferenceService:
     ) -> _Response:
         """Off the event loop; a refusal becomes the RPC's status."""
         tenant = (await self._caller(context)).tenant
+        served, limits = self._vocabularies.served(), self._vocabularies.message_limits
 
         def known() -> _Response:
-            vocabulary = self._vocabulary.current
-            if vocabulary is None:
+            request = parse(kind, data, limits)
+            if (vocabulary := named(request.model, served)) is None:
                 raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
             self._policies.check_model(tenant, vocabulary.limits.name)
-            return look_up(parse(kind, data, vocabulary.limits.message), vocabulary)
+            return look_up(request, vocabulary)
 
         try:
             return await self._desk.look_up(known, tenant, len(data))

@@ -1,9 +1,12 @@
-"""The model and tokenizer that this processor serves, as an engine tells it; the same for every engine of the ring."""
+"""The models that this processor serves, as engines tell them: one, or a few while a new one is rolled out.
+
+Everything that a request is checked against and tokenized with belongs to a generation (``services.ring.generations``),
+and a request keeps to the one that admitted it.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +15,26 @@ from ringline.engine.v1 import engine_pb2
 
 from services.processor.validation import UNKNOWN_MODEL, ModelLimits
 from services.ring.capabilities import CHAT, PROCESSOR
+from services.ring.events import Code, Reason, Refused
+from services.ring.generations import Generation, Generations
+from services.ring.identity import PeerId
 from services.runtime.parsing import MessageLimits
 from services.runtime.redial import LinkRefused
-from services.runtime.tokenizer_fetch import fetch_tokenizer
+from services.runtime.tokenizer_fetch import TokenizerFetches
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
 MODEL_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What turns texts into ids, and ids into texts."""
+
+    tokenizer: Tokenizer
+    chat: ChatTemplates
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,78 +52,123 @@ class Vocabulary:
         chat = (CHAT,) if self.chat.names else ()
         return frozenset((*self.model.capabilities, *PROCESSOR, *chat))
 
+    @property
+    def generation(self) -> Generation:
+        """Which requests and engines it is for."""
+        return generation_of(self.model)
 
-class VocabularySource:
-    """Learns the vocabulary from the first engine, and refuses engines that have another."""
 
-    def __init__(self) -> None:
-        self.current: Vocabulary | None = None
-        self._lock = asyncio.Lock()
+class Vocabularies:
+    """Learns them from engines; generations with the same tokenizer share it."""
+
+    def __init__(self, most: int) -> None:
+        """``most`` generations are held at a time."""
+        self._most = most
+        self._held: Generations[Generation, Vocabulary] = Generations(most)
+        self._fetches = TokenizerFetches(_texts_of)
+        self.preferred: Callable[[], Sequence[Generation]] = list
+        """The generations that new requests may belong to, the best first; set by the one who knows the routes."""
 
     @property
     def message_limits(self) -> MessageLimits:
-        """How large a client's message may be."""
-        return UNKNOWN_MODEL if self.current is None else self.current.limits.message
+        """How large a client's message may be: as large as any of the models allows."""
+        limits = [held.limits.message for held in self._held.values()] or [UNKNOWN_MODEL]
+        return MessageLimits(max(each.max_bytes for each in limits), max(each.max_fields for each in limits))
 
-    async def learn(self, stub: Any, *, free: Callable[[], bool]) -> engine_pb2.GetModelResponse:
-        """Ask an engine; ``free()`` says whether nothing holds on to the present vocabulary.
+    async def learn(self, stub: Any) -> engine_pb2.GetModelResponse:
+        """Ask an engine what it serves.
 
-        Raises ``LinkRefused`` for an engine that serves something else, ``grpc.aio.AioRpcError`` for one that
-        does not answer.
+        Raises ``LinkRefused`` for an engine that cannot be served, ``grpc.aio.AioRpcError`` for one that does not
+        answer.
         """
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
-        async with self._lock:
-            if self.current is not None and _same(self.current.model, model):
-                return model
-            if not free():
-                self.check(model)
-            fetched = await self._fetch(stub, model)
-            if not free():  # somebody came meanwhile
-                self.check(model)
-            self.current = fetched
-        log.info("learned model", model=model.model, tokenizer=model.tokenizer_digest)
+        if generation_of(model) not in self._held:
+            digest = model.tokenizer_digest
+            await self._fetches.get(digest, stub, lambda: self._texts(model), lambda texts: self.add(model, texts))
+            if (texts := self._texts(model)) is not None:
+                self.add(model, texts)
         return model
 
-    def check(self, model: engine_pb2.GetModelResponse) -> None:
-        """Raise ``LinkRefused`` for an engine that serves something else than is served here."""
-        if self.current is not None and not _same(self.current.model, model):
-            raise LinkRefused(_difference(self.current.model, model))
-
-    async def _fetch(self, stub: Any, model: engine_pb2.GetModelResponse) -> Vocabulary:
-        try:
-            files = await fetch_tokenizer(stub)
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
-            chat = ChatTemplates.from_files(files)
-        except ValueError as error:
-            raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
-        fingerprint = tokenizer.fingerprint()
-        if fingerprint != model.tokenizer_digest:
-            raise LinkRefused(
-                f"its tokenizer's fingerprint is {model.tokenizer_digest}, that of the files it sent {fingerprint}"
-            )
+    def add(self, model: engine_pb2.GetModelResponse, texts: Texts) -> None:
+        """Hold what an engine serves; raises ``LinkRefused`` while there is no room for one model more."""
+        generation = generation_of(model)
+        if generation in self._held:
+            return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
-        return Vocabulary(model, tokenizer, chat, limits)
+        vocabulary = Vocabulary(model, texts.tokenizer, texts.chat, limits)
+        if not self._held.learn(generation, PeerId(model.name, model.incarnation), vocabulary):
+            raise LinkRefused(
+                f"it serves another model than the {self._most} that engines and requests need here: --max-generations"
+            )
+        log.info(
+            "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
+        )
+
+    def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        """An engine was linked; raises ``LinkRefused`` where what it serves was forgotten since it was asked."""
+        if not self._held.engine_up(engine, generation_of(model)):
+            raise LinkRefused(f"what it serves was forgotten: {self._most} other models were asked for meanwhile")
+
+    def engine_down(self, engine: PeerId) -> None:
+        """The link to an engine ended."""
+        self._held.engine_down(engine)
+
+    def served(self) -> list[Vocabulary]:
+        """What engines serve now, or served when there were any; the newest first."""
+        served, held = set(self.preferred()), self._held.values()
+        return [each for each in held if each.generation in served] or held
+
+    @property
+    def newest(self) -> Vocabulary | None:
+        """The first of these; None before the first engine."""
+        return next(iter(self.served()), None)
+
+    def for_new(self, name: str = "") -> Vocabulary | None:
+        """What a new request should belong to; None while no engine takes work."""
+        return named(name, [held for generation in self.preferred() if (held := self._held.get(generation))])
+
+    def of(self, digest: str) -> Vocabulary | None:
+        """The one that a request began on."""
+        return next((held for held in self._held.values() if held.model.model_digest == digest), None)
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether requests may belong to it."""
+        return generation in self._held
+
+    def enter(self, generation: Generation) -> None:
+        """A request belongs to it: it is held until ``leave``."""
+        self._held.enter(generation)
+
+    def leave(self, generation: Generation) -> None:
+        """The request has ended."""
+        self._held.leave(generation)
+
+    def _texts(self, model: engine_pb2.GetModelResponse) -> Texts | None:
+        """Those of another generation that has the same tokenizer."""
+        for held in self._held.values():
+            if held.model.tokenizer_digest == model.tokenizer_digest:
+                return Texts(held.tokenizer, held.chat)
+        return None
 
 
-def _same(one: engine_pb2.GetModelResponse, other: engine_pb2.GetModelResponse) -> bool:
-    return _identity(one) == _identity(other)
+def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
+    """The generation of an engine that says this of itself."""
+    return Generation(model.model, model.model_digest)
 
 
-def _identity(model: engine_pb2.GetModelResponse) -> tuple[Any, ...]:
-    return (
-        model.model,
-        model.vocab_size,
-        model.max_model_len,
-        tuple(model.eos_token_ids),
-        model.tokenizer_digest,
-    )
+def no_route(served: Sequence[Generation], wanted: Generation | None, patience: float) -> Refused:
+    """Why a request of a generation (None: of any) found no engine, while those ``served`` take work."""
+    if served and wanted not in served:
+        message = f"no engine serves the model that this request began on, within {patience:g} s: begin it anew"
+        return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)
+    message = f"no engine and detokenizer for this request within {patience:g} s"
+    return Refused(Code.UNAVAILABLE, message, 1000, reason=Reason.NO_ROUTE)
 
 
-def _difference(ours: engine_pb2.GetModelResponse, theirs: engine_pb2.GetModelResponse) -> str:
-    names = ("model", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_digest")
-    differing = [
-        f"{name} is {theirs_!r}, expected {ours_!r}"
-        for name, ours_, theirs_ in zip(names, _identity(ours), _identity(theirs), strict=True)
-        if ours_ != theirs_
-    ]
-    return "it serves something else: " + "; ".join(differing)
+def _texts_of(files: dict[str, bytes]) -> Texts:
+    return Texts(Tokenizer.from_files(files), ChatTemplates.from_files(files))
+
+
+def named(name: str, found: Sequence[Vocabulary]) -> Vocabulary | None:
+    """The first of that name, else the first: what is wrong with the name is said of that."""
+    return next((each for each in found if each.limits.name == name), found[0] if found else None)

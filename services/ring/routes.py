@@ -3,6 +3,9 @@
 A pair is joined when the engine says that this very life of the detokenizer is attached to it, the detokenizer has
 acknowledged this processor's subscription, and does not say that it hears nothing of the engine.
 
+A request goes to engines of its own generation alone. A new one may belong to any: it belongs to the newest that has
+room, or to the newest where none has, so that the first engine of a new model is not given the work of all the others.
+
 No request goes where it would wait while there is room elsewhere. It follows its prompt's prefix to an engine that has
 it, unless that engine is busier than the others by more than the prefix is worth. Else it goes to the less loaded of
 two: which two, the prompt decides, so that processors which know nothing of each other send equal prompts to the same
@@ -18,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
@@ -55,6 +59,8 @@ class _Node:
     """What this processor has there: choices at an engine, requests at a detokenizer."""
     others: int = 0
     """What others had there when it last reported."""
+    generation: Generation | None = None
+    """Of an engine."""
     seats: int | None = None
     """Choices that an engine computes at a time."""
     pressed: bool = False
@@ -88,10 +94,10 @@ class Routes:
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """How often each was taken."""
 
-    def engine_up(self, peer: PeerId, seats: int | None = None) -> None:
+    def engine_up(self, peer: PeerId, generation: Generation, seats: int | None = None) -> None:
         """An engine welcomed this processor. ``seats``: how many choices it computes at a time, if that is known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
-        self._engines[peer.name] = _Node(peer, own, seats=seats)
+        self._engines[peer.name] = _Node(peer, own, generation=generation, seats=seats)
 
     def engine_down(self, peer: PeerId) -> None:
         """The link to this life of an engine ended."""
@@ -148,6 +154,16 @@ class Routes:
         """Whether any pair takes work."""
         return bool(self._engines_taking())
 
+    def generations(self) -> list[Generation]:
+        """Those of engines that take work; the one whose engine was started last is the first."""
+        engines = sorted(self._engines_taking(), key=lambda node: -node.peer.incarnation)
+        return list(dict.fromkeys(node.generation for node in engines if node.generation is not None))
+
+    def preferred(self) -> list[Generation]:
+        """The same, those with room for one more request before the others: so a new request should choose."""
+        roomy = {node.generation for node in self._engines_taking() if not node.full}
+        return sorted(self.generations(), key=lambda generation: generation not in roomy)
+
     def seats(self) -> int | None:
         """Choices that the engines which take work compute at a time; None if there are none, or one did not say."""
         known = [node.seats for node in self._engines_taking()]
@@ -170,14 +186,20 @@ class Routes:
         return frozenset().union(*(node.attached for node in self._engines.values()))
 
     def choose(
-        self, request_id: str, prefixes: Prefixes, *, choices: int = 1, engine: PeerId | None = None
+        self,
+        request_id: str,
+        generation: Generation,
+        prefixes: Prefixes,
+        *,
+        choices: int = 1,
+        engine: PeerId | None = None,
     ) -> Route | None:
-        """A joined pair that takes work, or None; the request counts as load there until ``release``.
+        """A joined pair of a generation that takes work, or None; the request counts as load there until ``release``.
 
         ``engine``: the one that has the request; it may go on there even if nothing new is taken.
         """
         if engine is None:
-            chosen = self._choose_engine(prefixes)
+            chosen = self._choose_engine(generation, prefixes)
         else:
             node = self._engines.get(engine.name)
             chosen = node if node is not None and node.peer == engine and any(self._joined(node)) else None
@@ -203,8 +225,8 @@ class Routes:
         if (node := self._detokenizers.get(route.detokenizer.name)) is not None and node.peer == route.detokenizer:
             node.own -= 1
 
-    def _choose_engine(self, prefixes: Prefixes) -> _Node | None:
-        nodes = {node.peer: node for node in self._engines_taking()}
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
+        nodes = {node.peer: node for node in self._engines_taking() if node.generation == generation}
         if not nodes:
             return None
         match = self.prefixes.find(prefixes, nodes)

@@ -219,6 +219,19 @@ class ReaderSettings(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutSettings(_Section):
+    """What happens while engines of another model take the places of the present ones."""
+
+    max_generations: int = option(
+        4,
+        "Models served side by side while engines are replaced by engines of another model: each takes the memory of "
+        "its tokenizer. An engine of one more is not linked until a model has no engine and no request any more.",
+        minimum=1,
+        maximum=64,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings(ServiceSettings):
     """The processor."""
 
@@ -232,6 +245,7 @@ class ProcessorSettings(ServiceSettings):
     )
     detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     max_live_requests: int = option(
@@ -294,6 +308,7 @@ class DetokenizerSettings(ServiceSettings):
     )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     callee: CalleeSettings = field(default_factory=CalleeSettings)
 
     def __post_init__(self) -> None:

@@ -25,9 +25,11 @@ from benchmarks.served.routed import POLICIES
 from benchmarks.shapes import SHAPES, describe_model
 from benchmarks.work import Work
 from benchmarks.worker import Worker, WorkerError, WorkerSpec
+from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import prefixes_of
 
+GENERATION = Generation("m", "digest")
 OPTIONS = {"load_format": "dummy", "max_num_seqs": 16, "dtype": "bfloat16"}
 
 
@@ -61,7 +63,7 @@ def test_the_policies_to_compare_with_look_at_no_prefix() -> None:
         routes = POLICIES[policy](random.Random(0))
         routes.detokenizer_up(PeerId("d", 1))
         for name in ("e0", "e1", "e2"):
-            routes.engine_up(PeerId(name, 1))
+            routes.engine_up(PeerId(name, 1), GENERATION)
             routes.engine_peers(PeerId(name, 1), [PeerId("d", 1)])
         drawn = families(0, 90)
         common = Counter(ask.prompt[0] for ask in drawn).most_common(1)[0][0]
@@ -69,7 +71,7 @@ def test_the_policies_to_compare_with_look_at_no_prefix() -> None:
         found: Counter[str] = Counter()
         for number, ask in enumerate(asks):
             assert len(ask.prompt) == 512
-            route = routes.choose(str(number), prefixes_of(ask.prompt, b"", 16))
+            route = routes.choose(str(number), GENERATION, prefixes_of(ask.prompt, b"", 16))
             routes.release(str(number))
             found[route.engine.name if route is not None else ""] += 1
         assert len(asks) > 2, "a family comes again"

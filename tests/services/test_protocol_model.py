@@ -1,6 +1,7 @@
 """The protocol, whole, over a network that loses, repeats, delays and cuts.
 
 Hypothesis chooses who does what next in a ring of two engines and two detokenizers (see ``tests.services.ring.world``).
+Engines come back with the model that they had, or with another one, which computes and names other tokens.
 At the end everything heals, and every request must have exactly one terminal per choice, with exactly the ids, text
 and log probabilities of an undisturbed run, and nobody may hold anything any more.
 """
@@ -23,16 +24,17 @@ from services.runtime.wire import read_logprobs
 from tests.services.ring.scores import packed
 from tests.services.ring.world import (
     ALPHABET,
-    EOS,
     LARGE,
+    NEXT,
     ORPHAN_GRACE,
-    TOKENIZER,
+    PRESENT,
+    SERVED,
     AttachStream,
     Detokenizer,
+    Served,
     World,
     logprob_at,
     prompt_logprob_at,
-    token_at,
 )
 
 ENGINES = ("engine-0", "engine-1")
@@ -53,18 +55,20 @@ class Outcome:
     end: inference_pb2.ChoiceFinished | None = None
 
 
-def undisturbed(request: inference_pb2.GenerateRequest, choice: int) -> tuple[list[int], str, Cause, str]:
+def undisturbed(
+    request: inference_pb2.GenerateRequest, choice: int, served: Served
+) -> tuple[list[int], str, Cause, str]:
     """Ids, text, cause and stop string of a choice that nothing happens to."""
     ids: list[int] = []
     stopping = request.stopping
     while len(ids) < stopping.max_tokens:
-        ids.append(token_at(request.sampling.seed, choice, len(ids)))
-        text = TOKENIZER.decode([i for i in ids if i != EOS or stopping.include_stop_str_in_output])
-        found = [stop for stop in stopping.stop if text.endswith(stop)] if ids[-1] != EOS else []
+        ids.append(served.token_at(request.sampling.seed, choice, len(ids)))
+        text = served.tokenizer.decode([i for i in ids if i != served.eos or stopping.include_stop_str_in_output])
+        found = [stop for stop in stopping.stop if text.endswith(stop)] if ids[-1] != served.eos else []
         if found and len(ids) > stopping.min_tokens:
             stop = max(found, key=len)
             return ids, text if stopping.include_stop_str_in_output else text[: -len(stop)], Cause.STOP, stop
-        if ids[-1] == EOS:
+        if ids[-1] == served.eos:
             return ids, text, Cause.STOP, ""
     return ids, text, Cause.LENGTH, ""
 
@@ -77,6 +81,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         # How many engines a request may outlive is another test's business: here it outlives any number.
         self.world = World(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000)
         self.asked: dict[str, inference_pb2.GenerateRequest] = {}
+        self.served: dict[str, Served] = {}
+        """The model of each request."""
         self.cancelled: set[str] = set()
         self.losses_left = 5  # a request whose frames are lost more often in a row fails, as it should
         self.lossy: set[Detokenizer] = set()
@@ -112,7 +118,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         if prompt_logprobs:
             request.output.prompt_logprobs = 2
         self.asked[request.request_id] = request
-        self.world.ask(request)
+        live = self.world.ask(request).live
+        assert live is not None
+        self.served[request.request_id] = SERVED[live.admission.model.model_digest]
 
     @rule(tokens=st.integers(1, 5), max_bytes=SIZES, rounds=st.integers(1, 4))
     def everything_flows(self, tokens: int, max_bytes: int, rounds: int) -> None:
@@ -180,9 +188,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         if heals:
             self.world.heal()
 
-    @rule(name=st.sampled_from(ENGINES), heals=st.booleans())
-    def engine_dies(self, name: str, heals: bool) -> None:
-        self.world.kill_engine(name)
+    @rule(name=st.sampled_from(ENGINES), served=st.none() | st.sampled_from([PRESENT, NEXT]), heals=st.booleans())
+    def engine_dies(self, name: str, served: Served | None, heals: bool) -> None:
+        """It comes back with its model, or is replaced by one of another."""
+        self.world.kill_engine(name, served)
         if heals:
             self.world.heal()
 
@@ -231,6 +240,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         world = self.world
         for detokenizer in self.lossy:  # streams lose nothing but their end; what lay behind it may have come before
             world.unsubscribe(detokenizer)
+        for name, served in zip(ENGINES, [PRESENT, NEXT], strict=True):
+            if world.engines[name].core.served is not served:  # so that there is one for every request
+                world.kill_engine(name, served)
         world.heal()
         world.trust()
         for _ in range(ROUNDS_TO_HEAL):
@@ -264,6 +276,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 known = scores.setdefault(name, PackedLogprobs(2))
                 assert response.prompt_logprobs.offset == len(known), "gapless"
                 known.extend(part)
+            elif response.HasField("started"):
+                assert response.started.model_digest == self.served[name].digest
             elif response.HasField("delta"):
                 outcome = outcomes.setdefault((name, response.delta.choice), Outcome())
                 assert outcome.end is None, "nothing follows the end of a choice"
@@ -289,7 +303,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         return outcomes
 
     def check(self, name: str, request: inference_pb2.GenerateRequest, choice: int, outcome: Outcome) -> None:
-        ids, text, cause, stop = undisturbed(request, choice)
+        ids, text, cause, stop = undisturbed(request, choice, self.served[name])
         end = outcome.end
         assert end is not None
         if end.finish_reason == Cause.CANCELLED:

@@ -1,6 +1,8 @@
-"""The detokenizer's engines: whose tokenizer holds."""
+"""The detokenizer's engines: each is decoded with its own tokenizer, and so many tokenizers are held."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
 
 import pytest
 from ringline.engine.v1 import engine_pb2
@@ -8,74 +10,73 @@ from ringline.engine.v1 import engine_pb2
 from services.detokenizer.engines import Engines
 from services.ring.identity import PeerId
 from services.runtime.redial import LinkRefused
-from services.text.tokenizer import Tokenizer
-from tests.services.processor.vocabularies import tokenizer
+from services.text.files import fingerprint
+from tests.services.processor.vocabularies import files
 
 
 class Stub:
-    """An engine, by the fingerprint of its tokenizer."""
+    """An engine, by the number of its tokenizer: all decode alike, and no two are the same."""
 
-    def __init__(self, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, number: int) -> None:
+        self.peer = PeerId(f"engine-{number}", number)
+        self.files = files() | {"generation_config.json": b"{}" + b" " * number}
+        self.fetched = 0
 
     async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
-        return model_of(self.fingerprint)
+        digest = fingerprint(self.files)
+        return engine_pb2.GetModelResponse(
+            name=self.peer.name, incarnation=self.peer.incarnation, model=self.peer.name, tokenizer_digest=digest
+        )
 
-
-def model_of(fingerprint: str) -> engine_pb2.GetModelResponse:
-    """What it says of itself."""
-    return engine_pb2.GetModelResponse(name=fingerprint, incarnation=1, tokenizer_digest=fingerprint)
+    async def GetTokenizer(
+        self, request: engine_pb2.GetTokenizerRequest, **call: float
+    ) -> AsyncIterator[engine_pb2.GetTokenizerResponse]:
+        self.fetched += 1
+        for name, data in self.files.items():
+            yield engine_pb2.GetTokenizerResponse(name=name, data=data, total_bytes=len(data))
 
 
 class Link:
     """The dialling end, as far as its owner looks at it."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    address = "unix:engine"
 
 
-class Another(Tokenizer):
-    """A tokenizer that names itself."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def fingerprint(self) -> str:
-        return self._name
+async def attach(engines: Engines, stub: Stub) -> None:
+    model = await engines.prepare(stub)
+    engines.engine_up(Link(), stub.peer, model)  # type: ignore[arg-type]
 
 
-async def test_of_two_engines_that_come_at_once_with_different_tokenizers_one_is_attached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engines = Engines()
-
-    async def fetch(stub: Stub, fingerprint: str) -> Tokenizer:
-        return Another(fingerprint)
-
-    monkeypatch.setattr(engines, "_fetch", fetch)
-    one = await engines.prepare(Stub("one"))
-    two = await engines.prepare(Stub("two"))  # nobody is attached yet
-    with pytest.raises(LinkRefused, match="fingerprint is one"):
-        engines.engine_up(Link("first"), PeerId("one", 1), one)  # type: ignore[arg-type]
-    engines.engine_up(Link("second"), PeerId("two", 1), two)  # type: ignore[arg-type]
-    with pytest.raises(LinkRefused, match="fingerprint is one, expected two"):
-        await engines.prepare(Stub("one"))
+async def test_engines_of_different_tokenizers_are_attached_side_by_side() -> None:
+    engines, stubs = Engines(3), [Stub(number) for number in (1, 3, 2)]
+    for stub in stubs:
+        await attach(engines, stub)
+    for stub in stubs:
+        assert engines._decoders[stub.peer]._tokenizer.fingerprint() == fingerprint(stub.files)
+    assert engines.model_name == "engine-3", "that of the engine which was started last"
 
 
-async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_keeps_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engines = Engines()
-    ours = tokenizer()
+async def test_engines_of_one_tokenizer_share_it() -> None:
+    engines, first, second = Engines(1), Stub(1), Stub(1)
+    second.peer = PeerId("another", 2)
+    await attach(engines, first)
+    await attach(engines, second)
+    assert (first.fetched, second.fetched) == (1, 0)
 
-    async def fetch(stub: Stub, fingerprint: str) -> Tokenizer:
-        if fingerprint == ours.fingerprint():
-            return ours
-        engines.engine_up(Link("first"), PeerId("one", 1), model_of(ours.fingerprint()))  # type: ignore[arg-type]
-        return Another(fingerprint)
 
-    monkeypatch.setattr(engines, "_fetch", fetch)
-    await engines.prepare(Stub(ours.fingerprint()))
-    with pytest.raises(LinkRefused, match="expected"):
-        await engines.prepare(Stub("two"))
-    assert engines._tokenizer is ours
+async def test_an_engine_of_one_tokenizer_too_many_waits_until_another_is_gone() -> None:
+    engines, first, second, third = Engines(2), Stub(1), Stub(2), Stub(3)
+    await attach(engines, first)
+    await attach(engines, second)
+    with pytest.raises(LinkRefused, match=r"another tokenizer than the 2 .*--max-generations"):
+        await engines.prepare(third)
+    engines.engine_down(Link(), first.peer)  # type: ignore[arg-type]
+    await attach(engines, third)
+
+
+async def test_an_engine_whose_tokenizer_was_forgotten_before_it_was_attached_is_asked_again() -> None:
+    engines, first, second = Engines(1), Stub(1), Stub(2)
+    model = await engines.prepare(first)
+    await engines.prepare(second)
+    with pytest.raises(LinkRefused, match="forgotten"):
+        engines.engine_up(Link(), first.peer, model)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A processor's front door without engines, served in one process, and what its tests say and read over gRPC."""
+"""A processor's front door without a ring, served in one process, and what its tests say and read over gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from services.processor.main import DESCRIPTION
 from services.processor.peers import Peers
 from services.processor.ring import Ring
 from services.processor.service import InferenceService, SessionBounds
-from services.processor.vocabulary import VocabularySource
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.runtime.calls import Calls
@@ -28,7 +27,7 @@ from services.runtime.handlers import rpc_handlers
 from services.runtime.interceptors import Guard
 from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
-from tests.services.processor.vocabularies import vocabulary
+from tests.services.processor.vocabularies import learned, vocabulary
 
 T = TypeVar("T")
 MAX_LIVE = 3
@@ -38,16 +37,17 @@ ROOM = 10_000
 
 
 class FrontDoor:
-    """A processor without engines: what it takes, waits."""
+    """A processor whose engines never answer: what it takes, waits."""
 
     def __init__(self, backlog: Backlog | None = None, outboxes: Outboxes | None = None) -> None:
-        source = VocabularySource()
-        source.current = vocabulary()
+        source = learned()
         me = PeerId("processor", 1)
         peers = Peers(source, random.Random(0))
+        served = [vocabulary().generation]
+        source.preferred = lambda: served
         self.metrics = ProcessorMetrics()
         peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
-        self.desk = Desk(source, ring, me, max_waiting_bytes=2 * ROOM)
+        self.desk = Desk(source, ring, me, patience=60.0, max_waiting_bytes=2 * ROOM)
         bounds = SessionBounds(
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0
         )

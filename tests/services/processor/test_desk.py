@@ -6,7 +6,6 @@ import asyncio
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from ringline.engine.v1 import engine_pb2
@@ -14,13 +13,17 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit
 from services.processor.client import ClientRequest
-from services.processor.desk import BATCH_BYTES, _Work
+from services.processor.desk import BATCH_BYTES, THREADS, _Work
 from services.processor.ring import Ring
-from services.ring.events import Cause, Code, Refused
-from services.ring.identity import PeerId, ring_id
+from services.processor.vocabulary import generation_of
+from services.ring.events import Cause, Code, Reason, Refused
+from services.ring.generations import Generation
+from services.ring.identity import ring_id
 from services.runtime.processor_metrics import ProcessorMetrics
+from services.runtime.wire import status_from_proto
 from tests.services.processor.backlogs import roomy
 from tests.services.processor.offices import LARGE, Office
+from tests.services.processor.vocabularies import texts, vocabulary
 
 
 def refused_with(office: Office, size: int) -> Refused:
@@ -141,20 +144,93 @@ async def test_what_ended_while_it_was_tokenized_does_not_set_out(
     assert office.ring.num_live == 1
 
 
-async def test_what_was_tokenized_for_another_model_is_not_sent_to_this_one(office: Office) -> None:
-    reading = office.source.current
-    assert reading is not None
+async def test_what_was_tokenized_for_a_model_that_left_meanwhile_is_tokenized_for_the_next_one(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_one = learn_another(office)
 
-    def admitted_meanwhile(call: ClientRequest, packed: bytes) -> Admission:
-        office.source.current = replace(reading, model=engine_pb2.GetModelResponse(model="another"))
-        return admit(inference_pb2.GenerateRequest.FromString(packed), reading, "", PeerId("processor", 1))
+    def admitted_meanwhile(*args: object) -> Admission:
+        admission = admit(*args)  # type: ignore[arg-type]
+        office.served = [next_one]
+        return admission
 
-    office.desk._admit_one = admitted_meanwhile  # type: ignore[method-assign]
+    monkeypatch.setattr("services.processor.desk.admit", admitted_meanwhile)
     call = office.ask("r", 10)
     await office.go()
-    (response,) = [response for response in office.client.take().responses if response.HasField("refused")]
-    assert response.refused.status.code == Code.UNAVAILABLE
-    assert call.live is None
+    assert call.live is not None
+    assert call.live.admission.generation == next_one
+    assert not office.desk._bytes.total
+
+
+async def test_new_requests_are_for_the_generation_that_should_have_them(office: Office) -> None:
+    (first,), next_one = office.served, learn_another(office)
+    office.served = [next_one, first]
+    new, resumed = office.ask("new", 10), office.ask("resumed", 10, begun_on=vocabulary().model.model_digest)
+    await office.go()
+    assert new.live is not None
+    assert resumed.live is not None
+    assert new.live.admission.generation == next_one
+    assert resumed.live.admission.generation == first
+
+
+async def test_requests_wait_untokenized_while_no_engine_takes_work(office: Office) -> None:
+    """Which model they are for is not known before one does."""
+    (first,), next_one = office.served, learn_another(office)
+    office.served = []
+    calls = [office.ask(str(number), 10) for number in range(3)]
+    dropped = calls.pop()
+    await threads_idle(office)
+    office.desk.release()
+    assert [call.live for call in calls] == [None, None]
+    assert office.desk._bytes.total, "they count"
+    office.desk.drop(dropped)
+    office.ring.end(dropped, Cause.CANCELLED)
+    office.served = [next_one, first]
+    office.desk.release()
+    await office.go()
+    assert [call.live and call.live.admission.generation for call in calls] == [next_one, next_one]
+    assert not office.desk._bytes.total
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_waiting_for_a_model_ends_with_patience(served: bool, office: Office) -> None:
+    """One that was begun on a model which is not here waits as one does that no engine is there for."""
+    office.served = office.served if served else []
+    call = office.ask("r", 10, begun_on="of long ago" if served else "")
+    await threads_idle(office)
+    office.desk.release()
+    assert not call.ended
+    office.desk._patience = -1.0
+    office.desk.release()
+    (refused,) = [one.refused for one in office.client.take().responses if one.HasField("refused")]
+    status = status_from_proto(refused.status)
+    assert (status.code, status.reason) == (Code.UNAVAILABLE, Reason.MODEL_GONE if served else Reason.NO_ROUTE)
+    assert not office.desk._bytes.total
+
+
+async def test_nothing_is_taken_before_an_engine_has_said_what_it_serves(office: Office) -> None:
+    office.source._held._drop(vocabulary().generation)
+    office.served = []
+    call = office.ask("r", 10)
+    await office.go()
+    assert call.ended
+
+
+def learn_another(office: Office) -> Generation:
+    """The office learns a model of the same tokenizer, which no engine serves yet."""
+    model = engine_pb2.GetModelResponse()
+    model.CopyFrom(vocabulary().model)
+    model.model_digest = "the next model"
+    office.source.add(model, texts())
+    return generation_of(model)
+
+
+async def threads_idle(office: Office) -> None:
+    """Everything that waited for a thread has had one, or waits for an engine."""
+    office.free()
+    async with asyncio.timeout(30):
+        while office.desk._waiting or office.desk._free < THREADS:  # noqa: ASYNC110 - its threads tell nobody
+            await asyncio.sleep(0.001)
 
 
 async def test_a_flood_leaves_room_and_waits_behind_itself(office: Office) -> None:

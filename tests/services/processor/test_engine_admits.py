@@ -20,7 +20,6 @@ from services.processor.admission import admit
 from services.processor.client import ClientRequest, ClientStream, LiveRequest
 from services.processor.peers import Peers
 from services.processor.ring import Ring
-from services.processor.vocabulary import VocabularySource
 from services.ring.events import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.request import RingRequest
@@ -28,7 +27,7 @@ from services.ring.routes import Route
 from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
 from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
-from tests.services.processor.vocabularies import MAX_MODEL_LEN, spec, vocabulary
+from tests.services.processor.vocabularies import MAX_MODEL_LEN, learned, spec, vocabulary
 
 VOCABULARY, SPEC = vocabulary(), spec()
 ME = PeerId("processor", 1)
@@ -122,7 +121,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
     admission = admit(request, VOCABULARY, "tenant", ME)
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    ring = Ring(peers := Peers(VocabularySource(), random.Random(0)), METRICS, roomy(), patience=1.0)
+    ring = Ring(peers := Peers(learned(), random.Random(0)), METRICS, roomy(), patience=1.0)
     peers.events = ring
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from services.processor.overview import HISTORY, Overview, quantile
 from services.processor.peers import Peers
 from services.ring.identity import PeerId
 from services.runtime.processor_metrics import ProcessorMetrics, ProcessorReading
+from tests.services.processor.vocabularies import learned
 from tests.services.ring.world import MODEL_MESSAGE
 
 ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
@@ -22,11 +23,6 @@ ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), 
 
 class Link:
     address = "unix:nowhere"
-
-
-class Vocabulary:
-    def check(self, model) -> None:
-        """Whatever is served."""
 
 
 class Nobody:
@@ -42,7 +38,7 @@ def message(peer: PeerId) -> link_pb2.Peer:
 
 @pytest.fixture
 def peers():
-    made = Peers(Vocabulary(), random.Random(0))
+    made = Peers(learned(MODEL_MESSAGE), random.Random(0))
     made.events = Nobody()
     return made
 

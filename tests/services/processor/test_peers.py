@@ -1,25 +1,22 @@
-"""What the processor believes of its peers: who may get work, and whose vocabulary holds."""
+"""What the processor believes of its peers: who may get work, and which models are served side by side."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from ringline.engine.v1 import engine_pb2
 
-from services.processor.vocabulary import Vocabulary
+from services.processor.client import ClientRequest
+from services.processor.vocabulary import Texts
+from services.ring.events import Code, Reason
+from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.runtime.redial import LinkRefused
-from tests.services.processor.asking import ask, processors_stream
-from tests.services.ring.world import MODEL_MESSAGE, World
-
-
-class Stub:
-    """An engine that serves another model."""
-
-    async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
-        return engine_pb2.GetModelResponse(model="another", name="engine-9", incarnation=1)
+from services.runtime.wire import status_from_proto
+from services.text.chat import ChatTemplates
+from tests.services.processor.asking import SEED, ask, end, events, expected, ids, processors_stream, settle
+from tests.services.ring.world import MAX_GENERATIONS, NEXT, PRESENT, World
 
 
 def hear(world: World, **frame: object) -> None:
@@ -44,43 +41,111 @@ def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: World
     assert world.peers.ready == (not draining)
 
 
-async def test_another_vocabulary_waits_until_nobody_holds_on_to_the_present_one(world: World) -> None:
-    world.ask(ask())
-    world.detach(processors_stream(world))
-    with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
-        await world.peers.prepare(Stub())
+def roll_out(world: World, *names: str) -> None:
+    """These engines are replaced by such as serve the next model."""
+    for name in names:
+        world.kill_engine(name, NEXT)
+    world.heal()
+    world.flow()
 
 
-async def test_of_two_engines_that_come_at_once_with_different_models_one_is_attached(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.detach(processors_stream(world))
+def engine_of(world: World, call: ClientRequest) -> str:
+    assert call.live is not None
+    assert call.live.route is not None
+    return call.live.route.engine.name
 
-    class First(Stub):
+
+def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: World) -> None:
+    old = wide.ask(ask())
+    other = {"engine-0": "engine-1", "engine-1": "engine-0"}[engine_of(wide, old)]
+    roll_out(wide, other)
+    new = ask()
+    new.request_id = "new"
+    assert engine_of(wide, wide.ask(new)) == other
+    settle(wide)
+    ids = {"r": [], "new": []}  # type: dict[str, list[int]]
+    for response in events(wide, "delta"):
+        ids[response.request_id] += response.delta.token_ids
+    assert ids == {
+        "r": [PRESENT.token_at(SEED, 0, position) for position in range(20)],
+        "new": [NEXT.token_at(SEED, 0, position) for position in range(len(ids["new"]))],
+    }
+    started = {response.request_id: response.started.model_digest for response in events(wide, "started")}
+    assert started == {"r": PRESENT.digest, "new": NEXT.digest}
+    assert wide.quiet
+
+
+def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: World) -> None:
+    wide.ask(ask())
+    wide.flow(tokens=2)
+    wide.flow(tokens=2)
+    roll_out(wide, "engine-0", "engine-1")
+    settle(wide)
+    assert 0 < len(ids(wide)) < 20, "the next model computes nothing of it"
+    wide.kill_engine("engine-0", PRESENT)
+    wide.heal()
+    settle(wide)
+    assert ids(wide) == expected(20)
+    assert wide.quiet
+
+
+def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
+    wide.ask(ask())
+    wide.flow(tokens=2)
+    wide.flow(tokens=2)
+    roll_out(wide, "engine-0", "engine-1")
+    wide.ring._placement._patience = -1.0
+    settle(wide)
+    status = status_from_proto(end(wide).error)
+    assert (status.code, status.reason) == (Code.UNAVAILABLE, Reason.MODEL_GONE)
+    assert ids(wide) == expected(len(ids(wide)))
+    assert wide.quiet
+    assert [held.model.model_digest for held in wide.vocabularies._held.values()] == [NEXT.digest], "none is kept"
+
+
+def test_going_back_makes_the_earlier_model_the_newest_again(wide: World) -> None:
+    for served in (NEXT, PRESENT):
+        wide.kill_engine("engine-1", served)
+        wide.heal()
+        wide.flow()
+        assert wide.vocabulary.model.model_digest == served.digest
+
+
+def test_an_engine_of_one_model_too_many_is_not_linked(wide: World) -> None:
+    wide.ask(ask())  # a request of the present one, which keeps it
+    stream = processors_stream(wide)
+    for number in range(MAX_GENERATIONS - 1):
+        wide.vocabularies.add(model := another(number), TEXTS)
+        wide.peers.engine_up(stream, PeerId(model.name, model.incarnation), model)  # type: ignore[arg-type]
+    with pytest.raises(LinkRefused, match=r"another model than the 3 .*--max-generations"):
+        wide.vocabularies.add(another(9), TEXTS)
+    wide.peers.engine_down(stream, PeerId("engine-0", 1000))  # type: ignore[arg-type]
+    wide.vocabularies.add(another(9), TEXTS)
+
+
+def test_an_engine_whose_model_was_forgotten_before_it_was_linked_is_asked_again(world: World) -> None:
+    stream = processors_stream(world)
+    for number in range(MAX_GENERATIONS):
+        world.vocabularies.add(another(number), TEXTS)
+    with pytest.raises(LinkRefused, match="forgotten"):
+        world.peers.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
+
+
+async def test_a_model_with_a_tokenizer_that_is_there_is_learned_without_fetching_it(world: World) -> None:
+    class Stub:
         async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
-            return MODEL_MESSAGE
+            return another(1)
 
-    async def fetch(stub: Stub, model: engine_pb2.GetModelResponse) -> Vocabulary:
-        return replace(world.vocabulary, model=model)
-
-    monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
-    await world.peers.prepare(First())
-    await world.peers.prepare(Stub())  # before the first is attached: nothing holds on to its model
-    with pytest.raises(LinkRefused, match="model is 'm', expected 'another'"):
-        world.attach(world.engines["engine-0"], world.me, world.peers)
-    assert not world.peers.has_engine(world.engines["engine-0"].me)
+    await world.peers.prepare(Stub())
+    assert world.vocabularies.of("another 1") is not None
 
 
-async def test_an_engine_that_is_attached_while_another_sends_its_tokenizer_stays(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.detach(processors_stream(world))
+TEXTS = Texts(PRESENT.tokenizer, ChatTemplates({}))
 
-    async def fetch(stub: Stub, model: engine_pb2.GetModelResponse) -> Vocabulary:
-        world.attach(world.engines["engine-0"], world.me, world.peers)
-        return replace(world.vocabulary, model=model)
 
-    monkeypatch.setattr(world.peers._vocabulary, "_fetch", fetch)
-    with pytest.raises(LinkRefused, match="model is 'another', expected 'm'"):
-        await world.peers.prepare(Stub())
-    assert world.peers._vocabulary.current is world.vocabulary
+def another(number: int) -> engine_pb2.GetModelResponse:
+    """What an engine of yet another model says, which was started later than all the others."""
+    model = engine_pb2.GetModelResponse()
+    model.CopyFrom(PRESENT.message)
+    model.model_digest, model.name, model.incarnation = f"another {number}", f"engine-{number}", 1000 + number
+    return model

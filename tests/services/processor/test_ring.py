@@ -140,9 +140,9 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     world.flow(tokens=2)
     world.flow(tokens=2)
     world.kill_engine("engine-0")
-    world.models["engine-0"] = engine_pb2.GetModelResponse(
-        model="m", tokenizer_digest=MODEL_MESSAGE.tokenizer_digest, numerics=numerics
-    )
+    world.models["engine-0"] = engine_pb2.GetModelResponse()
+    world.models["engine-0"].CopyFrom(MODEL_MESSAGE)
+    world.models["engine-0"].numerics = numerics
     world.heal()
     settle(world)
     (started,) = moves(world)

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine_core.config import ModelSpec
 from services.processor.validation import ModelLimits
-from services.processor.vocabulary import Vocabulary
+from services.processor.vocabulary import Texts, Vocabularies, Vocabulary
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
@@ -63,13 +63,25 @@ def vocabulary(**defaults: float) -> Vocabulary:
         setattr(sampling, name, value)
     described = engine_pb2.GetModelResponse(
         model=model.name,
+        model_digest="model",
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
-        model_digest="model",
         tokenizer_digest=tokenizer().fingerprint(),
         default_sampling=sampling,
         max_logprobs=MAX_LOGPROBS,
     )
     limits = ModelLimits(model.name, model.vocab_size, model.max_model_len, MAX_LOGPROBS)
     return Vocabulary(described, tokenizer(), ChatTemplates.from_files(files()), limits)
+
+
+@cache
+def texts() -> Texts:
+    return Texts(tokenizer(), ChatTemplates.from_files(files()))
+
+
+def learned(model: engine_pb2.GetModelResponse | None = None, most: int = 4) -> Vocabularies:
+    """What a processor knows that was told of one model."""
+    vocabularies = Vocabularies(most)
+    vocabularies.add(model or vocabulary().model, texts())
+    return vocabularies

@@ -10,16 +10,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.routes import FULL, MOST_REQUESTS, MOST_SHARE, TOKENS_PER_REQUEST, Decision, Route, Routes
 
 ENGINES, DETOKENIZERS = ("e0", "e1", "e2"), ("d0", "d1", "d2")
+OLD, NEW = Generation("m", "old"), Generation("m", "new")
 BLOCK = 16
 engine_names, detokenizer_names = st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS)
 lives = st.integers(1, 2)
 requests = st.integers(0, 30)
 few = st.integers(0, 5)
+generations = st.sampled_from([OLD, NEW])
 
 
 def prompt(family: int, tail: int = 0, blocks: int = 40) -> Prefixes:
@@ -33,6 +36,7 @@ class Known:
     """All that was last said of a peer's present life."""
 
     peer: PeerId
+    generation: Generation | None = None
     taking: bool = True
     others: int = 0
     pressed: bool = False
@@ -68,10 +72,10 @@ class RoutesMachine(RuleBasedStateMachine):
     def full(self, known: Known) -> bool:
         return known.pressed or (known.seats is not None and self.load(known) >= known.seats)
 
-    @rule(name=engine_names, life=lives, seats=st.none() | st.integers(1, 20))
-    def engine_up(self, name: str, life: int, seats: int | None) -> None:
-        self.routes.engine_up(PeerId(name, life), seats)
-        self.engines[name] = Known(PeerId(name, life), seats=seats)
+    @rule(name=engine_names, life=lives, generation=generations, seats=st.none() | st.integers(1, 20))
+    def engine_up(self, name: str, life: int, generation: Generation, seats: int | None) -> None:
+        self.routes.engine_up(PeerId(name, life), generation, seats)
+        self.engines[name] = Known(PeerId(name, life), generation, seats=seats)
 
     @rule(name=detokenizer_names, life=lives)
     def detokenizer_up(self, name: str, life: int) -> None:
@@ -95,7 +99,7 @@ class RoutesMachine(RuleBasedStateMachine):
         for name in DETOKENIZERS:
             self.detokenizer_up(name, 1)
         for name in ENGINES:
-            self.engine_up(name, 1, None)
+            self.engine_up(name, 1, OLD, None)
             self.engine_peers(name, 1, {(name, 1) for name in DETOKENIZERS})
 
     @rule(name=engine_names, life=lives, attached=st.sets(st.tuples(detokenizer_names, lives)))
@@ -142,16 +146,20 @@ class RoutesMachine(RuleBasedStateMachine):
 
     @rule(
         request=few,
+        generation=generations,
         family=st.integers(0, 4),
         choices=st.integers(1, 3),
         only=st.none() | st.none() | st.tuples(engine_names, lives),
     )
-    def choose(self, request: int, family: int, choices: int, only: tuple[str, int] | None) -> None:
+    def choose(
+        self, request: int, generation: Generation, family: int, choices: int, only: tuple[str, int] | None
+    ) -> None:
         engine = None if only is None else PeerId(*only)
-        takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
+        takers = [known for known in self.takers() if known.generation == generation]
         before = Counter(self.routes.decisions)
         loads = {known.peer: (self.full(known), self.load(known)) for known in takers}
-        chosen = self.routes.choose(str(request), prompt(family, request), choices=choices, engine=engine)
+        prefixes = prompt(family, request)
+        chosen = self.routes.choose(str(request), generation, prefixes, choices=choices, engine=engine)
         if engine is None:
             assert (chosen is None) == (not takers)
         else:
@@ -168,6 +176,7 @@ class RoutesMachine(RuleBasedStateMachine):
             alone = all(self.load(other) < self.load(busiest) for other in detokenizers if other is not busiest)
             assert not (alone and busiest.peer == chosen.detokenizer), "the less loaded of two is never the busiest"
         if engine is None:
+            assert known.generation == generation, "never another generation's"
             (decision,) = (self.routes.decisions - before).elements()
             self.check_balance(chosen.engine, decision, loads)
         else:
@@ -187,6 +196,24 @@ class RoutesMachine(RuleBasedStateMachine):
         else:
             assert loads[chosen] <= max(others), "the less loaded of two is never the busiest"
 
+    def takers(self) -> list[Known]:
+        return [known for known in self.engines.values() if known.taking and self.joined(known)]
+
+    @invariant()
+    def a_new_request_belongs_to_the_newest_with_room(self) -> None:
+        newest: dict[Generation | None, int] = {}
+        for known in self.takers():
+            newest[known.generation] = max(newest.get(known.generation, 0), known.peer.incarnation)
+        found = self.routes.generations()
+        assert set(found) == set(newest)
+        lives = [newest[generation] for generation in found]
+        assert lives == sorted(lives, reverse=True)
+        roomy = [generation for generation in found if self.room(generation)]
+        assert self.routes.preferred() == roomy + [generation for generation in found if generation not in roomy]
+
+    def room(self, generation: Generation) -> bool:
+        return any(not self.full(known) for known in self.takers() if known.generation == generation)
+
     @rule(request=few)
     def release(self, request: int) -> None:
         self.routes.release(str(request))
@@ -194,8 +221,7 @@ class RoutesMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_ready_while_a_pair_takes_work(self) -> None:
-        takers = [known for known in self.engines.values() if known.taking and self.joined(known)]
-        assert self.routes.any_joined() == bool(takers)
+        assert self.routes.any_joined() == bool(self.takers())
 
     @invariant()
     def pairs_are_parted_whose_detokenizer_says_so(self) -> None:
@@ -220,13 +246,13 @@ def make_routes(engines: int, seed: int = 0) -> Routes:
     routes = Routes(random.Random(seed))
     routes.detokenizer_up(PeerId("d0", 1))
     for number in range(engines):
-        routes.engine_up(PeerId(f"e{number}", 1))
+        routes.engine_up(PeerId(f"e{number}", 1), OLD)
         routes.engine_peers(PeerId(f"e{number}", 1), [PeerId("d0", 1)])
     return routes
 
 
 def send(routes: Routes, request: int, prefixes: Prefixes) -> str:
-    route = routes.choose(str(request), prefixes)
+    route = routes.choose(str(request), OLD, prefixes)
     assert route is not None
     return route.engine.name
 
@@ -283,7 +309,7 @@ def test_an_engine_that_is_full_gets_nothing_for_what_it_has_while_another_is_no
     assert send(routes, 1, prompt(0)) != engine
     for name in routes.loads():
         routes.engine_load(PeerId(name, 1), 0, 1, FULL)
-    assert routes.choose("2", prompt(0)) is not None
+    assert routes.choose("2", OLD, prompt(0)) is not None
 
 
 def test_what_was_answered_is_where_the_conversation_goes_on() -> None:
@@ -312,7 +338,7 @@ def test_a_new_life_has_nothing_of_what_the_old_one_computed() -> None:
     engine = send(routes, 0, prompt(0))
     routes.engine_down(PeerId(engine, 1))
     assert send(routes, 1, prompt(0)) != engine
-    routes.engine_up(PeerId(engine, 2))
+    routes.engine_up(PeerId(engine, 2), OLD)
     routes.engine_peers(PeerId(engine, 2), [PeerId("d0", 1)])
     assert send(routes, 2, prompt(0)) != engine
     assert routes.decisions[Decision.PREFIX] == 1

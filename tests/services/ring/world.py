@@ -10,7 +10,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
@@ -29,8 +30,7 @@ from services.processor.admission import admit
 from services.processor.client import ClientRequest, ClientStream, LiveRequest
 from services.processor.peers import Peers
 from services.processor.ring import Ring
-from services.processor.validation import ModelLimits
-from services.processor.vocabulary import Vocabulary, VocabularySource
+from services.processor.vocabulary import Texts, Vocabularies, Vocabulary
 from services.ring.crashes import MAX_CRASH_RESUBMITS
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.events import Cause, ChoiceEnd, Refused
@@ -47,35 +47,65 @@ from tests.services.ring.scores import Score, packed
 
 ALPHABET = "abc"
 MAX_MODEL_LEN = 64
+MAX_GENERATIONS = 3
 ORPHAN_GRACE = 2.0
 LARGE = 1 << 20
 MODEL = ModelSpec("m", "M", 1 << 20, 1 << 20, (), None, "float32")
 """What the engines know of it; the processor knows its narrower limits."""
 
 
-def make_tokenizer() -> Tokenizer:
-    """Every byte is a token."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def make_tokenizer(*, backwards: bool = False) -> Tokenizer:
+    """Every byte is a token; the ids go the one way or the other."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards)
     bpe = HFTokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     return Tokenizer.from_files({"tokenizer.json": bpe.to_str().encode()})
 
 
-TOKENIZER = make_tokenizer()
-MODEL_MESSAGE = engine_pb2.GetModelResponse(
-    model="m", tokenizer_digest=TOKENIZER.fingerprint(), model_digest="model", numerics="numerics", block_size=4
-)
-"""What engines say of themselves."""
-LETTERS = [TOKENIZER.encode(letter)[0] for letter in ALPHABET]
-EOS = TOKENIZER.encode("!")[0]
+@dataclass(frozen=True)
+class Served:
+    """A model: what an engine says of it, and what it computes with it."""
+
+    digest: str
+    tokenizer: Tokenizer
+    weights: int
+    """Other weights, other tokens."""
+
+    @cached_property
+    def message(self) -> engine_pb2.GetModelResponse:
+        return engine_pb2.GetModelResponse(
+            model="m",
+            tokenizer_digest=self.tokenizer.fingerprint(),
+            model_digest=self.digest,
+            numerics="numerics",
+            block_size=4,
+            vocab_size=self.tokenizer.vocab_size,
+            max_model_len=MAX_MODEL_LEN,
+            max_logprobs=20,
+        )
+
+    @cached_property
+    def letters(self) -> list[int]:
+        return [self.tokenizer.encode(letter)[0] for letter in ALPHABET]
+
+    @cached_property
+    def eos(self) -> int:
+        return self.tokenizer.encode("!")[0]
+
+    def token_at(self, seed: int, choice: int, position: int) -> int:
+        """What every engine that serves it computes there."""
+        mixed = (seed * 1_000_003 + choice * 7_919 + position * 104_729 + self.weights) * 2_654_435_761 % 2**32
+        mixed = (mixed ^ mixed >> 15) * 2_246_822_519 % 2**32 >> 7
+        return self.eos if mixed % 29 == 0 else self.letters[mixed % len(self.letters)]
 
 
-def token_at(seed: int, choice: int, position: int) -> int:
-    """What every engine computes there."""
-    mixed = (seed * 1_000_003 + choice * 7_919 + position * 104_729) * 2_654_435_761 % 2**32
-    mixed = (mixed ^ mixed >> 15) * 2_246_822_519 % 2**32 >> 7
-    return EOS if mixed % 29 == 0 else LETTERS[mixed % len(LETTERS)]
+PRESENT = Served("model", make_tokenizer(), 0)
+"""Served unless it is said otherwise."""
+NEXT = Served("the next model", make_tokenizer(backwards=True), 1)
+SERVED = {served.digest: served for served in (PRESENT, NEXT)}
+TOKENIZER, MODEL_MESSAGE, EOS = PRESENT.tokenizer, PRESENT.message, PRESENT.eos
+token_at = PRESENT.token_at
 
 
 def logprob_at(position: int, token_id: int) -> Score:
@@ -91,8 +121,9 @@ def prompt_logprob_at(position: int, alternatives: int) -> Score:
 class FakeCore:
     """Computes ``token_at``; told what to do by the switchboard, as the step loop is."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: Served) -> None:
         self.board: Switchboard
+        self.served = served
         self.running: dict[str, dict[int, int]] = {}
         self.requests: dict[str, Request] = {}
         self.scored: dict[str, int] = {}
@@ -138,10 +169,10 @@ class FakeCore:
         request, choices = self.requests[core_id], self.running[core_id]
         params, first = request.params, choices[choice]
         ids: list[int] = []
-        end = end_at(params.max_tokens, first, request.resume.get(choice, ())[-1:])
+        end = self._end_at(params.max_tokens, first, request.resume.get(choice, ())[-1:])
         while end is None and len(ids) < tokens:
-            ids.append(token_at(params.seed, choice, first + len(ids)))
-            end = end_at(params.max_tokens, first + len(ids), ids[-1:])
+            ids.append(self.served.token_at(params.seed, choice, first + len(ids)))
+            end = self._end_at(params.max_tokens, first + len(ids), ids[-1:])
         scored = params.logprobs is not None
         logprobs = packed(logprob_at(first + i, token) for i, token in enumerate(ids)) if scored else None
         self.board.progress(core_id, choice, ids, logprobs, end)
@@ -149,12 +180,11 @@ class FakeCore:
         if end is not None:
             del choices[choice]
 
-
-def end_at(max_tokens: int, count: int, last: Sequence[int]) -> ChoiceEnd | None:
-    """The end of a choice that has ``count`` tokens, ``last`` being the last of them."""
-    if list(last) == [EOS]:
-        return ChoiceEnd(Cause.STOP, count, stop_token_id=EOS)
-    return ChoiceEnd(Cause.LENGTH, count) if count == max_tokens else None
+    def _end_at(self, max_tokens: int, count: int, last: Sequence[int]) -> ChoiceEnd | None:
+        """The end of a choice that has ``count`` tokens, ``last`` being the last of them."""
+        if list(last) == [self.served.eos]:
+            return ChoiceEnd(Cause.STOP, count, stop_token_id=self.served.eos)
+        return ChoiceEnd(Cause.LENGTH, count) if count == max_tokens else None
 
 
 class AttachStream:
@@ -196,9 +226,9 @@ class AttachStream:
 class Engine:
     """One life of an engine."""
 
-    def __init__(self, me: PeerId) -> None:
+    def __init__(self, me: PeerId, served: Served) -> None:
         self.me = me
-        self.core = FakeCore()
+        self.core = FakeCore(served)
         self.board = Switchboard(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
         self.core.board = self.board
         self.streams: dict[str, AttachStream] = {}
@@ -231,8 +261,7 @@ class Detokenizer:
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
-        self.engines = Engines()
-        self.engines._tokenizer = TOKENIZER
+        self.engines = Engines(MAX_GENERATIONS)
         self.subscriber: Subscriber | None = None
         self.texts: deque[bytes] = deque()
 
@@ -250,27 +279,33 @@ class World:
     ) -> None:
         self.lives = 1
         self.now = 0.0
-        vocabulary = VocabularySource()
-        self.vocabulary = vocabulary.current = Vocabulary(
-            MODEL_MESSAGE,
-            TOKENIZER,
-            ChatTemplates({}),
-            ModelLimits("m", TOKENIZER.vocab_size, MAX_MODEL_LEN, 20),
-        )
+        self.vocabularies = Vocabularies(MAX_GENERATIONS)
+        self._vocabulary: Vocabulary | None = None
         self.me = PeerId("processor", 1)
-        self.peers = Peers(vocabulary, random.Random(0))
+        self.peers = Peers(self.vocabularies, random.Random(0))
         self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9, max_crash_resubmits=max_crash_resubmits)
         self.peers.events = self.ring
         self.client = ClientStream("")
         self.received: list[inference_pb2.GenerateResponse] = []
         self.history: list[bytes] = []
         """Every text frame that the processor has read."""
-        self.engines = {name: Engine(self.new_life(name)) for name in engines}
+        self.engines = {name: Engine(self.new_life(name), PRESENT) for name in engines}
         self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
         self.models = dict.fromkeys(self.engines, MODEL_MESSAGE)
         """By the engine's name: what it says of itself."""
         self.heal()
         self.flow()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What requests are for: what the processor would choose, unless it was set."""
+        vocabulary = self._vocabulary or self.vocabularies.newest
+        assert vocabulary is not None
+        return vocabulary
+
+    @vocabulary.setter
+    def vocabulary(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     def new_life(self, name: str) -> PeerId:
         self.lives += 1
@@ -285,7 +320,15 @@ class World:
     def attach(self, engine: Engine, peer: PeerId, owner: Peers | Engines) -> None:
         link, _ = engine.board.attach(peer, self.now)
         stream = engine.streams[peer.name] = AttachStream(engine, peer, link, owner)
-        owner.engine_up(stream, engine.me, self.models[engine.me.name])  # type: ignore[arg-type]
+        model = engine_pb2.GetModelResponse()
+        model.CopyFrom(self.models[engine.me.name])
+        model.name, model.incarnation = engine.me.name, engine.me.incarnation
+        tokenizer = engine.core.served.tokenizer
+        if isinstance(owner, Peers):
+            owner.vocabularies.add(model, Texts(tokenizer, ChatTemplates({})))
+        elif model.tokenizer_digest not in owner._tokenizers:
+            owner._learn(model, tokenizer)
+        owner.engine_up(stream, engine.me, model)  # type: ignore[arg-type]
 
     def detach(self, stream: AttachStream) -> None:
         del stream.engine.streams[stream.peer.name]
@@ -299,10 +342,13 @@ class World:
             detokenizer.texts.clear()
             self.peers.detokenizer_down(detokenizer.me)
 
-    def kill_engine(self, name: str) -> None:
+    def kill_engine(self, name: str, served: Served | None = None) -> None:
+        """It comes back with the model that it had, or with another."""
         for stream in list(self.engines[name].streams.values()):
             self.detach(stream)
-        self.engines[name] = Engine(self.new_life(name))
+        if served is not None:
+            self.models[name] = served.message
+        self.engines[name] = Engine(self.new_life(name), served or self.engines[name].core.served)
 
     def kill_detokenizer(self, name: str) -> None:
         for stream in self.streams():
