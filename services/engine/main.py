@@ -137,7 +137,8 @@ class _Engine:
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)
-        log.info("serving", address=self._server.address, seconds=round(time.monotonic() - start, 3))
+        seconds = round(time.monotonic() - start, 3)
+        log.info("serving", address=self._server.address, seconds=seconds, model_digest=model.model_digest)
         while True:
             await asyncio.sleep(BEAT_INTERVAL)
             self._hub.switchboard.expire(time.monotonic())
