@@ -17,7 +17,7 @@ from services.runtime.pulse import INTERVAL, LIMITS, Limits, Pulse
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, options_metavar="")
 @click.argument("service", type=click.Choice(["engine", "processor", "detokenizer"]))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def supervise(service: str, options: tuple[str, ...]) -> int:
