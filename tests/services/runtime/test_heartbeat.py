@@ -48,30 +48,18 @@ def spec(**kwargs):
     return ChildSpec("engine", beating(**kwargs), {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGUSR1])
-async def test_a_child_that_stands_still_is_started_again(number):
+async def test_a_child_that_stands_still_is_started_again():
     running = Running(spec(), limits=IMPATIENT)
     running.supervisor.established()
     await running.until("up")
     first = running.pid()
     with capture_logs() as logs:
-        os.kill(first, number)
+        os.kill(first, signal.SIGSTOP)
         await running.until("up", 2)
     assert running.pid() != first
     (died,) = (record for record in logs if record["event"] == "died")
     assert re.fullmatch(r"it was killed: it gave no sign of life for \d+\.\d s", died["reason"])
     await running.end()
-
-
-async def test_a_child_that_has_not_served_yet_may_stand_still_for_longer():
-    """It may be reading something large, in one piece."""
-    loading = Running(spec(running=False), limits=IMPATIENT)
-    await loading.until("up")
-    os.kill(loading.pid(), signal.SIGSTOP)
-    await asyncio.sleep(IMPATIENT.running + 2 * INTERVAL)
-    os.kill(loading.pid(), signal.SIGCONT)
-    assert loading.supervisor.children[0].hung is None
-    await loading.end()
 
 
 def test_silence_is_measured_by_one_who_looks():
@@ -178,10 +166,9 @@ def test_a_container_ends_as_its_service_does_which_gets_its_signals(number, cod
     assert supervised.end()[0] == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGUSR1])
-def test_a_container_ends_when_its_service_stands_still(number):
+def test_a_container_ends_when_its_service_stands_still():
     supervised = Supervised(*beating())
-    os.kill(supervised.child, number)
+    os.kill(supervised.child, signal.SIGUSR1)
     code, errors = supervised.end()
     assert code == 128 + signal.SIGKILL
     assert errors.startswith("killing the service: it gave no sign of life for ")
