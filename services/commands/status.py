@@ -215,7 +215,7 @@ def _lines(service: ServiceStatus) -> list[str]:
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]
         lines.append(
-            f"  running {load['running']}, waiting {load['waiting']}, "
+            f"  running {load['running_choices']}, waiting {load['waiting_requests']}, "
             f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )

@@ -87,7 +87,7 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
             break
     call.cancel()
     for _ in range(600):
-        if not (load := overlapped.load()).running and not load.blocks_used:
+        if not (load := overlapped.load()).running_choices and not load.blocks_used:
             break
         await asyncio.sleep(0.1)
     assert (load.running_choices, load.blocks_used) == (0, 0)
