@@ -65,7 +65,7 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
     with engine("127.0.0.1", running=3) as port, engine("127.0.0.2", running=5, port=port):
         result = ask("--engine", f"engine.ring:{port}", "--json")
         [stack] = json.loads(result.stdout)["stacks"]
-        shown = {service["address"]: service["load"]["running"] for service in stack["services"]}
+        shown = {service["address"]: service["load"]["running_choices"] for service in stack["services"]}
         assert shown == {f"127.0.0.1:{port}": 3, f"127.0.0.2:{port}": 5}
         assert result.return_value == 0
 
