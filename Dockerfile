@@ -4,7 +4,7 @@
 #   docker build --target detokenizer -t ringline-detokenizer .
 #   docker build --target engine -t ringline-engine .
 #
-# BASE_IMAGE       any Debian-like image with Python 3.11 or 3.12, venv, pip and apt
+# BASE_IMAGE       any Debian-like image with Python 3.11, venv, pip and apt
 # DEVICE           cpu, or cuda for an engine on NVIDIA GPUs
 # TORCH_INDEX_URL  package index that torch alone comes from, such as PyTorch's own of CPU builds; default: pip's own
 #                  index, where torch for x86-64 is the build for CUDA, which computes on a CPU too but has gigabytes

@@ -3,6 +3,10 @@
 PYTHON ?= python3
 PIP_INSTALL := pip install --no-compile --disable-pip-version-check
 
+# The index that torch alone comes from, as in the Dockerfile: PyTorch's own of CPU builds saves gigabytes on x86-64.
+TORCH_INDEX_URL ?=
+INSTALL_TORCH = $(if $(TORCH_INDEX_URL),.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt --no-deps --index-url "$(TORCH_INDEX_URL)" torch)
+
 # Two test processes with one thread each fill the two cores that the suite is sized for. Idle OpenMP threads sleep
 # instead of spinning, or services that share the cores wait for them.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
@@ -80,9 +84,11 @@ clean:  ## remove everything that these commands installed or cached
 
 # What runs: both distributions, editable, with the engine. Less than half of what the tests need.
 $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
-	@echo "Installing Ringline, with PyTorch, into .venv: about 1 GB, once. The native kernels are compiled on the way."
+	@echo "Installing Ringline, with PyTorch, into .venv: once. The native kernels are compiled on the way."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
+	$(INSTALL_TORCH)
+	@grep -v '^triton==' constraints.txt > .venv/constraints.txt  # torch for CUDA wants the triton it was made with
+	.venv/bin/python -m $(PIP_INSTALL) -c .venv/constraints.txt -e clients/python -e '.[engine]'
 	@echo "Compiling what every engine imports."
 	@.venv/bin/python -c 'import services.cli, services.engine.main'
 	@touch $@
@@ -90,6 +96,7 @@ $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
 # What everyone works in: the same with the tools. What was there to run is there still, so both are up to date then.
 $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
 	@.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
