@@ -237,3 +237,13 @@ class CacheSize:
     num_blocks: int
     block_size: int
     bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMemory:
+    """What is set aside of the host's memory for what requests hold beside the KV cache; who serves keeps to it."""
+
+    logprob_bytes: int
+    """For log probabilities."""
+    id_bytes: int
+    """For token ids."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_core.config import CacheSize, ModelSpec
+from engine_core.config import CacheSize, ModelSpec, RequestMemory
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 
@@ -28,6 +28,8 @@ class Executor(ABC):
     model: ModelSpec
     """Known after ``start``."""
     cache_size: CacheSize
+    """Known after ``start``."""
+    request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str
     """Known after ``start``: equal for executors of the same model, however they compute it."""

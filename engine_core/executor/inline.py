@@ -64,6 +64,7 @@ class InlineExecutor(Executor):
             worker = self._worker = Worker(self._config, checkpoint)
         with progress.stage("device") as stage:
             worker.init_device()
+            self.request_memory = worker.device.request_memory
             stage.bytes = worker.device.usable
             stage.detail = worker.device.describe()
         with progress.stage("load weights") as stage:

@@ -20,7 +20,7 @@ from engine_core.worker.draws import Draws
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step
 from engine_core.worker.forward import HostForward, TimedForward
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
-from engine_core.worker.memory import MemoryProfile, size
+from engine_core.worker.memory import MemoryProfile, request_memory, size
 from engine_core.worker.model_runner import ModelRunner
 from engine_core.worker.numerics import cpu_numerics
 from engine_core.worker.sampler import Sampler, SamplingRows
@@ -45,6 +45,7 @@ class CpuDevice(Device):
         threads = config.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
+        self.request_memory = request_memory(self.usable)
         shape, dtype = checkpoint.shape, checkpoint.dtype
         self.attention, attention = choose_attention(shape.head_dim, dtype, config.attention_backend)
         self.layers, layers = choose_layers(shape.widths, shape.head_dim, dtype, checkpoint.quantization)
@@ -101,6 +102,7 @@ class CpuDevice(Device):
             step_peak=peak.growth,
             kernels=kernels,
             batch_state=batch.nbytes,
+            requests=self.request_memory.logprob_bytes + self.request_memory.id_bytes,
         )
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:

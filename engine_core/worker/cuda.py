@@ -22,7 +22,8 @@ from engine_core.worker.decode_graphs import DeviceForward
 from engine_core.worker.device import Device, NewBatch
 from engine_core.worker.device_sampler import DeviceSampler
 from engine_core.worker.dummy_steps import largest_step
-from engine_core.worker.memory import size
+from engine_core.worker.host import usable_memory
+from engine_core.worker.memory import request_memory, size
 from engine_core.worker.model_runner import ModelRunner
 
 _LEAST_CAPABILITY = (8, 0)
@@ -67,6 +68,7 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._free_at_start = torch.cuda.mem_get_info()
         self.usable = self._free_at_start[0]
+        self.request_memory = request_memory(usable_memory())
         processors = properties.multi_processor_count
         self.batch_invariant = config.deterministic
         asked = config.attention_backend

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine_core.attention.base import AttentionBackend, KVCacheSpec
-from engine_core.config import CacheConfig, CacheSize
+from engine_core.config import CacheConfig, CacheSize, RequestMemory
 from engine_core.layers.base import Layers
 from engine_core.models.base import CausalLM
 from engine_core.worker.batch import PersistentBatch
@@ -26,6 +26,9 @@ class Device(ABC):
     layers: Layers
     usable: int
     """Bytes of memory that this process may take in all, as it was before anything was loaded."""
+
+    request_memory: RequestMemory
+    """What is set aside for requests, of the host's memory."""
 
     batch_invariant: bool
     """Whether a row is meant to have the same bits in every step, as far as a self-test confirms it."""

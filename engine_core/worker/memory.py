@@ -1,8 +1,8 @@
 """How many KV blocks fit: arithmetic on what was measured.
 
-blocks = (budget − resident − step peak − kernels − batch state − reserve) ÷ bytes per block, where the budget is
-``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not touched before
-it is used, so an idle engine stays small.
+blocks = (budget − resident − step peak − kernels − batch state − requests − reserve) ÷ bytes per block, where
+the budget is ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not
+touched before it is used, so an idle engine stays small.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine_core.config import CacheConfig, CacheSize
+from engine_core.config import CacheConfig, CacheSize, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.worker.batch import BatchLimits
 
@@ -24,6 +24,10 @@ and whose cache was written: 8 MiB with the first 64 requests (gRPC, the C alloc
 is read in for the first time), and 12 MiB more with a thousand requests of 200 tokens, of which 8 are Python's, about
 1 KiB a request and 32 bytes a token, and the rest freed memory that the C allocator keeps. Without gRPC, a load that
 fills batch and cache stays within 1 MiB of the profile."""
+
+_REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
+"""What requests may hold of log probabilities, and as much again of token ids, is this part of what a process may use,
+and no more than so many bytes."""
 
 
 class Profile(Protocol):
@@ -60,6 +64,8 @@ class MemoryProfile:
     """What the kernels will take that are still to be made, for other step sizes."""
     batch_state: int
     """What the persistent batch can take."""
+    requests: int
+    """What is set aside for what requests hold."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -68,7 +74,7 @@ class MemoryProfile:
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
-        taken = self.resident + self.step_peak + self.kernels + self.batch_state + RESERVE_BYTES
+        taken = self.resident + self.step_peak + self.kernels + self.batch_state + self.requests + RESERVE_BYTES
         return int(self.usable * utilization) - taken
 
     def describe(self, utilization: float) -> str:
@@ -77,8 +83,15 @@ class MemoryProfile:
             f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
             f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
             f"the largest step {size(self.step_peak)}, kernels {size(self.kernels)}, "
-            f"the batch's state {size(self.batch_state)}; {size(RESERVE_BYTES)} are kept in reserve"
+            f"the batch's state {size(self.batch_state)}; {size(self.requests)} are set aside for requests' token ids "
+            f"and log probabilities, {size(RESERVE_BYTES)} in reserve"
         )
+
+
+def request_memory(usable: int) -> RequestMemory:
+    """What is set aside for requests where a process may use ``usable`` bytes of the host's memory."""
+    share = min(usable // _REQUESTS_SHARE, _REQUESTS_MOST)
+    return RequestMemory(logprob_bytes=share, id_bytes=share)
 
 
 def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:

@@ -45,8 +45,8 @@ class Hub:
         """Likewise."""
         self.model_digest = ""
         """Likewise; with the tokenizer's."""
-        ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
-        self.switchboard: Switchboard[Request] = Switchboard(self, ledgers, on_removed=self._removed)
+        self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
+        self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.drain_grace: float | None = None
         """Seconds, once draining."""

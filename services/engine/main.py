@@ -122,6 +122,8 @@ class _Engine:
         )
         loop = asyncio.get_running_loop()
         self._hub.model, self._hub.model_digest = executor.model, model.model_digest
+        room = executor.request_memory
+        self._hub.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
         self._hub.step_loop = StepLoop(
             self._engine.core,
             loop,

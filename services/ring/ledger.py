@@ -6,6 +6,7 @@ it any peer can be brought up to date at any time; nothing else of a delivery is
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class ChoiceLog:
 
     def __init__(self, resumed_ids: Sequence[int], keeps_logprobs: bool) -> None:
         """``resumed_ids`` come first in the log and have no log probabilities."""
-        self.ids: list[int] = list(resumed_ids)
+        self.ids = array("I", resumed_ids)
         self.resumed = len(self.ids)
         self.logprobs = PackedLogprobs() if keeps_logprobs else None
         """One per id from ``resumed`` on."""
@@ -76,7 +77,7 @@ class LedgerEntry:
     logprob_bytes: int = 0
     """What its log probabilities may take, of prompt and output, when all are computed."""
     id_bytes: int = 0
-    """What the token ids take that it came with."""
+    """What its token ids may take: those it came with, and those that are computed."""
     tenant: str = ""
     """Whose memory that is."""
     traceparent: str = ""

@@ -6,13 +6,14 @@ has let go of it, too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from services.ring.events import Code, Reason, Refused
+from services.ring.events import Code, Reason, Refused, invalid_field
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
-from services.ring.quota import MAX_ID_BYTES, MAX_LOGPROB_BYTES, Quota
+from services.ring.quota import Quota
 from services.ring.retry import UNKNOWN_MS
 from services.ring.submission import Submission
 
@@ -26,8 +27,8 @@ class Ledgers:
         orphan_grace: float,
         max_entries: int,
         retry_after_ms: Callable[[], int] = lambda: UNKNOWN_MS,
-        max_logprob_bytes: int = MAX_LOGPROB_BYTES,
-        max_id_bytes: int = MAX_ID_BYTES,
+        max_logprob_bytes: int = sys.maxsize,
+        max_id_bytes: int = sys.maxsize,
     ) -> None:
         """``orphan_grace`` in seconds: how long a request outlives its submitter's stream.
 
@@ -36,7 +37,6 @@ class Ledgers:
         self._retry_after_ms = retry_after_ms
         self._orphan_grace = orphan_grace
         self._max_entries = max_entries
-        self._max_logprob_bytes = max_logprob_bytes
         self._logprobs = Quota(
             "logprobs",
             "this engine",
@@ -53,6 +53,11 @@ class Ledgers:
         """What was removed while the core had it, by its name there: the tenant, and its bytes of both kinds."""
         self._orphans: dict[str, float] = {}
         """Requests whose submitter's stream ended, by id, and when each will be forgotten."""
+
+    def resize(self, *, max_logprob_bytes: int, max_id_bytes: int) -> None:
+        """What requests may hold, once it is known."""
+        self._logprobs.resize(max_logprob_bytes)
+        self._ids.resize(max_id_bytes)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -85,13 +90,12 @@ class Ledgers:
             )
         tenant = submission.tenant
         logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.logprob_bytes, old.id_bytes)
-        if submission.logprob_bytes > self._max_logprob_bytes:
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"logprobs: those of this request may take {submission.logprob_bytes} bytes, 8 a token and 8 an "
-                f"alternative: expected at most {self._max_logprob_bytes}; lower max_tokens, n, logprobs or "
-                "prompt_logprobs",
+        if submission.logprob_bytes > self._logprobs.most:
+            problem = (
+                f"those of this request may take {submission.logprob_bytes} bytes, 10 a token and 10 an alternative: "
+                f"expected at most {self._logprobs.most}; lower max_tokens, n, logprobs or prompt_logprobs"
             )
+            raise invalid_field("logprobs", problem, reason=Reason.TOO_LARGE)
         self._logprobs.check(tenant, submission.logprob_bytes, logprobs)
         self._ids.check(tenant, submission.id_bytes, ids)
 

@@ -102,5 +102,5 @@ class PackedLogprobs:
 
 
 def memory_bytes(num_tokens: int, top_count: int) -> int:
-    """What ``num_tokens`` entries with ``top_count`` alternatives each take in memory."""
-    return num_tokens * 8 * (1 + top_count)
+    """What ``num_tokens`` entries with ``top_count`` alternatives each take in memory, with what arrays keep ahead."""
+    return num_tokens * 10 * (1 + top_count)

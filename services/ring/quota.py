@@ -7,11 +7,6 @@ from collections.abc import Callable
 from services.ring.events import Code, Reason, Refused
 from services.ring.shares import Shares
 
-MAX_LOGPROB_BYTES = 256 << 20
-"""Of log probabilities of prompts and outputs, in an engine."""
-MAX_ID_BYTES = 512 << 20
-"""Of token ids of prompts, and whatever other ids requests bring, in an engine."""
-
 
 class Quota:
     """Counts bytes. A request that alone takes more than there may be is taken while nobody else holds any.
@@ -27,6 +22,15 @@ class Quota:
         self._field, self._who, self._what = field, who, what
         self._retry_after_ms = retry_after_ms
         self._shares = Shares(most)
+
+    def resize(self, most: int) -> None:
+        """There may be ``most`` bytes together."""
+        self._shares.most = most
+
+    @property
+    def most(self) -> int:
+        """Bytes that there may be together."""
+        return self._shares.most
 
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
         """Raise ``Refused`` unless a tenant may hold ``wanted`` bytes more, once it has given back ``freed``."""

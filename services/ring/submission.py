@@ -12,7 +12,9 @@ from services.ring.logprobs import memory_bytes
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 _ID_BYTES = 40
-"""About what a token id takes in memory: a number, and its place in a tuple."""
+"""About what a token id takes in memory that a request brings: a number, and its place in a tuple."""
+_COMPUTED_ID_BYTES = 5
+"""And one that is computed: its place in an array, with what arrays keep ahead."""
 
 Order = TypeVar("Order")
 """What an engine core takes; opaque to the ring."""
@@ -46,8 +48,8 @@ class Submission(Generic[Order]):
 
     @property
     def id_bytes(self) -> int:
-        """About what its token ids take in memory."""
-        return _ID_BYTES * self.num_ids
+        """About what its token ids may take in memory, of all that it brings and all that is still to be computed."""
+        return _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
 
     @property
     def logprob_bytes(self) -> int:

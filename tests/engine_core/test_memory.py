@@ -2,13 +2,14 @@
 
 import pytest
 
-from engine_core.config import CacheConfig
+from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.worker.batch import BatchLimits
 from engine_core.worker.memory import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
     MemoryProfile,
+    request_memory,
     size_as_told,
     size_by_profile,
 )
@@ -16,11 +17,12 @@ from engine_core.worker.memory import (
 MIB = 1 << 20
 PROFILE = MemoryProfile(
     usable=1000 * MIB,
-    resident=300 * MIB - RESERVE_BYTES,
+    resident=270 * MIB - RESERVE_BYTES,
     weights=200 * MIB,
     step_peak=70 * MIB,
     kernels=20 * MIB,
     batch_state=10 * MIB,
+    requests=30 * MIB,
 )
 LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2048, block_size=16)
 BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB
@@ -29,6 +31,11 @@ BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block t
 def test_blocks_are_what_the_budget_leaves() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), LIMITS, BLOCK)
     assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 70 - 20 - 10, 16, BLOCK)
+
+
+@pytest.mark.parametrize(("usable", "each"), [(1024 * MIB, 32 * MIB), (64 * 1024 * MIB, 512 * MIB)])
+def test_what_requests_may_hold_is_a_share_of_the_memory(usable: int, each: int) -> None:
+    assert request_memory(usable) == RequestMemory(logprob_bytes=each, id_bytes=each)
 
 
 @pytest.mark.parametrize(("prefix_caching", "factor"), [(False, 1), (True, 2)])

@@ -151,7 +151,7 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "deliver_to": "",
         "output_context": b"",
         "choices": {0: ()},
-        "max_tokens": 10,
+        "max_tokens": 0,
         "logprobs": None,
         "prompt_tokens": 5,
         "prompt_logprobs": None,

@@ -60,7 +60,7 @@ def test_everything_comes_once_in_frames_that_fit(
             "one per token"
         )
         ended += [(name, choice) for name, _, choice, _ in frame.ends]
-    assert got == {(one.request_id, c): log.ids for one in entries for c, log in one.choices.items()}
+    assert got == {(one.request_id, c): list(log.ids) for one in entries for c, log in one.choices.items()}
     assert sorted(ended) == sorted(got)
     assert not link.pending
 

@@ -29,7 +29,7 @@ def test_a_stop_wins_over_ends_at_or_behind_it(
     stopped = log.stop_at(position)
     assert stopped == (1 <= position <= len(whole))
     kept = whole[:position] if stopped else whole
-    assert log.ids == kept
+    assert list(log.ids) == kept
     assert log.logprobs == scores(kept[len(resumed) :])
     if stopped:
         assert log.end == ChoiceEnd(Cause.STOP, position)
@@ -39,7 +39,7 @@ def test_a_stop_wins_over_ends_at_or_behind_it(
     log.append(more, scores(more))
     log.finish(ChoiceEnd(Cause.CANCELLED, 0))
     if before is not None:
-        assert log.ids == kept, "nothing is added behind an end"
+        assert list(log.ids) == kept, "nothing is added behind an end"
         assert log.end == before, "an end stands"
 
 
@@ -49,7 +49,7 @@ def test_an_earlier_stop_wins_over_a_later_one() -> None:
     assert log.stop_at(4)
     assert not log.stop_at(5)
     assert log.stop_at(3)
-    assert log.ids == [1, 2, 3]
+    assert list(log.ids) == [1, 2, 3]
     assert log.logprobs is None
 
 

@@ -23,9 +23,9 @@ from tests.services.ring.door import GRACE, MAX_LEDGERS, Core, code_of, submissi
 )
 def test_log_probabilities_are_held_up_to_a_size(ask: dict[str, object]) -> None:
     core, peer = Core(), PeerId("p", 1)
-    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_logprob_bytes=4000))
+    board = Switchboard(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_logprob_bytes=5000))
     board.attach(peer, 0.0)
-    assert submission(**ask).logprob_bytes == 880
+    assert submission(**ask).logprob_bytes == 1100
     board.submit(peer, submission("1-1", **ask))
     board.submit(peer, submission("1-2", **ask))
     code, message = code_of(lambda: board.submit(peer, submission("1-3", **ask)))
@@ -41,7 +41,7 @@ def test_log_probabilities_are_held_up_to_a_size(ask: dict[str, object]) -> None
     board.done(peer, "1-5", 1)
     code, message = code_of(lambda: board.submit(peer, submission("1-6", prompt_tokens=24, prompt_logprobs=20)))
     assert code is Code.INVALID_ARGUMENT, "it would never be taken"
-    assert "may take 4032 bytes" in message
+    assert "may take 5040 bytes" in message
 
 
 def test_what_requests_bring_is_held_up_to_a_size() -> None:
@@ -58,6 +58,22 @@ def test_what_requests_bring_is_held_up_to_a_size() -> None:
     assert code is Code.RESOURCE_EXHAUSTED
     board.done(peer, "1-2", 1)
     board.submit(peer, submission("1-3", num_ids=40))
+
+
+def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() -> None:
+    asked = submission(num_ids=3, max_tokens=10, choices={0: (), 2: (7, 8)})
+    assert asked.id_bytes == 3 * 40 + (10 + 8) * 5
+    core, peer = Core(), PeerId("p", 1)
+    ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
+    board = Switchboard(core, ledgers)
+    board.attach(peer, 0.0)
+    board.submit(peer, submission("1-1", num_ids=1, max_tokens=100))
+    board.submit(peer, submission("1-2", num_ids=1, max_tokens=100))
+    ledgers.resize(max_logprob_bytes=1, max_id_bytes=1600)  # once the engine knows its memory
+    code, _ = code_of(lambda: board.submit(peer, submission("1-3", num_ids=1, max_tokens=100)))
+    assert code is Code.RESOURCE_EXHAUSTED
+    code, _ = code_of(lambda: board.submit(peer, submission("1-3", max_tokens=1, logprobs=0)))
+    assert code is Code.INVALID_ARGUMENT
 
 
 def test_one_tenant_leaves_room_for_others() -> None:
@@ -83,7 +99,7 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
         orphan_grace=GRACE,
         max_entries=2,
         retry_after_ms=lambda: 4321,
-        max_logprob_bytes=1000,
+        max_logprob_bytes=1200,
         max_id_bytes=200 * 40,
     )
     board = Switchboard(core, ledgers)
