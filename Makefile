@@ -23,7 +23,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-scheduler test-gpu compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-scheduler test-gpu test-rolling compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ compile-gpu: $(FULL)  ## compile every kernel for GPUs in all its configurations
 
 chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
+
+test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose
+	.venv/bin/python -m tests.rolling $(ROLLING)
 
 abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)

@@ -131,6 +131,7 @@ def admit(
         stopping=stopping,
         output=output,
         model=model.model,
+        model_digest=model.model_digest,
     )
     return Admission(
         admitted=admitted,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ class Process:
         """It listens at ``address``."""
         self.name, self.address, self.log = name, address, log
         self.kind = name.partition("-")[0]
-        self._flags = flags
+        self.flags = flags
+        """Of the lives that begin from now on."""
         self._process: subprocess.Popen[bytes] | None = None
         self._hung_until = 0.0
 
@@ -72,7 +73,7 @@ class Process:
         if self.alive:
             return
         command = [sys.executable, "-m", "services.cli", self.kind, "--name", self.name, *listen_flags(self.address)]
-        command += ["--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self._flags]
+        command += ["--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self.flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -113,28 +114,38 @@ class Process:
 class Fleet:
     """Use as an async context manager."""
 
-    def __init__(self, directory: Path, processors: int = 2, detokenizers: int = 2, engines: int = 3) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        processors: int = 2,
+        detokenizers: int = 2,
+        engines: int = 3,
+        *,
+        model: Sequence[str] = (str(MODEL),),
+        patience: float = 120.0,
+    ) -> None:
+        """``model``: the flags that name it to engines; ``patience``: the processors', in seconds."""
         self._directory = directory
+        self._model = model
+        self._patience = patience
         counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
         self.wires: dict[str, Wire] = {}
         self.processes: dict[str, Process] = {}
         for name in (name for names in self.names.values() for name in names):
-            flags = self._flags(name)
-            self.processes[name] = Process(
-                name, f"unix:{directory / name}.sock", directory / f"{name}.log", ["--no-metrics", *flags]
-            )
+            log = directory / f"{name}.log"
+            self.processes[name] = Process(name, f"unix:{directory / name}.sock", log, self._flags(name))
         self._fronts = self._wires("client", "processor")
 
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
         if kind == "engine":
-            return ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"]
-        flags = ["--engines", self._wires(name, "engine")]
+            return engine_flags(self._model)
+        flags = ["--no-metrics", "--engines", self._wires(name, "engine")]
         if kind == "processor":
             # So many engines are killed that innocent requests are hit more often than poisonous ones may be.
             flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
-            flags += ["--patience", "120"]
+            flags += ["--patience", str(self._patience)]
         return flags
 
     def _wires(self, name: str, kind: str) -> str:
@@ -184,6 +195,11 @@ class Fleet:
         """What an engine or a detokenizer holds now."""
         process = self.processes[name]
         return await held(process.kind, process.address)
+
+
+def engine_flags(model: Sequence[str]) -> list[str]:
+    """Of an engine that serves what these flags name."""
+    return ["--no-metrics", "--kv-cache-memory-bytes", "32MiB", "--served-model-name", "tiny", "--model", *model]
 
 
 def listen_flags(address: str) -> list[str]:

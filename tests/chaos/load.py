@@ -142,5 +142,5 @@ async def ask(client: AsyncClient, spec: Spec, *, cancel_after: int | None = Non
         outcome.stuck = not isinstance(error, RingError)
         outcome.error = str(error) if isinstance(error, RingError) else ""
     except RingError as error:
-        outcome.error = f"{type(error).__name__}: {error}"
+        outcome.error, outcome.reason = f"{type(error).__name__}: {error}", error.reason
     return outcome

@@ -68,6 +68,10 @@ class Outcome:
     usage: Usage | None = None
     error: str = ""
     """What it failed with."""
+    reason: str | None = None
+    """Why, by the contract's names."""
+    models: list[str] = field(default_factory=list)
+    """Digests of those that computed it, in order; one that did so again is there once."""
     stuck: bool = False
     broken: list[str] = field(default_factory=list)
     """Rules of the stream that were broken."""
@@ -105,6 +109,8 @@ class Outcome:
                     self.broken.append(f"log probabilities of the prompt from {event.offset}")
                 self.prompt_logprobs += event.logprobs
             case Started():
+                if event.model_digest not in self.models:
+                    self.models.append(event.model_digest)
                 self.moved += bool(event.reason)
                 self.not_identical += not event.identical
                 self._reason = event.reason

@@ -57,6 +57,17 @@ ENDS = [
 ]
 
 
+async def test_what_was_admitted_keeps_to_its_model_though_nothing_of_it_was_delivered(server, ask):
+    """Its prompt's ids are those of one tokenizer, and say something else to another model."""
+    first = taken()
+    first.admitted.model_digest = "model"
+    server.plays(play(first, LOST), play(first, delta(0, [10], "Hel"), ended(completion=1)))
+    outcome = await ask("Hi")
+    assert outcome.error is None
+    _, again = server.service.requests
+    assert again.resume.model_digest == "model"
+
+
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
     server.plays(

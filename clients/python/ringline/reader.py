@@ -108,8 +108,9 @@ class ResponseReader:
             for choice, log in enumerate(self._logs)
             if log.finished is None
         ]
-        started = self._started or pb.Started()
-        return pb.Resume(choices=choices, model_digest=started.model_digest, numerics=started.numerics)
+        admitted, started = self.taken or pb.Admitted(), self._started or pb.Started()
+        model_digest = started.model_digest or admitted.model_digest
+        return pb.Resume(choices=choices, model_digest=model_digest, numerics=started.numerics)
 
     def begin(self, choices: Sequence[int]) -> None:
         """Another attempt, at ``choices``; none at the first, which has all."""

@@ -129,6 +129,7 @@ def test_engine_and_client_are_told_the_same() -> None:
     assert list(submit.stop_token_ids) == [4, 5]
     assert (submit.HasField("logprobs"), submit.logprobs, submit.prompt_logprobs) == (True, 0, 3)
     assert (submit.priority, submit.tenant) == (-5, "t")
+    assert submit.model_digest == admitted.model_digest == vocabulary().model.model_digest
     assert admission.choices == {0: (), 1: ()}
     assert not take(ask()).submit.HasField("logprobs")
 

@@ -253,8 +253,8 @@ class Resume(google.protobuf.message.Message):
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     NUMERICS_FIELD_NUMBER: builtins.int
     model_digest: builtins.str
-    """As the last Started said. If no engine serves that model, the request is refused with UNAVAILABLE (MODEL_GONE).
-    Required where any ids were delivered.
+    """As Admitted and Started said. If no engine serves that model, the request is refused with UNAVAILABLE (MODEL_GONE).
+    Required where any ids were delivered; without it, the request may begin on another model.
     """
     numerics: builtins.str
     """As the last Started said: the next Started says whether the tokens are identical to those it would have had.
@@ -581,12 +581,15 @@ class Admitted(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
     """Name of the model that serves it."""
     server_request_id: builtins.str
     """The server's own id of the request: what its logs, traces and operators call it."""
+    model_digest: builtins.str
+    """Digest of the model that the prompt was tokenized for, as Started says it; no other one computes the request."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt, if return_prompt_token_ids."""
@@ -613,9 +616,10 @@ class Admitted(google.protobuf.message.Message):
         output: global___OutputParams | None = ...,
         model: builtins.str = ...,
         server_request_id: builtins.str = ...,
+        model_digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 

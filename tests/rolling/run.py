@@ -1,0 +1,184 @@
+"""A rolling change of the model under load: every answer is compared with the right one of the model that gave it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringline import AsyncClient
+
+from tests.chaos.fleet import Fleet, engine_flags
+from tests.chaos.load import ask, connect, undisturbed
+from tests.chaos.outcome import Outcome, faults_of
+from tests.chaos.workload import Spec, pool
+from tests.rolling.variants import Change, variant
+
+LONGEST_PAUSE = 2.0
+"""Seconds between two deltas of an answer."""
+AT_ONCE = 4
+"""Requests of the pool while the right answers are recorded."""
+MODEL_GONE = "MODEL_GONE"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a run."""
+
+    seed: int
+    changes: Sequence[Change] = tuple(Change)
+    size: int = 2
+    """Of each service."""
+    rate: float = 3.0
+    """Requests per second, however many are under way."""
+    calm: float = 3.0
+    """Seconds of load before a change, and behind each engine that is replaced."""
+    patience: float = 4.0
+    """Of processors: a request waits that long for an engine of its model."""
+    per_sort: int = 1
+    keep: Path | None = None
+    """Where logs stay; else they are removed."""
+
+
+@dataclass
+class Rollout:
+    """What came of one."""
+
+    change: Change
+    seconds: float = 0.0
+    requests: int = 0
+    by_model: Counter[str] = field(default_factory=Counter)
+    """Answers of the model before and of the one after."""
+    gone: int = 0
+    """Requests that only the model before could have finished, and that ended with the stated error."""
+    longest_pause: float = 0.0
+    longest_wait: float = 0.0
+    """For the first token."""
+    problems: list[str] = field(default_factory=list)
+
+    def show(self) -> None:
+        """Print it, for people."""
+        models = ", ".join(f"{count} by {name}" for name, count in sorted(self.by_model.items()))
+        print(
+            f"{self.change:14} {self.requests:4} requests in {self.seconds:3.0f} s: {models}; {self.gone} ended as "
+            f"their model was gone; longest pause {self.longest_pause:.2f} s, longest wait for a first token "
+            f"{self.longest_wait:.2f} s; {len(self.problems)} problems",
+            *self.problems[:20],
+            sep="\n  ",
+            flush=True,
+        )
+
+
+async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout]:
+    """One change after the other, each made to every engine in turn; ``tell`` hears of each when it is done."""
+    async with AsyncExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-rolling-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        bundled = variant(directory / "bundled", None)
+        size = options.size
+        fleet = Fleet(directory, size, size, size, model=bundled, patience=options.patience)
+        await stack.enter_async_context(fleet)
+        client = await stack.enter_async_context(connect(fleet.fronts))
+        specs = pool(options.seed, options.per_sort)
+        before = await _right_answers(client, specs)
+        rollouts = []
+        for change in options.changes:
+            model = variant(directory / change, change)
+            rollout, before = await _roll_out(change, model, fleet, client, specs, before, options)
+            rollouts.append(rollout)
+            tell(rollout)
+        return rollouts
+
+
+async def _right_answers(client: AsyncClient, specs: Sequence[Spec]) -> dict[str, Outcome]:
+    """Of the one model that all engines serve."""
+    answers = await undisturbed(client, specs, AT_ONCE)
+    assert len({tuple(answer.models) for answer in answers.values()}) == 1
+    return answers
+
+
+async def _roll_out(
+    change: Change,
+    model: Sequence[str],
+    fleet: Fleet,
+    client: AsyncClient,
+    specs: Sequence[Spec],
+    before: dict[str, Outcome],
+    options: Options,
+) -> tuple[Rollout, dict[str, Outcome]]:
+    """What came of it, and the right answers of the new model."""
+    start = time.monotonic()
+    stopping = asyncio.Event()
+    load = asyncio.create_task(_load(client, specs, options.rate, stopping))
+    problems = []
+    await asyncio.sleep(options.calm)
+    for name in fleet.names["engine"]:
+        engine = fleet.processes[name]
+        if (code := await engine.drain()) != 0:
+            problems.append(f"{name} ended with {code}")
+        engine.flags = engine_flags(model)
+        engine.start()
+        await fleet.wait_serving(name)
+        await asyncio.sleep(options.calm)
+    stopping.set()
+    answers = await load
+    rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
+    after = await _right_answers(client, specs)
+    _judge(rollout, answers, before, after)
+    return rollout, after
+
+
+async def _load(
+    client: AsyncClient, specs: Sequence[Spec], rate: float, stopping: asyncio.Event
+) -> list[tuple[Spec, Outcome]]:
+    """Requests at a steady rate, until told to stop; what came of each."""
+    asked: list[tuple[Spec, asyncio.Task[Outcome]]] = []
+    for spec in itertools.cycle(specs):
+        if stopping.is_set():
+            return [(spec, await task) for spec, task in asked]
+        asked.append((spec, asyncio.create_task(ask(client, spec))))
+        await asyncio.sleep(1 / rate)
+    raise AssertionError("there is always one more")
+
+
+def _judge(
+    rollout: Rollout,
+    answers: Sequence[tuple[Spec, Outcome]],
+    before: dict[str, Outcome],
+    after: dict[str, Outcome],
+) -> None:
+    """Compare every answer with that of its own model."""
+    names = {next(iter(before.values())).models[0]: "before", next(iter(after.values())).models[0]: "after"}
+    if len(names) != 2:
+        rollout.problems.append("both models have the same digest")
+    for spec, outcome in answers:
+        if not outcome.models and outcome.reason == MODEL_GONE:
+            rollout.gone += 1  # it was admitted, and its model went before any of its engines had begun it
+            continue
+        if len(outcome.models) > 1:
+            rollout.problems.append(f"{spec.name}: computed by {len(outcome.models)} models")
+            continue
+        name = names.get(outcome.models[0], "an unknown one") if outcome.models else "none"
+        gone = name == "before" and outcome.reason == MODEL_GONE
+        rollout.by_model[name] += not gone
+        rollout.gone += gone
+        right = {"before": before, "after": after}.get(name)
+        if right is None:
+            rollout.problems.append(f"{spec.name}: computed by {name}: {outcome.error}")
+            continue
+        if gone:
+            outcome.error = ""
+        for fault, words in faults_of(outcome, right[spec.name], cancelled=gone).items():
+            rollout.problems.append(f"{spec.name}, {name}: {fault}: {words}")
+        rollout.longest_pause = max(rollout.longest_pause, outcome.longest_gap)
+        rollout.longest_wait = max(rollout.longest_wait, outcome.first_token or 0.0)
+    if rollout.longest_pause > LONGEST_PAUSE:
+        rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
+    if not all(rollout.by_model[name] for name in names.values()):
+        rollout.problems.append("only one of the models gave answers")

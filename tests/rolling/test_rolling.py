@@ -1,0 +1,95 @@
+"""A rolling change of the weights of the smallest ring, and that its judge is worth something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+from ringline import Delta, Finished, FinishReason, Started, Usage
+
+from tests.chaos.outcome import Outcome
+from tests.chaos.workload import Spec
+from tests.rolling.run import MODEL_GONE, Options, Rollout, _judge, run
+from tests.rolling.variants import Change
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_no_request_is_lost_and_none_goes_on_with_other_weights() -> None:
+    """With one engine there is a while without any: what was begun ends as its model is gone, and the rest waits."""
+    options = Options(1, [Change.WEIGHTS], size=1, rate=4.0, calm=1.0, patience=1.0)
+    (rollout,) = await run(options, Rollout.show)
+    assert not rollout.problems
+
+
+SPEC = Spec("greedy", "Once")
+
+
+def answer(model: str, ids: list[int]) -> Outcome:
+    outcome = Outcome(usage=Usage(3, 0, len(ids)))
+    outcome.take(Started(model, "numerics", True, ""))
+    for position, token_id in enumerate(ids):
+        outcome.take(Delta(0, position, chr(97 + token_id), (token_id,), None))
+    outcome.take(Finished(0, FinishReason.LENGTH, None, None))
+    return outcome
+
+
+OLD, NEW = answer("old", [1, 2, 3]), answer("new", [4, 5, 6])
+
+
+def judged(*outcomes: Outcome) -> Rollout:
+    """The judge's word on these, beside one right answer of each model."""
+    rollout = Rollout(Change.WEIGHTS)
+    asked = [(SPEC, deepcopy(outcome)) for outcome in (OLD, NEW, *outcomes)]
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW})
+    return rollout
+
+
+def test_right_answers_are_right() -> None:
+    rollout = judged()
+    assert not rollout.problems
+    assert rollout.by_model == {"before": 1, "after": 1}
+
+
+def other_tokens(outcome: Outcome) -> None:
+    outcome.choices[0].ids[2] = 6
+
+
+def other_model(outcome: Outcome) -> None:
+    outcome.models.append("new")
+
+
+def unknown_model(outcome: Outcome) -> None:
+    outcome.models = ["unknown"]
+
+
+def lost(outcome: Outcome) -> None:
+    outcome.error, outcome.reason = "Unavailable: no route", "NO_ROUTE"
+
+
+def paused(outcome: Outcome) -> None:
+    outcome.longest_gap = 2.5
+
+
+@pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost, paused])
+def test_the_judge_finds(harm: Callable[[Outcome], None]) -> None:
+    outcome = deepcopy(OLD)
+    harm(outcome)
+    assert judged(outcome).problems
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [1, 5]])
+def test_what_only_the_model_before_could_have_finished_may_be_short_but_not_wrong(ids: list[int]) -> None:
+    outcome = answer("old", ids)
+    outcome.choices[0].end = None
+    outcome.error, outcome.reason = "Unavailable: gone", MODEL_GONE
+    rollout = judged(outcome)
+    assert rollout.gone == 1
+    assert bool(rollout.problems) == (ids != [1, 2])
+
+
+def test_a_request_that_began_on_the_new_model_may_not_end_so() -> None:
+    outcome = deepcopy(NEW)
+    outcome.error, outcome.reason = "Unavailable: gone", MODEL_GONE
+    assert judged(outcome).problems

@@ -1,0 +1,56 @@
+"""Models that differ from the bundled one in a single respect each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from enum import StrEnum
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from tests.ring import MODEL
+
+
+class Change(StrEnum):
+    """What another model differs in."""
+
+    TEMPLATE = "template"
+    LENGTH = "max_model_len"
+    TOKENIZER = "tokenizer"
+    WEIGHTS = "weights"
+
+
+def variant(directory: Path, change: Change | None) -> list[str]:
+    """A model in ``directory``: the flags that name it to an engine. Without a change it is the bundled one."""
+    directory.mkdir()
+    for file in MODEL.iterdir():
+        if file.suffix in (".json", ".jinja", ".safetensors"):
+            shutil.copy(file, directory)
+    match change:
+        case Change.TEMPLATE:
+            template = directory / "chat_template.jinja"
+            template.write_text("Listen well. " + template.read_text())
+        case Change.LENGTH:
+            return [str(directory), "--max-model-len", "900"]
+        case Change.TOKENIZER:
+            _without_one_merge(directory / "tokenizer.json")
+        case Change.WEIGHTS:
+            _train_a_little(directory / "model.safetensors")
+    return [str(directory)]
+
+
+def _without_one_merge(file: Path) -> None:
+    """The same tokens, of which texts are made otherwise."""
+    tokenizer = json.loads(file.read_text())
+    merges = tokenizer["model"]["merges"]
+    del merges[len(merges) // 4]
+    file.write_text(json.dumps(tokenizer))
+
+
+def _train_a_little(file: Path) -> None:
+    weights = load_file(file)
+    for name, tensor in weights.items():
+        if name.endswith("down_proj.weight"):
+            tensor *= 1.02
+    save_file(weights, file, {"format": "pt"})
