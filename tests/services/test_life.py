@@ -138,10 +138,9 @@ async def read_until_tokens(call: grpc.aio.StreamStreamCall, shown: dict[str, Sh
 
 
 def take(shown: dict[str, Shown], response: inference_pb2.GenerateResponse) -> None:
-    if response.HasField("continued"):
-        assert response.continued.identical
-    else:
-        shown[response.request_id].take(response)
+    if response.HasField("started"):
+        assert response.started.identical
+    shown[response.request_id].take(response)
 
 
 async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> None:
