@@ -86,6 +86,8 @@ global___SubscribeResponse = SubscribeResponse
 class TextOutputs(google.protobuf.message.Message):
     """News of many choices as packed arrays. The arrays of one entry per choice are request_ids, epochs, choices,
     first_positions, token_counts and texts; a choice has at most one entry in a frame.
+
+    Planned: typed parts of the answer (12).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

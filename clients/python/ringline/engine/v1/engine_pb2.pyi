@@ -263,23 +263,23 @@ class SamplingParams(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     N_FIELD_NUMBER: builtins.int
     temperature: builtins.float
-    """Range [0, 2^31); 0 is greedy: the argmax, without noise. Absent: 1."""
+    """Range [0, 2^31); 0 is greedy: the argmax, without noise. Default: 1."""
     top_k: builtins.int
-    """Keep this many of the most likely tokens; 0 keeps all. Absent: 0."""
+    """Keep this many of the most likely tokens; 0 keeps all. Default: 0."""
     top_p: builtins.float
-    """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Absent: 1."""
+    """Range (0, 1]: keep the smallest set of tokens whose probability reaches it. Default: 1."""
     min_p: builtins.float
-    """Range [0, 1]: drop tokens less likely than this share of the most likely one. Absent: 0."""
+    """Range [0, 1]: drop tokens less likely than this share of the most likely one. Default: 0."""
     frequency_penalty: builtins.float
-    """Range [-2, 2]: subtracted from a token's logit per occurrence in the output. Absent: 0."""
+    """Range [-2, 2]: subtracted from a token's logit per occurrence in the output. Default: 0."""
     presence_penalty: builtins.float
-    """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Absent: 0."""
+    """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Default: 0."""
     repetition_penalty: builtins.float
-    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one). Absent: 1."""
+    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one). Default: 1."""
     seed: builtins.int
-    """Any 64 bits: fixes the noise, together with choice, position and token id. Absent: 0."""
+    """Any 64 bits: fixes the noise, together with choice, position and token id. Default: 0."""
     n: builtins.int
-    """Number of choices generated from the prompt, in [1, 128]. Absent: 1."""
+    """Number of choices generated from the prompt, in [1, 128]. Default: 1."""
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """Token id, below the vocabulary's size, to a value in [-100, 100] added to its logit; at most 1024 entries."""

@@ -708,6 +708,8 @@ global___PrefillProgress = PrefillProgress
 class Delta(google.protobuf.message.Message):
     """Tokens of one choice and the text they complete. Atomic: at every delta before the terminal, the text so far is the
     decoding of the ids so far (with the prompt as left context).
+
+    Planned: typed parts of the answer (6).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -832,7 +834,10 @@ global___Refused = Refused
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """What a request took. Exact: the ids delivered are the ids counted."""
+    """What a request took. Exact: the ids delivered are the ids counted.
+
+    Planned: reasoning tokens (4).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
