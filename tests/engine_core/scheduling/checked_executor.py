@@ -125,6 +125,10 @@ class CheckedExecutor(Executor):
         self.kv: dict[int, list[bytes | None]] = {
             b: [None] * cache_size.block_size for b in range(cache_size.num_blocks)
         }
+        self.generation = 0
+        """Raised by a test that resets the prefix cache."""
+        self.rests_on: dict[tuple[int, int], int] = {}
+        """The oldest generation in which a position, or one before it, was computed, by block and offset."""
         self.workers: dict[int, _Worker] = {}
         self.in_use: dict[int, set[int]] = {}
         """Blocks of the steps in flight, by step id, oldest first."""
@@ -209,10 +213,12 @@ class CheckedExecutor(Executor):
         for position in range(start):
             assert self._read(worker, position) == worker.expected(position), "a block does not hold what it should"
         state = self._read(worker, start - 1) if start else b""
+        oldest = self.rests_on[self._slot(worker, start - 1)] if start else self.generation
         for position in range(start, end):
             state = digest(state, worker.tokens[position])
             block, offset = self._slot(worker, position)
             self.kv[block][offset] = state
+            self.rests_on[block, offset] = oldest
         worker.computed = end
         if plan.samples[index]:
             position = len(worker.tokens) - worker.new.num_prompt_tokens

@@ -1,7 +1,8 @@
 """A machine that drives a scheduler with what hypothesis thinks of: requests, cancels, deadlines, overlapping steps.
 
-It checks that no block leaks or is used wrongly, that no token is lost or wrong, and that the scheduler never stands
-still: while nothing is in flight and something waits, each call of ``schedule`` plans a step or ends something.
+It checks that no block leaks or is used wrongly, that no token is lost or wrong, that nothing forgotten is found again,
+and that the scheduler never stands still: while nothing is in flight and something waits, each call of ``schedule``
+plans a step or ends something.
 Tokens are compared with a computation that knows no scheduler, so they do not depend on cache size (preemption),
 chunking, prefix caching, batch or overlap.
 """
@@ -54,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Tokens."""
         self.came: dict[str, float] = {}
         """When each tenant brought its last request."""
+        self.forgotten = 0
+        """Requests that came before the prefix cache was reset."""
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4, 16]),
@@ -197,6 +200,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def forget(self):
         self.scheduler.reset_prefix_cache()
+        self.executor.generation += 1
+        self.forgotten = self.serial
 
     @precondition(lambda self: hasattr(self, "scheduler"))
     @invariant()
@@ -215,7 +220,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan or ended or self.results or not self.scheduler.has_work(), "the scheduler stands still"
         if plan is not None:
             check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
+            self.check_prefixes(plan)
             self.results.append((plan, self.executor.submit(plan)))
+
+    def check_prefixes(self, plan):
+        """A request that came after a reset starts from nothing that was computed before, or rests on that."""
+        planned = self.scheduler._sequences.in_flight[plan.step_id].sequences
+        serials = {seq.seq_id: int(seq.group.request.request_id.removeprefix("r")) for seq in planned}
+        size = self.executor.cache_size.block_size
+        for new in plan.new:
+            if new.num_computed_tokens and serials[new.seq_id] >= self.forgotten:
+                last = new.block_ids[new.num_computed_tokens // size - 1]
+                assert self.executor.rests_on[last, size - 1] == self.executor.generation
 
     def expects_others(self, tenant):
         """Whether another tenant was here lately."""
