@@ -23,7 +23,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-scheduler test-gpu test-rolling compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-client test-scheduler test-gpu test-rolling compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,14 @@ demo: $(RUNS)  ## start the three services with the bundled model and stream an 
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# What the scripted servers of these tests need; the server itself is for one Python.
+CLIENT_TESTS := click cryptography grpcio-health-checking grpcio-reflection hypothesis jinja2 prometheus-client pyjwt \
+  pytest pytest-asyncio pytest-timeout structlog tokenizers
+test-client:  ## the client's tests on another PYTHON, such as python3.13, in .venv-client
+	$(PYTHON) -m venv --clear .venv-client
+	.venv-client/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python $(CLIENT_TESTS)
+	.venv-client/bin/python -m pytest $(addprefix tests/clients/test_client_,options.py protocol.py resume.py retry.py session.py)
 
 test-scheduler: $(FULL)  ## the scheduler's property test with new seeds for half an hour; SECONDS=60, or SEED=7 to repeat a failure
 	.venv/bin/python -m tests.engine_core.scheduling.soak --seconds $(or $(SECONDS),1800) $(if $(SEED),--seed $(SEED))
@@ -82,7 +90,7 @@ bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are 
 	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
+	rm -rf .venv .venv-cpu .venv-oldest .venv-client $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # What runs: both distributions, editable, with the engine. Less than half of what the tests need.
