@@ -7,6 +7,7 @@ begin where the choice's count is, nothing follows a terminal, and usage counts 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Mapping, Sequence
 
 from services.ring.events import Cause, ChoiceEnd, Status
@@ -29,7 +30,7 @@ class ChoiceState:
     __slots__ = ("end", "ids")
 
     def __init__(self, resumed_ids: Sequence[int] = ()) -> None:
-        self.ids: list[int] = list(resumed_ids)
+        self.ids = array("I", resumed_ids)
         self.end: ChoiceEnd | None = None
 
 
@@ -62,7 +63,7 @@ class RingRequest:
         self.epoch += 1
         return self.epoch
 
-    def unfinished(self) -> dict[int, list[int]]:
+    def unfinished(self) -> dict[int, array[int]]:
         """The ids of each choice that goes on: what a resume carries."""
         return {choice: state.ids for choice, state in self.choices.items() if state.end is None}
 

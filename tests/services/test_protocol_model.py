@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from services.ring.events import Cause
 from services.ring.logprobs import PackedLogprobs
 from services.runtime.wire import read_logprobs
-from tests.services.ring.scores import packed
+from tests.services.ring.scores import Score, packed, scores_of
 from tests.services.ring.world import (
     ALPHABET,
     LARGE,
@@ -51,7 +51,7 @@ class Outcome:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
-    ranks: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     end: inference_pb2.ChoiceFinished | None = None
 
 
@@ -95,7 +95,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32),
         stops=st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=2),
         include=st.booleans(),
-        logprobs=st.booleans(),
+        logprobs=st.none() | st.integers(0, 3),
         prompt_logprobs=st.booleans(),
     )
     def ask(
@@ -105,7 +105,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         seed: int,
         stops: list[str],
         include: bool,
-        logprobs: bool,
+        logprobs: int | None,
         prompt_logprobs: bool,
     ) -> None:
         request = inference_pb2.GenerateRequest(request_id=f"r{len(self.asked)}", text=PROMPT)
@@ -113,8 +113,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         request.stopping.max_tokens = max_tokens
         request.stopping.stop.extend(stops)
         request.stopping.include_stop_str_in_output = include
-        if logprobs:
-            request.output.logprobs = 1
+        if logprobs is not None:
+            request.output.logprobs = logprobs
         if prompt_logprobs:
             request.output.prompt_logprobs = 2
         self.asked[request.request_id] = request
@@ -286,9 +286,11 @@ class ProtocolMachine(RuleBasedStateMachine):
                     assert scores[name] == SCORES, "complete before any delta"
                 outcome.ids += response.delta.token_ids
                 outcome.text += response.delta.text
-                outcome.ranks += response.delta.logprobs.ranks
+                outcome.scores += scores_of(read_logprobs(response.delta.logprobs))
                 if self.asked[name].output.HasField("logprobs"):
-                    assert len(outcome.ranks) == len(outcome.ids), "one per id, at every delta"
+                    assert len(outcome.scores) == len(outcome.ids), "one per id, at every delta"
+                else:
+                    assert not outcome.scores
             elif response.HasField("choice_finished"):
                 outcome = outcomes.setdefault((name, response.choice_finished.choice), Outcome())
                 assert outcome.end is None, "one end per choice"
@@ -316,7 +318,9 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert outcome.ids == ids
             assert outcome.text == text
         if request.output.HasField("logprobs"):
-            assert outcome.ranks == [logprob_at(i, token).rank for i, token in enumerate(outcome.ids)]
+            alternatives = request.output.logprobs
+            scores = packed(logprob_at(i, token, alternatives) for i, token in enumerate(outcome.ids))
+            assert outcome.scores == scores_of(scores), "bit for bit"
 
 
 @pytest.mark.long

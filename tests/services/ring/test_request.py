@@ -79,7 +79,7 @@ def test_verdicts_are_those_of_a_naive_reader(
             for choice, tokens in naive.tokens.items()
             if choice not in naive.ends
         }
-        assert request.unfinished() == unfinished
+        assert {choice: list(ids) for choice, ids in request.unfinished().items()} == unfinished
         assert request.delivered() == {choice: len(ids) for choice, ids in unfinished.items()}
         assert request.completion_tokens == sum(map(len, naive.tokens.values()))
         assert request.finished == (not unfinished)

@@ -108,9 +108,12 @@ TOKENIZER, MODEL_MESSAGE, EOS = PRESENT.tokenizer, PRESENT.message, PRESENT.eos
 token_at = PRESENT.token_at
 
 
-def logprob_at(position: int, token_id: int) -> Score:
+def logprob_at(position: int, token_id: int, alternatives: int) -> Score:
     """A log probability that tells where it belongs."""
-    return Score(-float(position), token_id + 1, (token_id,), (-float(position),))
+    tops = range(alternatives)
+    return Score(
+        -position / 3, token_id + 1, tuple(token_id + i for i in tops), tuple(-position / (i + 7) for i in tops)
+    )
 
 
 def prompt_logprob_at(position: int, alternatives: int) -> Score:
@@ -173,8 +176,9 @@ class FakeCore:
         while end is None and len(ids) < tokens:
             ids.append(self.served.token_at(params.seed, choice, first + len(ids)))
             end = self._end_at(params.max_tokens, first + len(ids), ids[-1:])
-        scored = params.logprobs is not None
-        logprobs = packed(logprob_at(first + i, token) for i, token in enumerate(ids)) if scored else None
+        logprobs = None
+        if (alternatives := params.logprobs) is not None:
+            logprobs = packed(logprob_at(first + i, token, alternatives) for i, token in enumerate(ids))
         self.board.progress(core_id, choice, ids, logprobs, end)
         choices[choice] = first + len(ids)
         if end is not None:
