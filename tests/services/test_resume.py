@@ -13,8 +13,10 @@ import pytest
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
+from services.runtime.wire import read_logprobs
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
+from tests.services.ring.scores import scores_of
 from tests.services.streams import Shown, ask, generate, read_session
 
 GenerateRequest = inference_pb2.GenerateRequest
@@ -121,7 +123,7 @@ def until(whole: Shown, cut: Cut) -> Shown:
         for delta in whole.deltas.get(choice, ())[:count]:
             had.ids.setdefault(choice, []).extend(delta.token_ids)
             had.texts[choice] = had.texts.get(choice, "") + delta.text
-            had.logprobs.setdefault(choice, []).extend(delta.logprobs.logprobs)
+            had.logprobs.setdefault(choice, []).extend(scores_of(read_logprobs(delta.logprobs)))
     return had
 
 

@@ -11,8 +11,12 @@ import pytest
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
+from engine_core.llm import LLM
+from engine_core.request import SamplingParams
 from services.ring.events import Code
-from tests.ring import Ring
+from services.runtime.wire import read_logprobs
+from tests.ring import MODEL, Ring
+from tests.services.ring.scores import scores_of
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session
 
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
@@ -190,6 +194,30 @@ async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> N
             assert list(delta.logprobs.top_ids[::logprobs]) == list(delta.token_ids)
     assert len(shown.prompt_logprobs.logprobs) == shown.usage.prompt_tokens - 1
     assert shown.prompt_logprobs.top_count == logprobs
+
+
+@pytest.mark.parametrize("alternatives", [0, 20])
+async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alternatives: int) -> None:
+    """All the way from the sampler: as the same model gives them in this process."""
+    request = ask(max_tokens=12, temperature=0.9, seed=7)
+    request.stopping.ignore_eos = request.output.return_prompt_token_ids = True
+    request.output.logprobs = request.output.prompt_logprobs = alternatives
+    shown = await generate(front, request)
+    params = SamplingParams(
+        temperature=0.9,
+        top_k=shown.admitted.sampling.top_k or None,
+        top_p=shown.admitted.sampling.top_p,
+        seed=7,
+        max_tokens=12,
+        ignore_eos=True,
+        logprobs=alternatives,
+        prompt_logprobs=alternatives,
+    )
+    with LLM(str(MODEL), kv_cache_memory_bytes=64 << 20, num_threads=1) as llm:
+        [own] = llm.generate([list(shown.admitted.prompt_token_ids)], params)
+    assert shown.ids[0] == own.choices[0].token_ids
+    assert shown.logprobs[0] == scores_of(own.choices[0].logprobs)
+    assert scores_of(read_logprobs(shown.prompt_logprobs)) == scores_of(own.prompt_logprobs)
 
 
 async def test_resume_goes_on_where_it_was_cut(front) -> None:
