@@ -20,11 +20,13 @@ from tests.chaos.outcome import Outcome, faults_of
 from tests.chaos.workload import Spec, pool
 from tests.rolling.variants import Change, variant
 
-LONGEST_PAUSE = 2.0
-"""Seconds between two deltas of an answer."""
 AT_ONCE = 4
 """Requests of the pool while the right answers are recorded."""
 MODEL_GONE = "MODEL_GONE"
+LEAD = 0.3
+"""Seconds between these and the end of the engine."""
+LONGEST = Spec("longest", "Once upon a time", options={"temperature": 0.0, "max_tokens": 850, "ignore_eos": True})
+"""Asked for right before an engine is replaced, so that something of it must go on elsewhere, or ends."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Options:
     """Seconds of load before a change, and behind each engine that is replaced."""
     patience: float = 4.0
     """Of processors: a request waits that long for an engine of its model."""
+    longest_pause: float = 2.0
+    """Seconds between two deltas of an answer; a longer one is a problem."""
     per_sort: int = 1
     keep: Path | None = None
     """Where logs stay; else they are removed."""
@@ -85,7 +89,7 @@ async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout
         fleet = Fleet(directory, size, size, size, model=bundled, patience=options.patience)
         await stack.enter_async_context(fleet)
         client = await stack.enter_async_context(connect(fleet.fronts))
-        specs = pool(options.seed, options.per_sort)
+        specs = [*pool(options.seed, options.per_sort), LONGEST]
         before = await _right_answers(client, specs)
         rollouts = []
         for change in options.changes:
@@ -117,9 +121,12 @@ async def _roll_out(
     stopping = asyncio.Event()
     load = asyncio.create_task(_load(client, specs, options.rate, stopping))
     problems = []
+    longest: list[asyncio.Task[Outcome]] = []
     await asyncio.sleep(options.calm)
     for name in fleet.names["engine"]:
         engine = fleet.processes[name]
+        longest += [asyncio.create_task(ask(client, LONGEST)) for _ in range(2 * options.size)]
+        await asyncio.sleep(LEAD)
         if (code := await engine.drain()) != 0:
             problems.append(f"{name} ended with {code}")
         engine.flags = engine_flags(model)
@@ -127,10 +134,12 @@ async def _roll_out(
         await fleet.wait_serving(name)
         await asyncio.sleep(options.calm)
     stopping.set()
-    answers = await load
+    answers = await load + [(LONGEST, await task) for task in longest]
     rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
     after = await _right_answers(client, specs)
     _judge(rollout, answers, before, after)
+    if rollout.longest_pause > options.longest_pause:
+        rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
     return rollout, after
 
 
@@ -178,7 +187,5 @@ def _judge(
             rollout.problems.append(f"{spec.name}, {name}: {fault}: {words}")
         rollout.longest_pause = max(rollout.longest_pause, outcome.longest_gap)
         rollout.longest_wait = max(rollout.longest_wait, outcome.first_token or 0.0)
-    if rollout.longest_pause > LONGEST_PAUSE:
-        rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
     if not all(rollout.by_model[name] for name in names.values()):
         rollout.problems.append("only one of the models gave answers")
