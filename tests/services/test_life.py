@@ -114,6 +114,7 @@ async def wait_until_serving(address: str, seconds: float = 200) -> None:
 def long_request(name: str, max_tokens: int) -> inference_pb2.GenerateRequest:
     request = ask(name, max_tokens=max_tokens, temperature=0.9, seed=7)
     request.stopping.ignore_eos = True
+    request.output.logprobs = 5
     return request
 
 
@@ -180,6 +181,7 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
                 assert one.ends[0].finish_reason == undisturbed.ends[0].finish_reason, one.ends[0]
                 assert one.ids == undisturbed.ids
                 assert one.texts == undisturbed.texts
+                assert one.logprobs == undisturbed.logprobs, "bit for bit"
                 assert one.usage.completion_tokens == 600
             call.cancel()
     assert services.blocks_used_at_last() == 0
