@@ -46,7 +46,9 @@ class ClientStream(OutputStream):
         self.tenant = tenant
         self.still_known = still_known
         self.draining = False
-        """Whether nothing new is taken on it."""
+        """Whether its client is to begin another stream for what is new."""
+        self.over = False
+        """Whether it had time for that: nothing new is taken, and the stream ends with what is there."""
         self.carrier: Mapping[str, str] = {}
         """What the call's metadata says of a trace."""
         self._by_client_id: dict[str, ClientRequest] = {}
@@ -78,6 +80,16 @@ class ClientStream(OutputStream):
         """A request began."""
         self._by_client_id[call.client_id] = call
         self._by_ring_id[call.ring_id] = call
+
+    def drain(self) -> None:
+        """Ask its client for another stream; what is on its way is taken yet."""
+        self.draining = True
+        self.wake.set()
+
+    def end_when_idle(self) -> None:
+        """Take nothing new: the stream ends when nothing is left on it."""
+        self.over = True
+        self.wake.set()
 
     def refuse(self, client_id: str, in_reply_to: int, status: Status) -> None:
         """A frame was refused before it became a request."""

@@ -136,9 +136,11 @@ class Intake:
             raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         if client.still_known is not None and not client.still_known():
             # Retryable, and said of the stream: on another one the client shows a token that holds, if it has one.
-            client.draining = True
-            client.wake.set()
+            client.drain()
             message = "the token of this stream holds no longer: begin another stream"
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
+        if client.over:
+            message = "this stream was asked to end: begin another stream"
             raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         check_request_id(request.request_id)
         if request.HasField("timeout_ms") and request.timeout_ms == 0:

@@ -40,6 +40,8 @@ class SessionBounds:
     max_message_bytes: int
     stall_timeout: float
     drain_grace: float
+    max_age: float
+    """Seconds after which a session's client is asked for another one."""
 
 
 class InferenceService:
@@ -101,9 +103,13 @@ class InferenceService:
 
     async def Session(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
+        loop, age, grace = asyncio.get_running_loop(), self._bounds.max_age, self._bounds.drain_grace
+        timers = loop.call_later(age, client.drain), loop.call_later(age + grace, client.end_when_idle)
         try:
             end = await self._serve_session(client, context)
         finally:
+            for timer in timers:
+                timer.cancel()
             self._intake.close(client)
         if isinstance(end, Status):
             # Last: a client that takes nothing does not take its status either, and this waits until it does.
@@ -164,7 +170,7 @@ class InferenceService:
     async def _write_session(
         self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
-        """Write until the client has closed its side and has every terminal, or takes nothing."""
+        """Write until the client has closed its side, or was asked to, and has every terminal; or takes nothing."""
         try:
             await self._write_news(client, context, reader)
         except TimeoutError:  # not raised further: it and its task would refer to each other
@@ -182,7 +188,7 @@ class InferenceService:
         await self._send(client, context, inference_pb2.SessionResponse(limits=limits))
         reader.add_done_callback(lambda _: client.wake.set())
         draining_told = False
-        while not (reader.done() and client.num_live == 0 and client.num_refusals == 0):
+        while not ((reader.done() or client.over) and client.num_live == 0 and client.num_refusals == 0):
             await client.wake.wait()
             client.wake.clear()
             if (self._intake.draining or client.draining) and not draining_told:

@@ -51,10 +51,12 @@ class Server:
         *,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_connection_age: float | None = None,
     ) -> None:
         """``services`` are the full names of the services that will be registered. Needs a running event loop.
 
-        Without ``credentials`` it speaks plain text. ``interceptors`` come after its own.
+        Without ``credentials`` it speaks plain text. ``interceptors`` come after its own. ``max_connection_age``, in
+        seconds: after that clients make new calls on another connection, and those under way go on.
         """
         self._settings = settings
         self.health = Health(services)
@@ -68,7 +70,9 @@ class Server:
         self._calls = Calls(settings.max_calls, settings.max_connections_per_client)
         self._credentials = credentials
         guard = Guard(self._calls, settings.stall_timeout)
-        self.grpc = grpc.aio.server(interceptors=[guard, *interceptors], options=server_options(settings))
+        self.grpc = grpc.aio.server(
+            interceptors=[guard, *interceptors], options=server_options(settings, max_connection_age)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)

@@ -265,6 +265,14 @@ class ProcessorSettings(ServiceSettings):
         maximum=86400,
         unit="seconds",
     )
+    max_connection_age: float = option(
+        1800.0,
+        "After this, a client's new calls go on another connection, so that new processors get their share of clients; "
+        "Sessions get Draining, and calls under way go on.",
+        minimum=0.1,
+        maximum=31 * 86400,
+        unit="seconds",
+    )
     tenant_header: str = option(
         "x-ringline-tenant",
         "Metadata of a call that names its tenant, as a gateway sets it; those without it are one tenant. Nobody is "

@@ -28,10 +28,13 @@ _BOTH: Options = (
 )
 
 
-def server_options(settings: ServerSettings) -> Options:
-    """Of every server."""
+def server_options(settings: ServerSettings, max_connection_age: float | None) -> Options:
+    """Of every server; only one for clients lets connections age, in seconds."""
+    # GOAWAY, and no end of what is under way: gRPC's grace for that has no limit by default.
+    age = [] if max_connection_age is None else [("grpc.max_connection_age_ms", round(max_connection_age * 1000))]
     return (
         *_BOTH,
+        *age,
         # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # What we send is bounded where it is made (link frames of 1 MiB); whether it is too large is for the reader.

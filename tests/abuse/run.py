@@ -99,7 +99,7 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
     flags = {
         "engine": ["--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB"],
         "detokenizer": engines,
-        "processor": [*engines, "--detokenizers", addresses["detokenizer"]],
+        "processor": [*engines, "--detokenizers", addresses["detokenizer"], "--max-connection-age", "5"],
     }
     processes = {
         kind: Process(

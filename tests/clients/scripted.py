@@ -150,6 +150,8 @@ class ScriptedInference(InferenceServiceServicer):
         """Set when a request came."""
         self.cancelled = asyncio.Event()
         """Set when a client cancelled a request, by either kind of call."""
+        self.closed = asyncio.Event()
+        """Set when a client closed its side of a Session."""
         self.tokenized: list[pb.TokenizeRequest] = []
         self.unary_failures: list[grpc.StatusCode] = []
         """Statuses of the next unary calls."""
@@ -212,6 +214,7 @@ class ScriptedInference(InferenceServiceServicer):
                     for response in last:
                         response.request_id = frame.cancel.request_id
                     await news.put(pb.SessionResponse(responses=last))
+            self.closed.set()
         finally:
             for task in live.values():
                 task.cancel()

@@ -336,3 +336,33 @@ async def test_a_stream_that_is_closed_while_its_call_begins_is_cancelled(server
             return next(stream, None)
 
     assert await asyncio.to_thread(begin_and_close) is None
+
+
+async def test_a_session_that_drains_is_left_when_nothing_is_live_on_it_and_nobody_notices(server):
+    """Not even those who wait for a place on it, nor clients that try nothing again."""
+    go = asyncio.Event()
+
+    async def waits(request):
+        yield admitted()
+        await go.wait()
+        yield delta(0, [1], "a")
+        for end in ended(completion=1):
+            yield end
+
+    server.service.limits.max_live_requests = 1
+    server.plays(waits, hello)
+    async with ringline.AsyncClient(server.address, patience=0) as client:
+        first = asyncio.create_task(client.generate("first"))
+        await server.service.asked.wait()
+        second = asyncio.create_task(client.generate("second"))
+        await asyncio.sleep(0.05)
+        assert not second.done(), "there is one place"
+        await server.service.drain()
+        assert (await second).text == "Hello, world"
+        assert server.service.sessions == 2
+        assert not server.service.closed.is_set(), "a request is live"
+        go.set()
+        assert (await first).text == "a"
+        await asyncio.wait_for(server.service.closed.wait(), 20)
+        assert (await client.generate("third")).text == "Hello, world"
+    assert server.service.sessions == 2

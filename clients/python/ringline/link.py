@@ -170,10 +170,16 @@ class Link:
         """Whether nothing more will come."""
         return self._ended
 
-    async def begin(self, course: Course) -> Exchange:
-        """Send a request, once fewer than the allowed number are live. Raises Unavailable when the link ends first."""
+    async def begin(self, course: Course) -> Exchange | None:
+        """Send a request, once fewer than the allowed number are live; None if another link must take it by then.
+
+        Raises Unavailable when the link ends first.
+        """
         await self._wait_for_slot(course.deadline)
         try:
+            if self._draining and not self._ended:
+                self._slots.release()
+                return None
             if not self.usable:
                 raise Unavailable("the session ended before the request was sent")
             request, backstop = course.next_request(), course.deadline.backstop()
@@ -241,6 +247,9 @@ class Link:
                 self._outgoing.clear()
                 while self._outbox and not self._ended:
                     await self._call.write(self._outbox.popleft())
+                if self._draining and not self._live:  # nothing will come after this: let the server end it
+                    await self._call.done_writing()
+                    return
 
     async def _read(self) -> None:
         cause: RingError = Unavailable("the session ended")
@@ -270,9 +279,12 @@ class Link:
                 self._servers.failed(self.server)
             del self._live[exchange.request_id]
             self._slots.release()
+            if self._draining:
+                self._outgoing.set()
 
     def _drain(self) -> None:
         self._draining = True
+        self._outgoing.set()
         self._servers.failed(self.server)
         self._slots.release()  # whoever waits for a slot wakes, gives it on, and goes to another link
 
@@ -281,7 +293,7 @@ class Link:
             return
         self._ended = True
         self._outgoing.set()
-        if not isinstance(cause, Cancelled):
+        if not isinstance(cause, Cancelled) and not self._draining:
             self._servers.failed(self.server)
         for exchange in self._live.values():
             exchange.fail(copy.copy(cause))

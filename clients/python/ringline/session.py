@@ -98,8 +98,9 @@ class Session:
 
     async def _begin(self, course: Course) -> Exchange:
         try:
-            link = await self._link()
-            return await link.begin(course)
+            while (exchange := await (await self._link()).begin(course)) is None:
+                pass  # that link was to take nothing more
+            return exchange
         except RingError as error:
             raise course.reader.ended(error) from None
 

@@ -49,7 +49,7 @@ class FrontDoor:
         peers.events = ring = self.ring = Ring(peers, self.metrics, backlog or roomy(), patience=60.0)
         self.desk = Desk(source, ring, me, patience=60.0, max_waiting_bytes=2 * ROOM)
         bounds = SessionBounds(
-            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0
+            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0, max_age=600.0
         )
         self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE, outboxes=outboxes)
         self.service = InferenceService(

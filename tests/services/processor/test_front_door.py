@@ -57,6 +57,41 @@ async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path:
     door.desk.close()
 
 
+async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:
+    door = FrontDoor()
+    door.service._bounds = replace(door.service._bounds, max_age=0.1, drain_grace=0.5)
+    async with served(door, tmp_path) as stub:
+        call = stub.Session()
+        await write(call, ask("waits"))
+        (client,) = await until(lambda: door.intake._clients)
+        while not (frame := await call.read()).HasField("draining"):
+            assert not any(response.HasField("request_finished") for response in frame.responses)
+        assert frame.draining.grace_ms == 500
+        await write(call, ask("on its way"))
+        await until(lambda: client.over)
+        assert client.num_live == 2
+        await write(call, ask("too late"))
+        late = await read_until_named(call, "too late")
+        assert late.refused.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        for name in ("waits", "on its way"):
+            assert client.num_live, "what is live is not cut"
+            await cancel(call, name)
+        await read_ends(call, 2)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        assert await call.code() is grpc.StatusCode.OK
+    door.desk.close()
+
+
+async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> inference_pb2.GenerateResponse:
+    """The next response to a request."""
+    async with asyncio.timeout(20):
+        while True:
+            for response in (await call.read()).responses:
+                if response.request_id == name:
+                    return response
+
+
 @pytest.mark.parametrize("kind", ["session", "generate"])
 async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path, kind: str) -> None:
     """However long it might take nothing: its requests end, and nothing is kept for it."""

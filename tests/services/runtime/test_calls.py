@@ -30,9 +30,11 @@ class Handlers:
 
     def __init__(self) -> None:
         self.sessions = 0
+        self.peers: set[str] = set()
 
     async def session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         self.sessions += 1
+        self.peers.add(context.peer())
         async for _ in requests:
             try:
                 async with asyncio.timeout(0.1):
@@ -46,8 +48,8 @@ class Handlers:
 
 
 @asynccontextmanager
-async def serving(**changed: Any) -> AsyncIterator[tuple[Server, Handlers]]:
-    server = Server(ServerSettings(**changed), [SERVICE])
+async def serving(age: float | None = None, **changed: Any) -> AsyncIterator[tuple[Server, Handlers]]:
+    server = Server(ServerSettings(**changed), [SERVICE], max_connection_age=age)
     handlers = Handlers()
     methods = {
         "Session": grpc.stream_stream_rpc_method_handler(handlers.session),
@@ -190,3 +192,19 @@ async def test_a_connection_without_calls_is_closed() -> None:
             for _ in range(2):
                 await stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
                 await asyncio.sleep(0.5)  # the client dials again, unseen
+
+
+async def test_new_calls_leave_an_old_connection_and_those_under_way_go_on() -> None:
+    async with serving(age=0.2) as (server, handlers), grpc.aio.insecure_channel(server.address) as channel:
+        old = channel.stream_stream(SESSION)()
+        await old.write(b"go")
+        assert await old.read() == LARGE
+        while len(handlers.peers) < 2:
+            await asyncio.sleep(0.05)
+            new = channel.stream_stream(SESSION)()
+            await new.write(b"go")
+            assert await new.read() == LARGE
+            new.cancel()
+        await old.write(b"go")
+        assert await old.read() == LARGE
+        old.cancel()
