@@ -9,7 +9,7 @@ handler is done, is the task in which ``grpc.aio`` waits for its end. So that ta
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ _HANDLING = "_handle_exceptions"
 _LAST_WORDS = 1.0
 """Seconds in which a client that took nothing may yet take why its call ends."""
 _RETRY_AFTER_MS = 1000
+_CALLS_PER_TURN = 32
 _waiting: ContextVar[asyncio.Task[Any] | None] = ContextVar("waiting", default=None)
 """In a handler: the task that waits for the end of its call."""
 
@@ -107,6 +108,10 @@ class Calls:
         self._max_connections = max_connections
         self._clients: dict[str, _Client] = {}
         self._num_admitted = 0
+        self._begun = 0
+        """Handlers since the event loop last looked at anything else."""
+        self._queue: deque[asyncio.Future[None]] = deque()
+        """Those that wait for their turn."""
         self._open: set[asyncio.Task[Any]] = set()
         self._handling: set[asyncio.Task[Any]] = set()
         _watch_tasks(asyncio.get_running_loop())
@@ -129,6 +134,27 @@ class Calls:
             last.add_done_callback(self._open.discard)
             last.add_done_callback(lambda _: call.ended())
         return call
+
+    async def turn(self) -> None:
+        """Wait for a handler's turn to begin: of a flood only so many do before the event loop looks at all else."""
+        if self._begun < _CALLS_PER_TURN and not self._queue:
+            self._begun += 1
+            if self._begun == 1:
+                asyncio.get_running_loop().call_soon(self._next_turn)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        await turn
+
+    def _next_turn(self) -> None:
+        self._begun = 0
+        while self._queue and self._begun < _CALLS_PER_TURN:
+            turn = self._queue.popleft()
+            if not turn.done():  # else its client left meanwhile
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
     async def wait_ended(self, seconds: float) -> None:
         """Wait until every handler has returned, for at most ``seconds``.

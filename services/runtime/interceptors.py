@@ -65,6 +65,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def answer(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
+                await self._calls.turn()
                 if (refusal := call.admit(context.peer())) is not None:
                     await _abort(context, refusal)
                 async with _watched(context, method, self._malformed):

@@ -106,9 +106,9 @@ async def _tokenize(client: HostileClient) -> None:
 async def _unread_answers(client: HostileClient) -> None:
     """Sessions with the widest answers there are, and no window for them."""
     connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
-    for _ in range(4):
+    for _ in range(2):
         session = await connection.call(INFERENCE + "Session", _tenant(client))
-        for number in range(16):
+        for number in range(2):
             request = inference_pb2.GenerateRequest(request_id=str(number), text="Once upon a time " * 20)
             request.sampling.n = 4
             request.output.logprobs = 20
@@ -175,7 +175,7 @@ async def _unread_outputs(client: HostileClient) -> None:
     connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
     hello = new_hello(client)
     stream = await attach(client, connection, hello)
-    for number in range(16):
+    for number in range(2):
         wanted = submit(client, number, hello)
         wanted.logprobs = wanted.prompt_logprobs = 20
         wanted.sampling.n = 4
@@ -253,7 +253,7 @@ async def _unread_texts(client: HostileClient) -> None:
         context = detokenizer_pb2.OutputContext(
             reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_digest=client.tokenizer
         )
-        for number in range(16):
+        for number in range(4):
             wanted = submit(client, number, hello)
             wanted.logprobs = 20
             wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()

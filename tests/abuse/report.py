@@ -55,7 +55,7 @@ class Phase:
             if reading.peak > reading.budget:
                 yield f"{service} had {reading.peak // MIB} MiB of {reading.budget // MIB}"
             if reading.failed_probes:
-                yield f"{service} did not say {reading.failed_probes} times that it serves"
+                yield f"{service} did not answer for its health {reading.failed_probes} times"
             if reading.kept:
                 yield f"{service} kept {reading.kept}"
         if self.made is not None:

@@ -68,15 +68,15 @@ class Target:
     processes: dict[str, Process]
     """None, where they are somebody else's to start."""
 
-    async def restart_dead(self) -> list[str]:
-        """Start again what ended; returns the names."""
-        dead = [name for name, service in self.services.items() if not service.alive]
-        for name in dead:
-            process = self.processes[name]
-            process.start()
-            self.services[name].pid = process.pid
-        await wait_serving(self.processes.values())
-        return dead
+    async def restart_dead(self, died: list[str]) -> None:
+        """Start again what ends, as its supervisor would, and add its name to ``died``."""
+        while True:
+            for name, process in self.processes.items():
+                if not process.alive:
+                    died.append(name)
+                    process.start()
+                    self.services[name].pid = process.pid
+            await asyncio.sleep(_POLL)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -151,8 +151,10 @@ async def run_on(target: Target, options: Options) -> Report:
         seconds = options.seconds / (len(rounds) + 1)
         report.calm = await siege.calm(seconds)
         for number, attacks in enumerate(rounds):
+            restarting = asyncio.create_task(target.restart_dead(report.died))
             report.phases.append(phase := await siege.attack(attacks, seconds, options.seed + number))
-            report.died += [f"{name} ({phase.name})" for name in await target.restart_dead()]
+            restarting.cancel()
+            report.died = [name if "(" in name else f"{name} ({phase.name})" for name in report.died]
         report.logs = read_logs(target.logs)
     return report
 

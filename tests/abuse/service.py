@@ -115,6 +115,7 @@ class Probe:
     slowest: float = 0.0
     """Seconds that an answer took since it was last asked for."""
     failures: int = 0
+    """Answers that did not come within the limit."""
     _channel: grpc.aio.Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -142,7 +143,7 @@ class Probe:
             start = time.monotonic()
             said = await check_health(channel, seconds=PROBE_LIMIT)
             self.slowest = max(self.slowest, time.monotonic() - start)
-            self.failures += said != "SERVING"
+            self.failures += said == "UNREACHABLE"
             await asyncio.sleep(PROBE_PAUSE)
 
 

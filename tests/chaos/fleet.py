@@ -145,7 +145,7 @@ class Fleet:
         if kind == "processor":
             # So many engines are killed that innocent requests are hit more often than poisonous ones may be.
             flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
-            flags += ["--patience", str(self._patience), "--max-connection-age", "5"]
+            flags += ["--patience", str(self._patience)]
         return flags
 
     def _wires(self, name: str, kind: str) -> str:

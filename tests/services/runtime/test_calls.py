@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime import handlers as message_handlers
-from services.runtime.calls import end_soon
+from services.runtime.calls import Calls, end_soon
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 from tests.abuse.wire import Connection, message
@@ -208,3 +208,27 @@ async def test_new_calls_leave_an_old_connection_and_those_under_way_go_on() -> 
         await old.write(b"go")
         assert await old.read() == LARGE
         old.cancel()
+
+
+async def test_a_flood_of_calls_leaves_turns_to_all_else() -> None:
+    calls = Calls(1000, 1000)
+    happened: list[str] = []
+
+    async def begin(name: str) -> None:
+        await calls.turn()
+        happened.append(name)
+
+    async def look_around() -> None:
+        while len(happened) < 2000:
+            happened.append("other")
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(look_around())
+    flood = [asyncio.create_task(begin("call")) for _ in range(500)]
+    await asyncio.sleep(0)
+    flood[-1].cancel()
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*flood, others, return_exceptions=True)
+    together = max(len(part.split()) for part in " ".join(happened).split("other"))
+    assert (happened.count("call"), together <= 64) == (499, True)
+    await asyncio.wait_for(begin("late"), SECONDS)
