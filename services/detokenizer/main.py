@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import structlog
-from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.detokenizer.engines import Engines
 from services.detokenizer.service import DetokenizerService
@@ -29,7 +29,7 @@ from services.runtime.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
-SERVICE = "ringline.detokenizer.v1.DetokenizerService"
+DESCRIPTION = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"]
 
 
 def run(settings: DetokenizerSettings) -> int:
@@ -73,7 +73,7 @@ class _Detokenizer:
         )
         self._server = Server(
             server,
-            [SERVICE],
+            [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
             interceptors=service_gate(settings),
         )
@@ -85,7 +85,7 @@ class _Detokenizer:
             max_message_bytes=server.max_message_bytes,
             drain_grace=server.drain_grace,
         )
-        detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(self._service, self._server.grpc)
+        self._server.serve(DESCRIPTION, self._service)
         self._metrics = DetokenizerMetrics()
 
     async def run(self) -> int:
@@ -102,6 +102,7 @@ class _Detokenizer:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._found.run())
+            self._server.guard_memory()
             serving = False
             while True:
                 attached = self._engines.attached

@@ -7,13 +7,14 @@ from typing import Any
 
 import grpc
 import structlog
-from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.detokenizer.frames import outputs_of
 from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.events import Code, Reason, Refused, Status
 from services.ring.identity import PeerId, negotiate
 from services.runtime.calls import end_soon
+from services.runtime.parsing import SMALL, parse
 from services.runtime.wire import abort, peer_changes_to_proto, welcome_of
 
 log = structlog.get_logger(__name__)
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 MAX_FRAME_BYTES = 1 << 20
 
 
-class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
+class DetokenizerService:
     """The RPC; what it sends is put into the outboxes by ``decode``."""
 
     def __init__(
@@ -48,10 +49,8 @@ class DetokenizerService(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self._draining = True
         self._subscribers.push_load()
 
-    async def Subscribe(  # type: ignore[override]  # it writes through the context
-        self, request: detokenizer_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        hello = request.hello
+    async def Subscribe(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        hello = parse(detokenizer_pb2.SubscribeRequest, data, SMALL).hello
         try:
             version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
             subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))

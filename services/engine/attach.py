@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
 
 import grpc
 import structlog
@@ -12,12 +14,15 @@ from ringline.engine.v1 import engine_pb2
 
 from services.engine.frames import response_of
 from services.engine.hub import Hub, LinkWaker
+from services.engine.limits import frame_limits
 from services.engine.wire import submission_of
 from services.ring.capabilities import ENGINE
 from services.ring.cursor import RejectedCommand
 from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.runtime.calls import end_soon
+from services.runtime.handlers import Incoming
+from services.runtime.parsing import parse
 from services.runtime.wire import welcome_of
 
 log = structlog.get_logger(__name__)
@@ -49,74 +54,108 @@ class Attachment:
         self._me = me
         self._load = load
         self._stall_timeout = stall_timeout
-        self._max_message_bytes = max_message_bytes
+        self._limits = frame_limits(hub.model)
+        self._max_message_bytes = min(max_message_bytes, self._limits.max_bytes)
         self._room_for_rejections = asyncio.Event()
         self._draining_told = False
 
     async def run(
         self,
-        requests: AsyncIterator[engine_pb2.AttachRequest],
-        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+        incoming: Incoming,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """Serve the stream; returns when the peer closed it, raises ``Refused`` when it must be ended."""
-        first = await self._first_frame(requests)
-        hello = first.hello
+        data = await self._first_frame(incoming)
+        hello = self._parse(data).hello
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
         waker = self._hub.attach(PeerId(hello.name, hello.incarnation))
-        reader = asyncio.create_task(self._read(first, requests, waker))
+        try:
+            failure = await self._carry(data, incoming, context, waker, version)
+        finally:
+            self._hub.detach(waker)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it refers to this frame: together they would stay until Python looks for cycles
+
+    async def _carry(
+        self,
+        first: bytes,
+        incoming: Incoming,
+        context: grpc.aio.ServicerContext[Any, Any],
+        waker: LinkWaker,
+        version: int,
+    ) -> BaseException | None:
+        """Read and write until one of the two ends; returns what it raised."""
+        reader = asyncio.create_task(self._read(first, incoming, waker))
         writer = asyncio.create_task(self._write(context, waker, version))
         try:
             done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            return next(filter(None, (task.exception() for task in done)), None)
         finally:
             reader.cancel()
             writer.cancel()
-            self._hub.detach(waker)
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _first_frame(self, requests: AsyncIterator[engine_pb2.AttachRequest]) -> engine_pb2.AttachRequest:
+    async def _first_frame(self, incoming: Incoming) -> bytes:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
-                first = await anext(requests, None)
+                data = await incoming.read()
         except TimeoutError:
             raise Refused(Code.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
-        if first is None or not first.HasField("hello"):
+        if data is None or not self._parse(data).HasField("hello"):
             raise invalid_field("hello", "absent: the first frame must say who attaches")
-        return first
+        return data
 
-    async def _read(
-        self,
-        first: engine_pb2.AttachRequest,
-        requests: AsyncIterator[engine_pb2.AttachRequest],
-        waker: LinkWaker,
-    ) -> None:
-        ordinal = await self._carry_out(first, waker, 0)
-        async for frame in requests:
-            if frame.HasField("hello"):
-                raise invalid_field("hello", "only the first frame may have one")
-            ordinal = await self._carry_out(frame, waker, ordinal)
+    def _parse(self, data: bytes) -> engine_pb2.AttachRequest:
+        return parse(engine_pb2.AttachRequest, data, self._limits)
 
-    async def _carry_out(self, frame: engine_pb2.AttachRequest, waker: LinkWaker, ordinal: int) -> int:
-        """Carry commands out in order. A frame may hold millions, so others get their turn in between."""
-        for command in frame.commands:
-            if waker.superseded:
-                raise _superseded()
-            ordinal += 1
-            try:
-                self._command(command, waker.link.peer, ordinal)
-            except Refused as refused:
-                waker.link.reject(_rejection(command, ordinal, refused.status))
-            if ordinal % COMMANDS_PER_TURN == 0:
-                self._hub.wake()
-                await asyncio.sleep(0)
+    async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
+        ordinal, first = 0, True
+        while data is not None:
+            ordinal += await self._carry_out(data, waker, ordinal, may_greet=first)
+            data, first = None, False  # it may be long until the next one comes
+            data = await incoming.read()
+
+    async def _carry_out(self, data: bytes, waker: LinkWaker, ordinal: int, *, may_greet: bool) -> int:
+        """Carry the commands of a frame out in order; returns how many there are.
+
+        One frame at a time is parsed and carried out, whichever peer's, and while its peer does not read why commands
+        were rejected it is bytes again: so that a hundred peers cannot have the engine hold a hundred that are parsed.
+        """
+        done = 0
+        while True:
+            async with self._hub.carrying_out:
+                frame = self._parse(data)
+                if frame.HasField("hello") and not may_greet:
+                    raise invalid_field("hello", "only the first frame may have one")
+                count = len(frame.commands)
+                done = await self._carry_out_from(frame, done, waker, ordinal)
+                del frame
+            self._hub.wake()
+            if done == count:
+                return count
             while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
-                self._hub.wake()
                 self._room_for_rejections.clear()
                 await self._room_for_rejections.wait()
-        if frame.commands:
-            self._hub.wake()
-        return ordinal
+
+    async def _carry_out_from(self, frame: engine_pb2.AttachRequest, done: int, waker: LinkWaker, ordinal: int) -> int:
+        """Go on behind the commands that are done, as far as there is room for rejections; returns how many are."""
+        for command in islice(frame.commands, done, None):
+            if waker.superseded:
+                raise _superseded()
+            if waker.link.num_rejections > MAX_PENDING_REJECTIONS:
+                break
+            done += 1
+            try:
+                self._command(command, waker.link.peer, ordinal + done)
+            except Refused as refused:
+                waker.link.reject(_rejection(command, ordinal + done, refused.status))
+            if done % COMMANDS_PER_TURN == 0:
+                self._hub.wake()
+                await asyncio.sleep(0)
+        return done
 
     def _command(self, command: engine_pb2.Command, peer: PeerId, ordinal: int) -> None:
         board = self._hub.switchboard
@@ -151,7 +190,7 @@ class Attachment:
 
     async def _write(
         self,
-        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+        context: grpc.aio.ServicerContext[Any, Any],
         waker: LinkWaker,
         version: int,
     ) -> None:
@@ -183,7 +222,7 @@ class Attachment:
 
     async def _send(
         self,
-        context: grpc.aio.ServicerContext[engine_pb2.AttachRequest, engine_pb2.AttachResponse],
+        context: grpc.aio.ServicerContext[Any, Any],
         response: engine_pb2.AttachResponse,
     ) -> None:
         try:

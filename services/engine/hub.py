@@ -48,6 +48,8 @@ class Hub:
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
+        self.carrying_out = asyncio.Lock()
+        """Held by the peer whose frame is carried out."""
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self.failure: str | None = None

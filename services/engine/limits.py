@@ -1,6 +1,7 @@
 """How much a Submit may hold: looked at before anything of it is copied.
 
-A frame may have 16 MiB, and many of them wait for one step. The core checks values and what they come to together.
+Frames are measured before they are parsed, and many of them wait for one step. The core checks values, and what they
+come to together.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.ring.capabilities import ENGINE, check_requires
 from services.ring.events import invalid_field
+from services.runtime.parsing import MessageLimits
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
+
+
+MAX_FRAME_FIELDS = 1 << 16
+_LEAST_FRAME_BYTES = 1 << 20
+
+
+def frame_limits(model: ModelSpec) -> MessageLimits:
+    """Of one frame of a peer: as much as links send at a time, or one Submit that is larger."""
+    return MessageLimits(_LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size, MAX_FRAME_FIELDS)
 
 
 def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
-from ringline.engine.v1 import engine_pb2_grpc
+from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
@@ -27,6 +27,7 @@ from services.runtime.drain import wait_until_idle
 from services.runtime.errors import ExitCode, FatalError, unusable
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
+from services.runtime.memory_guard import resident
 from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, run_service
 from services.runtime.security import listening_credentials, service_gate
@@ -38,7 +39,7 @@ from services.runtime.watchdog import Watchdog, stacks
 
 log = structlog.get_logger(__name__)
 
-SERVICE = "ringline.engine.v1.EngineService"
+DESCRIPTION = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 _STOP_TIMEOUT = 10.0
 """Seconds that the step under way has to end when the process does."""
 _LEDGERS_PER_REQUEST = 4
@@ -75,7 +76,7 @@ class _Engine:
         )
         self._server = Server(
             settings.server,
-            [SERVICE],
+            [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
             interceptors=service_gate(settings),
         )
@@ -86,7 +87,7 @@ class _Engine:
             max_message_bytes=settings.server.max_message_bytes,
             drain=lambda grace: self._server.request_stop(grace=grace),
         )
-        engine_pb2_grpc.add_EngineServiceServicer_to_server(self._service, self._server.grpc)
+        self._server.serve(DESCRIPTION, self._service)
         self._engine: StartedEngine | None = None
         self._watchdog: Watchdog | None = None
         """Of the steps."""
@@ -136,6 +137,8 @@ class _Engine:
         spare_what_is_loaded()
         self._hub.step_loop.start()
         self._watchdog = self._watch_steps(self._hub.step_loop, loop)
+        cache = executor.cache_size
+        self._server.guard_memory(resident() + cache.num_blocks * cache.bytes_per_block)
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import grpc
-from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
 from services.engine.attach import Attachment
@@ -17,16 +17,18 @@ from services.engine.inbox import MAX_CALLS, TooManyCalls
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import chunks
-from services.ring.events import Code, Refused, Status, invalid_field
+from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
+from services.runtime.handlers import Incoming
+from services.runtime.parsing import SMALL, parse
 from services.runtime.wire import abort
 
 _CALL_TIMEOUT = 60.0
 """Seconds that an RPC waits for the step under way."""
 
 
-class EngineService(engine_pb2_grpc.EngineServiceServicer):
-    """Answers UNAVAILABLE until ``serve`` has been called."""
+class EngineService:
+    """Its methods take messages as bytes (``rpc_handlers``), and answer UNAVAILABLE until ``serve`` has been called."""
 
     def __init__(
         self,
@@ -52,11 +54,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._model = model
         self._tokenizer = tokenizer
 
-    async def Attach(  # type: ignore[override]  # it writes through the context
-        self,
-        request_iterator: AsyncIterator[engine_pb2.AttachRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
+    async def Attach(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._loaded(context)
         attachment = Attachment(
             self._hub,
@@ -66,48 +64,45 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             max_message_bytes=self._max_message_bytes,
         )
         try:
-            await attachment.run(request_iterator, context)
+            await attachment.run(incoming, context)
         except Refused as refused:
             await abort(context, refused.status)
 
-    async def GetModel(
-        self, request: engine_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> engine_pb2.GetModelResponse:
+    async def GetModel(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.GetModelResponse:
         await self._loaded(context)
         assert self._model is not None
         return self._model
 
-    async def GetTokenizer(
-        self, request: engine_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[engine_pb2.GetTokenizerResponse]:
+    async def GetTokenizer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._loaded(context)
-        for chunk in chunks(self._tokenizer):
-            yield chunk
+        try:
+            for chunk in chunks(self._tokenizer):
+                async with asyncio.timeout(self._stall_timeout):
+                    await context.write(chunk)
+        except TimeoutError:
+            message = f"the peer took nothing for {self._stall_timeout:g} s"
+            await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED))
 
-    async def GetLoad(
-        self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> engine_pb2.GetLoadResponse:
+    async def GetLoad(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.GetLoadResponse:
         await self._loaded(context)
         return engine_pb2.GetLoadResponse(load=self.load())
 
-    async def Drain(
-        self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> engine_pb2.DrainResponse:
+    async def Drain(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.DrainResponse:
+        request = parse(engine_pb2.DrainRequest, data, SMALL)
         grace = request.grace_ms / 1000 if request.HasField("grace_ms") else None
         live = self._hub.switchboard.num_unfinished
         self._drain(grace)
         return engine_pb2.DrainResponse(live_requests=live)
 
     async def ResetPrefixCache(
-        self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> engine_pb2.ResetPrefixCacheResponse:
         loop = await self._loaded(context)
         blocks = await self._between_steps(loop, EngineCore.reset_prefix_cache, context)
         return engine_pb2.ResetPrefixCacheResponse(blocks=blocks)
 
-    async def Profile(
-        self, request: engine_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> engine_pb2.ProfileResponse:
+    async def Profile(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.ProfileResponse:
+        request = parse(engine_pb2.ProfileRequest, data, SMALL)
         loop = await self._loaded(context)
         if not 1 <= request.steps <= MAX_STEPS:
             problem = f"{request.steps} is out of range: expected 1 to {MAX_STEPS}"

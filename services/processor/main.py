@@ -30,7 +30,6 @@ from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
 from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.handlers import rpc_handlers
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
@@ -151,7 +150,7 @@ class _Processor:
             settings.tenant_header,
             policies,
         )
-        self._server.grpc.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, service),))
+        self._server.serve(DESCRIPTION, service)
 
     async def run(self) -> int:
         self._metrics.open_calls = lambda: self._server.open_calls
@@ -171,6 +170,7 @@ class _Processor:
         async with asyncio.TaskGroup() as tasks:
             for peers in self._found:
                 tasks.create_task(peers.run())
+            self._server.guard_memory()
             serving = False
             while True:
                 await asyncio.sleep(_TICK)

@@ -22,6 +22,7 @@ from services.processor.tenants import tenant_of
 from services.processor.vocabulary import Vocabularies, Vocabulary, named
 from services.ring.events import Code, Reason, Refused, Status
 from services.runtime.calls import end_soon
+from services.runtime.handlers import Incoming
 from services.runtime.parsing import parse
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import abort, status_from_proto
@@ -101,12 +102,12 @@ class InferenceService:
             return refusal(name, 1, refused.status)
         return None
 
-    async def Session(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
         loop, age, grace = asyncio.get_running_loop(), self._bounds.max_age, self._bounds.drain_grace
         timers = loop.call_later(age, client.drain), loop.call_later(age + grace, client.end_when_idle)
         try:
-            end = await self._serve_session(client, context)
+            end = await self._serve_session(client, incoming, context)
         finally:
             for timer in timers:
                 timer.cancel()
@@ -121,10 +122,10 @@ class InferenceService:
                 del end  # it refers to this frame: together they would stay until Python looks for cycles
 
     async def _serve_session(
-        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]
+        self, client: ClientStream, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Status | BaseException | None:
         """Read and write until the end; returns what ended it too early."""
-        reader = asyncio.create_task(self._read_session(client, context))
+        reader = asyncio.create_task(self._read_session(client, incoming))
         writer = asyncio.create_task(self._write_session(client, context, reader))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -137,9 +138,9 @@ class InferenceService:
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _read_session(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _read_session(self, client: ClientStream, incoming: Incoming) -> None:
         ordinal = 0
-        while (data := await context.read()) is not grpc.aio.EOF:
+        while (data := await incoming.read()) is not None:
             ordinal += 1
             try:
                 frame = parse(inference_pb2.SessionRequest, data, self._vocabularies.message_limits)

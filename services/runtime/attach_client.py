@@ -24,7 +24,8 @@ from services.runtime.wire import hello_of
 log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
-MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 128 << 10
+"""Commands are small, and an engine carries out one frame at a time."""
 _FRAME_BYTES = 64
 """What the frame around a single command may add to it."""
 

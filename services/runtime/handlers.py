@@ -16,42 +16,61 @@ import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Delivered = Callable[[str, int], None]
+"""Told the peer and the size of every message that is whole."""
 
 MESSAGE_TIMEOUT = 10.0
 """Seconds within which the message of a call with a single request must have come."""
 
 
-def rpc_handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+class Incoming:
+    """The messages of one call."""
+
+    def __init__(self, context: Context, delivered: Delivered) -> None:
+        self._context = context
+        self._delivered = delivered
+
+    async def read(self) -> bytes | None:
+        """The next one; None after the last."""
+        data = await self._context.read()
+        if data is grpc.aio.EOF:
+            return None
+        self._delivered(self._context.peer(), len(data))
+        message: bytes = data
+        return message
+
+
+def rpc_handlers(
+    service: ServiceDescriptor, servicer: object, delivered: Delivered = lambda peer, size: None
+) -> grpc.GenericRpcHandler:
     """Handlers for every RPC of ``service``: the coroutine methods of ``servicer`` of the same names.
 
-    They take the bytes of the request and the context; of a stream only the context, from which they read bytes.
+    They take the bytes of the request, or of a stream the ``Incoming``, and the context.
     """
-    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in service.methods}
+    handlers = {m.name: _handler(m, getattr(servicer, m.name), delivered) for m in service.methods}
     generic: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(service.full_name, handlers)
     return generic
 
 
-def _handler(method: MethodDescriptor, behavior: Callable[..., Awaitable[Any]]) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(
+    method: MethodDescriptor, behavior: Callable[..., Awaitable[Any]], delivered: Delivered
+) -> grpc.RpcMethodHandler[Any, Any]:
+    async def call(_: object, context: Context) -> Any:
+        if method.client_streaming:
+            return await behavior(Incoming(context, delivered), context)
+        return await behavior(await _whole(context, delivered), context)
+
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
-    called = _without_iterator(behavior) if method.client_streaming else _with_message(behavior)
     handler: grpc.RpcMethodHandler[Any, Any] = make(
-        called, request_deserializer=None, response_serializer=methodcaller("SerializeToString")
+        call, request_deserializer=None, response_serializer=methodcaller("SerializeToString")
     )
     return handler
 
 
-def _without_iterator(behavior: Callable[[Context], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def call(_: object, context: Context) -> Any:
-        return await behavior(context)
-
-    return call
-
-
-def _with_message(behavior: Callable[[bytes, Context], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def call(_: object, context: Context) -> Any:
-        return await behavior(await only_message(context), context)
-
-    return call
+async def _whole(context: Context, delivered: Delivered) -> bytes:
+    data: bytes = await only_message(context)
+    delivered(context.peer(), len(data))
+    return data
 
 
 async def only_message(context: Context) -> Any:

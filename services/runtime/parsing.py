@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from services.ring.events import Code, Refused
+from services.ring.events import Reason, Refused, invalid_field
 
 _M = TypeVar("_M", bound=Message)
 
@@ -37,13 +37,19 @@ class MessageLimits:
     """Of the message and all its sub-messages. Every entry of a list is a field; packed numbers are one together."""
 
 
+SMALL = MessageLimits(max_bytes=64 << 10, max_fields=1024)
+"""Of messages that hold a name and a few numbers."""
+
+
 def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
     """The message in ``data``.
 
     Raises ``Refused`` where it is too large, naming the field that has too many entries, and ``MalformedMessage``.
     """
     if len(data) > limits.max_bytes:
-        raise Refused(Code.INVALID_ARGUMENT, f"message: {len(data)} bytes: expected at most {limits.max_bytes}")
+        raise invalid_field(
+            "message", f"{len(data)} bytes: expected at most {limits.max_bytes}", reason=Reason.TOO_LARGE
+        )
     if len(data) > limits.max_fields * _LEAST_FIELD_BYTES:
         _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), limits.max_fields)
     try:
@@ -114,5 +120,5 @@ def _too_many(kinds: list[Descriptor], number: int, most: int) -> Refused:
         names.append(next(field.name for field in kind.fields if field.message_type is inner))
     last = kinds[-1].fields_by_number.get(number)
     path = ".".join([*names, last.name if last is not None else str(number)])
-    message = f"{path}: the message has more than {most} fields, each entry of a list counted: expected at most so many"
-    return Refused(Code.INVALID_ARGUMENT, message)
+    problem = f"the message has more than {most} fields, each entry of a list counted: expected at most so many"
+    return invalid_field(path, problem, reason=Reason.TOO_LARGE)

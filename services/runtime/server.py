@@ -14,16 +14,19 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.runtime.addresses import join_address
+from services.runtime.addresses import host_and_port, join_address
 from services.runtime.calls import Calls
 from services.runtime.errors import ExitCode, FatalError
+from services.runtime.handlers import rpc_handlers
 from services.runtime.health import Health
 from services.runtime.heartbeat import heartbeat
 from services.runtime.interceptors import Guard
 from services.runtime.listening import check_listenable, remove_socket_file
+from services.runtime.memory_guard import MemoryGuard
 from services.runtime.settings import ServerSettings
 from services.runtime.transport import server_options
 
@@ -41,7 +44,7 @@ _DRAIN_MARGIN = 2.0
 class Server:
     """One grpc.aio server with health, reflection and the interceptor of every server of the ring.
 
-    Register servicers on ``.grpc``, then either ``start()`` and ``stop()``, or ``run()`` for a process's whole life.
+    Register servicers with ``serve``, then either ``start()`` and ``stop()``, or ``run()`` for a process's whole life.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Server:
         self.address = settings.address
         """Where it listens; after ``start`` with the port that was taken."""
         self._calls = Calls(settings.max_calls, settings.max_connections_per_client)
+        self._memory: MemoryGuard | None = None
         self._credentials = credentials
         guard = Guard(self._calls, settings.stall_timeout)
         self.grpc = grpc.aio.server(
@@ -76,6 +80,24 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
+
+    def serve(self, service: ServiceDescriptor, servicer: object) -> None:
+        """Answer the RPCs of a service; see ``rpc_handlers``."""
+        self.grpc.add_generic_rpc_handlers((rpc_handlers(service, servicer, self._delivered),))
+
+    def guard_memory(self, beside: int = 0) -> None:
+        """Keep the process within its budget, beside so many bytes that it has anyway. Call it once it listens.
+
+        Not on a unix socket: whoever is let in by a file's permissions could end the process, too.
+        """
+        if self._settings.uds is None:
+            _, port = host_and_port(self.address)
+            self._memory = MemoryGuard(port, self._settings.memory_budget, beside)
+            self._memory.start()
+
+    def _delivered(self, peer: str, size: int) -> None:
+        if self._memory is not None:
+            self._memory.delivered(peer, size)
 
     async def start(self) -> str:
         """Listen, NOT_SERVING; return the address. Raise ``FatalError`` if it cannot be listened on."""
@@ -156,6 +178,8 @@ class Server:
     async def stop(self, grace: float | None = None) -> None:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""
         await self.health.drain()
+        if self._memory is not None:
+            self._memory.stop()
         await self.grpc.stop(grace)
         await self._calls.wait_ended(_LAST_WORDS)
         remove_socket_file(self._settings)

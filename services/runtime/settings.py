@@ -92,6 +92,14 @@ class ServerSettings(_Section):
         maximum=86400,
         unit="seconds",
     )
+    memory_budget: int = option(
+        2**30,
+        "Memory that a processor or detokenizer may take, and an engine beside its model and cache. From half of it "
+        "on, connections are closed, first those that hold most of messages that are not whole.",
+        minimum=128 * 2**20,
+        maximum=2**50,
+        unit="bytes",
+    )
     stall_timeout: float = option(
         30.0,
         "A peer or client that takes nothing for this long loses its stream.",

@@ -16,7 +16,7 @@ from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
 from tests.abuse.wire import Connection, message
 
-LARGE = (16 << 20) - 64
+LARGE = (4 << 20) - 64
 """Bytes of a message, just within the default limit."""
 MEDIUM = 1 << 20
 STREAMS = 16
@@ -271,7 +271,7 @@ async def _large_hellos(client: HostileClient) -> None:
 
 def _incomplete(method: str) -> Act:
     async def act(client: HostileClient) -> None:
-        """Messages of 16 MiB that begin, as far as the server's windows let them, and never end."""
+        """Messages of 4 MiB that begin, as far as the server's windows let them, and never end."""
         connection = await client.keep()
         begun = b"\0" + struct.pack(">I", LARGE) + bytes(1 << 18)
         for _ in range(INCOMPLETE):

@@ -12,10 +12,12 @@ import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
 
+from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
+from services.runtime.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 5)
 
@@ -39,7 +41,7 @@ class Door:
 @contextlib.asynccontextmanager
 async def served(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
     server = grpc.aio.server()
-    detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(door.service, server)
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
     await server.start()
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]

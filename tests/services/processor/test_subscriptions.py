@@ -6,14 +6,16 @@ import asyncio
 from pathlib import Path
 
 import grpc
-from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.detokenizer.v1 import detokenizer_pb2
 from structlog.testing import capture_logs
 
+from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.subscribers import Subscribers
 from services.processor.detokenizers import Subscription
 from services.ring.identity import PeerId
 from services.runtime.claims import Claims
+from services.runtime.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 1)
 DETOKENIZER = PeerId("detokenizer-0", 7)
@@ -50,7 +52,7 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
         max_message_bytes=1 << 22,
         drain_grace=1.0,
     )
-    detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(service, server)
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, service),))
     addresses = [f"unix:{tmp_path}/{name}.sock" for name in ("one", "other")]
     for address in addresses:
         server.add_insecure_port(address)

@@ -1,0 +1,134 @@
+"""What is held of messages that are not whole costs whoever sent it the connection, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.inference.v1 import inference_pb2
+from structlog.testing import capture_logs
+
+from services.runtime.connections import accepted, close, peer_of
+from services.runtime.garbage import give_back_free_memory
+from services.runtime.handlers import Incoming
+from services.runtime.memory_guard import MemoryGuard, resident
+from services.runtime.server import Server
+from services.runtime.settings import ServerSettings
+from tests.abuse.wire import Connection
+
+DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+SESSION = f"/{DESCRIPTION.full_name}/Session"
+MESSAGE = 2 << 20
+STREAMS = 12
+BUDGET = 16 << 20
+
+
+class Echo:
+    """Answers nothing to anything, but tells how much came."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext) -> None:
+        while (data := await incoming.read()) is not None:
+            self.received += len(data)
+
+    async def Generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
+        self.received += len(data)
+
+    Tokenize = Detokenize = ListModels = Generate
+
+
+@asynccontextmanager
+async def greeted(address: str) -> AsyncIterator[Connection]:
+    async with Connection(address) as connection:
+        await connection.greet()
+        yield connection
+
+
+async def test_connections_that_hold_much_of_unfinished_messages_are_closed() -> None:
+    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
+    server.serve(DESCRIPTION, echo)
+    address = await server.start()
+    give_back_free_memory()
+    before = resident()
+    guard = server._memory = MemoryGuard(int(address.rpartition(":")[2]), BUDGET, before)  # nobody looks but the test
+    async with greeted(address) as hostile, greeted(address) as busy, greeted(address) as idle:
+        stream = await busy.call(SESSION)
+        whole = b"\0" + struct.pack(">I", MESSAGE) + bytes(MESSAGE)
+        for _ in range(STREAMS):
+            await busy.send(stream, whole)
+        for _ in range(STREAMS):
+            await hostile.send(await hostile.call(SESSION), whole[:-1])
+        async with asyncio.timeout(60):
+            while echo.received < STREAMS * MESSAGE or resident() < before + BUDGET // 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with capture_logs() as logs:
+            guard.look()
+            await hostile.closed()
+            async with asyncio.timeout(60):
+                while resident() > before + BUDGET // 2:
+                    await asyncio.sleep(0.05)
+                    guard.look()
+        (closed,) = [log for log in logs if log["log_level"] == "warning"]
+        assert (closed["event"], closed["connections"]) == ("memory is short: closed connections", 1)
+        assert not busy.lost
+        assert not idle.lost
+    await server.stop()
+
+
+async def test_what_came_while_there_was_memory_is_not_counted() -> None:
+    server = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name])
+    server.serve(DESCRIPTION, Echo())
+    address = await server.start()
+    port = int(address.rpartition(":")[2])
+    guard = MemoryGuard(port, BUDGET, beside=1 << 50)
+    async with greeted(address) as old:
+        await old.send(await old.call(SESSION), bytes(1 << 18))
+        async with asyncio.timeout(60):
+            while next(accepted(port)).received < 1 << 18:  # noqa: ASYNC110 - the kernel's count
+                await asyncio.sleep(0.01)
+        for _ in range(100):
+            guard.look()
+        guard._enough = 0
+        guard._close_heaviest(1 << 50)
+        assert not old.lost
+        (one,) = accepted(port)
+        close(one)
+        await old.closed()
+        close(one)  # it is over, and its descriptor may be another's
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("ipv4:10.0.0.1:5000", ("10.0.0.1", 5000)),
+        ("ipv6:%5B::1%5D:5000", ("::1", 5000)),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", ("10.0.0.1", 5000)),
+        ("unix:", None),
+    ],
+)
+def test_a_peer_has_the_address_that_its_socket_has(name: str, peer: tuple[str, int] | None) -> None:
+    assert peer_of(name) == peer
+
+
+async def test_looking_at_connections_leaves_no_descriptor(tmp_path: Path) -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    with (tmp_path / "no socket").open("w"):
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        async with asyncio.timeout(60):
+            while not (found := list(accepted(port))):  # noqa: ASYNC110 - accepted by the event loop
+                await asyncio.sleep(0.01)
+        assert found[0].peer == writer.get_extra_info("sockname")
+        assert len(os.listdir("/proc/self/fd")) <= before + 1, "the other end's"  # noqa: PTH208
+    writer.close()
+    server.close()
