@@ -42,7 +42,7 @@ def check_attention(asked: str | None, demand: Demand) -> None:
         raise refuse(f"{asked} computes bfloat16 and float16")
     if asked == "varlen":
         if varlen_function() is None:
-            raise refuse(f"varlen_attn takes block tables from torch 2.12 on, and this is {torch.__version__}")
+            raise refuse(f"varlen_attn takes block tables and splits from torch 2.12 on; this is {torch.__version__}")
         if demand.block_size % PAGE:
             needed = f"a multiple of {PAGE} with --attention-backend varlen"
             raise ConfigError("block_size", demand.block_size, needed)

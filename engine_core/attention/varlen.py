@@ -1,7 +1,9 @@
 """Paged attention by torch's ``varlen_attn``, which is FlashAttention-2: for NVIDIA GPUs, where it is asked for.
 
 It takes block tables from torch 2.12 on, and pages of a multiple of 256 tokens. All that it needs is on the device, so
-it can be captured.
+it can be captured. Keys are never split over programs whose results are joined: into how many, the kernel would decide
+by the longest sequence of the step, so a row's bits would depend on the others, and a captured graph would keep what
+fitted the step that it was captured with.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ PAGE = 256
 """Tokens of whose multiple a block must be."""
 _ALL, _CAUSAL = (-1, -1), (-1, 0)
 """Keys that a row sees, left and right of its own."""
+_WHOLE = 1
+"""Splits of a sequence's keys."""
+_TAKEN = {"block_table", "seqused_k", "num_splits"}
+"""Arguments that not every torch's has."""
 
 
 def varlen_function() -> Any | None:
-    """The function of this torch; None where there is none that takes block tables."""
+    """The function of this torch; None where there is none that takes block tables and a number of splits."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
+    return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= _TAKEN else None
 
 
 class VarlenAttention(PagedAttention):
@@ -53,10 +59,11 @@ class VarlenAttention(PagedAttention):
             metadata.max_query_len,
             metadata.max_seq_len,
             scale=scale,
-            # A single row sees all; said so, its heads and keys are spread over the GPU.
+            # A single row sees all; said so, the heads that share keys are computed as rows of one program.
             window_size=_ALL if metadata.max_query_len == 1 else _CAUSAL,
             enable_gqa=True,
             seqused_k=metadata.seq_lens,
             block_table=metadata.block_tables,
+            num_splits=_WHOLE,
         )
         return output.flatten(1)

@@ -84,7 +84,7 @@ class CpuDevice(Device):
         limits, cut, batch = self._limits, model.first_layers(1), new_batch()
         runner = self.runner(cut, batch)
         kv_caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
-        plan = largest_step(limits, model.vocab_size)
+        plan = largest_step(limits, model.vocab_size, Sampler.rows_at_once(model.vocab_size))
         resident = resident_memory()
         forward = runner.forward = TimedForward(runner.forward)
         start = time.perf_counter()

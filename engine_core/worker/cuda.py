@@ -17,7 +17,7 @@ from engine_core.loading.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
 from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.cuda_graph import CudaGraphRecorder
-from engine_core.worker.cuda_memory import CudaMemoryProfile, difference, graphs_estimate, suggestion
+from engine_core.worker.cuda_memory import CudaMemoryProfile, context_bytes, difference, graphs_estimate, suggestion
 from engine_core.worker.decode_graphs import DeviceForward
 from engine_core.worker.device import Device, NewBatch
 from engine_core.worker.device_sampler import DeviceSampler
@@ -28,6 +28,8 @@ from engine_core.worker.model_runner import ModelRunner
 
 _LEAST_CAPABILITY = (8, 0)
 """Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
+COMPILED_CAPABILITIES = ((8, 0), (9, 0))
+"""For which all kernels are compiled and looked at, without a GPU; for others triton compiles them unseen."""
 
 
 def check_gpu(
@@ -44,6 +46,19 @@ def check_gpu(
     head_dim = checkpoint.shape.head_dim
     if not 16 <= head_dim <= 256 or head_dim % 16:
         raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
+
+
+def untried(capability: tuple[int, int]) -> str:
+    """A warning where nobody has looked at what the compiler makes of the kernels for that; empty elsewhere."""
+    if capability in COMPILED_CAPABILITIES:
+        return ""
+    has, known = (
+        ", ".join(f"{major}.{minor}" for major, minor in each) for each in ([capability], COMPILED_CAPABILITIES)
+    )
+    return (
+        f"; WARNING: the kernels were compiled and checked for compute capability {known}, and never for {has}: "
+        "compare some answers with --device cpu before you rely on it"
+    )
 
 
 class CudaDevice(Device):
@@ -67,6 +82,7 @@ class CudaDevice(Device):
         check_attention(config.attention_backend, demand)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._free_at_start = torch.cuda.mem_get_info()
+        self._context = context_bytes(*self._free_at_start)
         self.usable = self._free_at_start[0]
         self.request_memory = request_memory(usable_memory())
         processors = properties.multi_processor_count
@@ -78,11 +94,13 @@ class CudaDevice(Device):
         self._eager = config.enforce_eager
         self._graphs_expected: int | None = None
         self._name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+        self._warning = untried(capability)
 
     def describe(self) -> str:
         products = "own products of matrices" if self.batch_invariant else "products of matrices by cuBLAS"
         steps = "no CUDA graphs" if self._eager else "CUDA graphs"
-        return f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
+        told = f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
+        return told + self._warning
 
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
@@ -107,7 +125,8 @@ class CudaDevice(Device):
         return CudaMemoryProfile(
             total=self._free_at_start[1],
             free_at_start=self._free_at_start[0],
-            taken=difference(self._free_at_start, torch.cuda.mem_get_info()),
+            context=self._context,
+            taken=self._taken(),
             weights=model.weight_bytes,
             step_peak=peak,
             graphs=self._graphs_expected,
@@ -116,8 +135,13 @@ class CudaDevice(Device):
     def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> None:
         """All layers are alike and leave nothing behind but their output, so one tells the peak of them all."""
         runner = self.runner(model.first_layers(1), new_batch())
-        runner.launch(largest_step(self._limits, model.vocab_size), kv_caches[:1]).result()
+        vocab_size = model.vocab_size
+        plan = largest_step(self._limits, vocab_size, DeviceSampler.rows_at_once(vocab_size))
+        runner.launch(plan, kv_caches[:1]).result()
         torch.cuda.synchronize()
+
+    def _taken(self) -> int:
+        return difference(self._free_at_start, torch.cuda.mem_get_info())
 
     def _one_block(self, model: CausalLM) -> list[torch.Tensor]:
         return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
@@ -164,8 +188,7 @@ class CudaDevice(Device):
 
     def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
         budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
-        taken = difference(self._free_at_start, torch.cuda.mem_get_info())
-        return suggestion(budget, taken, cache_size.num_blocks * cache_size.bytes_per_block)
+        return suggestion(budget, self._context + self._taken(), cache_size.num_blocks * cache_size.bytes_per_block)
 
     def trim(self) -> None:
         gc.collect()

@@ -1,7 +1,8 @@
 """How much of a GPU's memory is left for the KV cache: arithmetic on what was measured.
 
-left = utilization · total − taken after loading − peak of the largest step − graphs, where what is taken is the loss of
-free memory since the start: weights, the CUDA context, libraries and compiled kernels.
+left = utilization · total − context − taken after loading − peak of the largest step − graphs, where what is taken is
+the loss of free memory since the start: weights, libraries and compiled kernels. The CUDA context is there before free
+memory can be asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from engine_core.errors import OutOfMemoryError
 from engine_core.worker.memory import size
 
+_LARGEST_CONTEXT = 1 << 30
+"""Bytes. A context takes 0.3 to 0.7 GiB, by GPU and driver."""
+
 
 @dataclass(frozen=True, slots=True)
 class CudaMemoryProfile:
@@ -20,9 +24,11 @@ class CudaMemoryProfile:
     total: int
     """The GPU's memory."""
     free_at_start: int
-    """What of it nobody had when this process began."""
+    """What of it nobody had when this process began, but for its CUDA context."""
+    context: int
+    """What that context takes at most."""
     taken: int
-    """What this process takes after loading."""
+    """What this process takes after loading, beside it."""
     weights: int
     """The part of ``taken`` that is weights."""
     step_peak: int
@@ -38,21 +44,30 @@ class CudaMemoryProfile:
     def left(self, utilization: float) -> int:
         """What remains of a budget of that share of ``total``. Raises ``OutOfMemoryError`` where others have it."""
         budget = int(self.total * utilization)
-        if budget > self.free_at_start:
+        available = self.free_at_start + self.context
+        if budget > available:
             raise OutOfMemoryError(
                 f"--gpu-memory-utilization {utilization:g} asks for {size(budget)} of the GPU's {size(self.total)}, "
-                f"but only {size(self.free_at_start)} were free at the start. Lower it to at most "
-                f"{int(100 * self.free_at_start / self.total) / 100:g}, or end what else uses the GPU."
+                f"but only {size(available)} were free at the start. Lower it to at most "
+                f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
             )
-        return budget - self.taken - self.step_peak - self.graphs
+        return budget - self.context - self.taken - self.step_peak - self.graphs
 
     def describe(self, utilization: float) -> str:
         """The numbers behind ``left``, for a person."""
         return (
             f"{utilization:g} of the GPU's {size(self.total)} is {size(self.total * utilization)}; weights take "
-            f"{size(self.weights)}, context and libraries {size(self.taken - self.weights)}, the largest step "
-            f"{size(self.step_peak)}, CUDA graphs about {size(self.graphs)}"
+            f"{size(self.weights)}, the CUDA context up to {size(self.context)}, libraries "
+            f"{size(self.taken - self.weights)}, the largest step {size(self.step_peak)}, CUDA graphs about "
+            f"{size(self.graphs)}"
         )
+
+
+def context_bytes(free: int, total: int) -> int:
+    """What of a GPU's memory that is not free at the start may be this process's CUDA context: all, if nobody else is
+    there, and never more than a context takes.
+    """
+    return min(max(0, total - free), _LARGEST_CONTEXT)
 
 
 def graphs_estimate(first: int, first_two: int, *, count: int) -> int:

@@ -67,11 +67,16 @@ class DeviceSampler:
         """``state`` is kept and read at each draw."""
         self._state = state
 
+    @staticmethod
+    def rows_at_once(vocab_size: int) -> int:
+        """Rows that are worked on at a time: what they take at most is what the sampler does."""
+        return max(1, _ELEMENTS_AT_ONCE // vocab_size)
+
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Draws:
         """Draw one token for each row of ``logits`` [R, V] float32, which may be changed."""
         features = self._state.features[rows.slots]
-        step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
+        step = self.rows_at_once(logits.shape[1])
         tokens: list[torch.Tensor] = []
         reports: list[tuple[int, Report]] = []
         for start in range(0, len(features), step):

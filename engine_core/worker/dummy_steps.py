@@ -12,18 +12,22 @@ _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
 _TOP_LOGPROBS = 20
 _DEMANDING_SEQS = 64
+"""Sequences that ask for everything, where the sampler works on fewer rows at a time: they tell its time."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
+def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
     """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
 
     The second sequence takes all rows that the others leave; the first asks for prompt log probabilities, for which
     all rows go through all of every layer; the last is as long as any may become. Every block table names block 0
-    alone, so that one block of cache is enough. The sampler works on a few rows at a time, so more demanding ones than
-    some would take longer, but no more memory.
+    alone, so that one block of cache is enough.
+
+    The sampler works on ``sampler_rows`` rows at a time. All of these are demanding, and all but the last draw from a
+    nucleus, which takes most; that one, drawn in another way, makes it copy the others' logits.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
     rows_left = limits.max_num_batched_tokens
     new: list[NewSequence] = []
     num_tokens: list[int] = []
@@ -36,7 +40,8 @@ def largest_step(limits: BatchLimits, vocab_size: int) -> StepPlan:
         computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
         tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
         blocks = [0] * -(-len(tokens) // limits.block_size)
-        params = _demanding(seq, vocab_size) if seq < _DEMANDING_SEQS else GREEDY
+        another_way = at_once > 1 and seq % at_once == at_once - 1
+        params = _demanding(seq, vocab_size, top_k=another_way) if seq < demanding else GREEDY
         new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
     ids = list(range(seqs))
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
@@ -65,11 +70,11 @@ def small_step(limits: BatchLimits, vocab_size: int, rows: int, released: list[i
     return StepPlan(0, released, new, ids, num_tokens, [decodes] * seqs, {})
 
 
-def _demanding(seq: int, vocab_size: int) -> SamplingParams:
-    """Parameters that use everything; alternating, because the ways of drawing exclude each other."""
+def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
+    """Parameters that use everything but one of the ways of drawing, which exclude each other."""
     return SamplingParams(
         temperature=1.0,
-        top_k=min(1000, vocab_size) if seq % 2 else None,
+        top_k=min(1000, vocab_size) if top_k else None,
         top_p=0.99,
         min_p=1e-6,
         frequency_penalty=0.1,

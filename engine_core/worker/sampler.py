@@ -73,11 +73,16 @@ class Sampler:
         self._state = state
         self._noise = VocabularyNoise(vocab_size)
 
+    @staticmethod
+    def rows_at_once(vocab_size: int) -> int:
+        """Rows that are worked on at a time: what they take at most is what the sampler does."""
+        return max(1, _ELEMENTS_AT_ONCE // vocab_size)
+
     def sample(self, logits: F32, rows: SamplingRows) -> SamplerOutput:
         """Draw one token for each row of ``logits`` [R, V], which may be changed."""
         token_ids = np.empty(len(rows.slots), np.int64)
         logprobs: dict[int, Logprobs] = {}
-        step = max(1, _ELEMENTS_AT_ONCE // logits.shape[1])
+        step = self.rows_at_once(logits.shape[1])
         with np.errstate(all="ignore"):  # logits are −inf where tokens are banned, and temperatures may be tiny
             for start in range(0, len(token_ids), step):
                 chunk = slice(start, start + step)

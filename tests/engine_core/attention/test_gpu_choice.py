@@ -82,7 +82,7 @@ def test_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="flashinfer is not installed"):
         check_attention("flashinfer", DEMAND)
     monkeypatch.setattr(gpu_choice, "varlen_function", lambda: None)
-    with pytest.raises(ConfigError, match=r"from torch 2\.12 on, and this is"):
+    with pytest.raises(ConfigError, match=r"from torch 2\.12 on; this is"):
         check_attention("varlen", DEMAND)
 
 

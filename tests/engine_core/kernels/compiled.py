@@ -27,10 +27,11 @@ from triton.runtime.jit import JITFunction
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.triton_paged import TritonPagedAttention
 from engine_core.layers.gpu import GpuLayers
+from engine_core.worker.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
 
 META = torch.device("meta")
-CAPABILITIES = (80, 90)
+CAPABILITIES = tuple(10 * major + minor for major, minor in COMPILED_CAPABILITIES)
 SMALLEST_SHARED_MEMORY = 99 * 1024
 """Bytes that a program may have on the smallest supported GPUs, of compute capability 8.6 and 8.9."""
 MOST_SPILLED = 128

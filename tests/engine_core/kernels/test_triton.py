@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine_core.attention.sequences import Geometry
-from tests.engine_core.kernels.compiled import CAPABILITIES, Compiled, attend, compiling, compute_layers
+from tests.engine_core.kernels.compiled import Compiled, attend, compiling, compute_layers
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = Path(__file__).parent / "interpreted"
@@ -61,7 +61,7 @@ def test_attention_compiles(
     assert ("tf32" in chunks.ptx) is False
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", [80, 90])
 def test_layers_compile(capability: int, tmp_path: Path) -> None:
     with compiling(capability, tmp_path) as made:
         compute_layers(Geometry(32, 8, 128, 16), torch.bfloat16, hidden=4096, inner=14336)

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from engine_core.config import DeviceConfig, LoadConfig, ModelConfig
+from engine_core.config import CacheConfig, CacheSize, DeviceConfig, LoadConfig, ModelConfig
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
 from engine_core.worker.batch import BatchLimits
-from engine_core.worker.cuda import check_gpu
-from engine_core.worker.cuda_memory import CudaMemoryProfile, graphs_estimate, suggestion
+from engine_core.worker.cuda import CudaDevice, check_gpu
+from engine_core.worker.cuda_memory import CudaMemoryProfile, context_bytes, graphs_estimate, suggestion
 from engine_core.worker.device_choice import choose_device
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30
 PROFILE = CudaMemoryProfile(
-    total=80 * GIB, free_at_start=79 * GIB, taken=17 * GIB, weights=16 * GIB, step_peak=2 * GIB, graphs=1 * GIB
+    total=80 * GIB,
+    free_at_start=79 * GIB,
+    context=GIB // 2,
+    taken=17 * GIB,
+    weights=16 * GIB,
+    step_peak=2 * GIB,
+    graphs=1 * GIB,
 )
 LIMITS = BatchLimits(8, 64, 128, 16)
+CACHE = CacheSize(100, 16, 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +92,90 @@ def test_attention_that_is_asked_for_on_a_cpu(checkpoint: Checkpoint) -> None:
 
 
 def test_what_is_left_for_the_cache() -> None:
-    assert PROFILE.left(0.9) == 72 * GIB - (17 + 2 + 1) * GIB
+    assert PROFILE.left(0.9) == 72 * GIB - GIB // 2 - (17 + 2 + 1) * GIB
     assert PROFILE.overhead_per_block == 0
-    for part in ("0.9", "72.00 GiB", "80.00", "weights take 16.00 GiB", "libraries 1.00", "step 2.00", "about 1.00"):
+    for part in (
+        "0.9",
+        "72.00 GiB",
+        "80.00",
+        "weights take 16.00 GiB",
+        "context up to 512 MiB",
+        "libraries 1.00",
+        "step 2.00",
+        "about 1.00",
+    ):
         assert part in PROFILE.describe(0.9)
 
 
 def test_memory_that_others_have_is_not_counted_on() -> None:
     taken = replace(PROFILE, free_at_start=60 * GIB)
-    assert taken.left(0.75) == 40 * GIB
+    assert taken.left(0.75) == 40 * GIB - GIB // 2
     with pytest.raises(OutOfMemoryError, match=r"--gpu-memory-utilization 0\.9 asks for 72\.00 GiB .* most 0\.75"):
         taken.left(0.9)
+
+
+def test_the_context_is_what_is_not_free_at_the_start() -> None:
+    assert context_bytes(free=80 * GIB - 500, total=80 * GIB) == 500
+    assert context_bytes(free=60 * GIB, total=80 * GIB) == GIB  # others have the rest
+    assert context_bytes(free=80 * GIB, total=80 * GIB) == 0
+
+
+class FakeCuda:
+    """As much of ``torch.cuda`` as a device asks for. A context takes 400 MiB, as soon as anything is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
+        self.total, self.used = 80 * GIB, 400 << 20
+        self.current: list[torch.device] = []
+        properties = SimpleNamespace(
+            name="a GPU", major=capability[0], minor=capability[1], multi_processor_count=132, total_memory=self.total
+        )
+        fakes: dict[str, Callable[..., object]] = {
+            "get_device_properties": lambda: properties,
+            "current_device": lambda: 3,
+            "mem_get_info": lambda: (self.total - self.used, self.total),
+            "reset_peak_memory_stats": lambda: None,
+            "memory_reserved": lambda: 16 * GIB,
+            "max_memory_reserved": lambda: 18 * GIB,
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+            "set_device": self.current.append,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+
+def test_a_context_is_of_the_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is taken, budget and context together never exceed the share that was asked for."""
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice(DeviceConfig(enforce_eager=True), checkpoint, LIMITS)
+    monkeypatch.setattr(CudaDevice, "_run_largest_step", lambda *args: None)
+    monkeypatch.setattr(CudaDevice, "_one_block", lambda *args: [])
+    cuda.used += 17 * GIB
+    model: Any = SimpleNamespace(weight_bytes=16 * GIB)
+    profile = device.profile(model, lambda: None)  # type: ignore[arg-type, return-value]
+    cache = profile.left(0.5)
+    assert cuda.used + profile.step_peak + cache == 40 * GIB
+    cuda.used += cache
+    assert "2.00 GiB of the budget are left" in device.memory_left(CacheConfig(gpu_memory_utilization=0.5), CACHE)
+
+
+def test_a_step_is_computed_on_its_device_in_whatever_thread(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    CudaDevice(DeviceConfig(), checkpoint, LIMITS).make_current()
+    assert cuda.current == [torch.device("cuda", 3)]
+
+
+@pytest.mark.parametrize(("capability", "warned"), [((8, 0), False), ((9, 0), False), ((8, 6), True), ((12, 0), True)])
+def test_a_gpu_for_which_no_kernel_was_compiled_is_warned_of(
+    capability: tuple[int, int], warned: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(monkeypatch, capability)
+    told = CudaDevice(DeviceConfig(), checkpoint, LIMITS).describe()
+    number = ".".join(map(str, capability))
+    assert ("WARNING" in told) == warned
+    assert (f"never for {number}: compare some answers" in told) == warned
 
 
 def test_graphs_and_what_is_left_at_the_end() -> None:

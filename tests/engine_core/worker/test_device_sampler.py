@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine_core.request import SamplingParams
 from engine_core.worker import device_noise, device_sampler, noise
+from engine_core.worker.batch import BatchLimits
 from engine_core.worker.device_sampler import DeviceSampler
 from engine_core.worker.device_truncation import keep_nucleus, top_tokens
+from engine_core.worker.dummy_steps import largest_step
 from engine_core.worker.ordering import top_tokens as reference_top_tokens
 from engine_core.worker.sampler import Sampler, SamplerOutput, SamplingRows
 from engine_core.worker.sampling_state import SamplingState
@@ -100,3 +106,60 @@ def test_arrays_arrive_as_they_were_in_one_aligned_piece() -> None:
             assert np.array_equal(tensor.numpy(), array)
             assert tensor.numpy().dtype == array.dtype
             assert tensor.data_ptr() % 16 == 0 or not array.size
+
+
+class PeakMemory(TorchDispatchMode):
+    """How much memory torch's results held together at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._held = 0
+        self._storages: dict[int, weakref.finalize] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of torch's: else it loads its compiler, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage.data_ptr(), storage.nbytes()
+        known = self._storages.get(place)
+        if known is not None and known.alive:
+            return
+        self._held += size
+        self.peak = max(self.peak, self._held)
+        self._storages[place] = weakref.finalize(storage, self._free, size)
+
+    def _free(self, size: int) -> None:
+        self._held -= size
+
+
+def peak_of(params: list[SamplingParams], vocab: int) -> int:
+    """Bytes of the device that drawing a row for each takes."""
+    with PeakMemory() as memory:
+        draw(Rows(params, vocab), DeviceSampler)
+    return memory.peak
+
+
+@pytest.mark.parametrize("max_num_seqs", [20, 12])
+def test_no_batch_takes_more_memory_than_the_step_that_is_profiled(
+    max_num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab, at_once = 2000, 16
+    monkeypatch.setattr(device_sampler, "_ELEMENTS_AT_ONCE", vocab * at_once)
+    plan = largest_step(BatchLimits(max_num_seqs, 64, 64, 16), vocab, DeviceSampler.rows_at_once(vocab))
+    profiled = peak_of([sequence.params for sequence in plan.new], vocab)
+    nucleus = SamplingParams(top_p=0.9, logprobs=20, frequency_penalty=1.0)
+    for params in (
+        [nucleus] * max_num_seqs,
+        [replace(nucleus, top_k=1000)] * max_num_seqs,
+        [*[nucleus] * 11, *[replace(nucleus, temperature=0.0)] * (max_num_seqs - 11)],
+    ):
+        assert peak_of(params, vocab) <= 1.01 * profiled  # some bytes are of the host's arrays

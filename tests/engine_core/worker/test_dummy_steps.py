@@ -30,7 +30,7 @@ def test_every_plan_keeps_the_limits(limits: BatchLimits) -> None:
     plans = {rows: small_step(limits, VOCAB, rows, released=[]) for rows in row_counts(limits)}
     assert all(plan.total_tokens == rows for rows, plan in plans.items())
     assert all(plan.samples == [rows <= limits.max_num_seqs] * len(plan.seq_ids) for rows, plan in plans.items())
-    largest = largest_step(limits, VOCAB)
+    largest = largest_step(limits, VOCAB, sampler_rows=40)
     assert len(largest.seq_ids) == min(limits.max_num_seqs, limits.max_num_batched_tokens)
     for plan in [*plans.values(), largest, *warm_up_steps(limits, VOCAB)]:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) <= limits.max_num_seqs

@@ -37,6 +37,7 @@ def documented_varlen(*args: Any, **options: Any) -> torch.Tensor:
     assert {x.dtype for x in (starts, a["seqused_k"], a["block_table"], a["cu_seq_k"])} == {torch.int32}
     assert len(a["cu_seq_k"]) == len(starts) == len(a["seqused_k"]) + 1 == len(a["block_table"]) + 1
     assert a["max_k"] >= a["seqused_k"].max()
+    assert a["num_splits"] == 1  # else bits, and what a captured graph does, depend on the longest sequence of a step
     output = torch.full_like(query, torch.nan)
     for seq, length in enumerate(a["seqused_k"].tolist()):
         first, end = starts[seq : seq + 2].tolist()
