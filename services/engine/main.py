@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 
 import structlog
 from ringline.engine.v1 import engine_pb2
@@ -42,6 +43,8 @@ log = structlog.get_logger(__name__)
 DESCRIPTION = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 _STOP_TIMEOUT = 10.0
 """Seconds that the step under way has to end when the process does."""
+_FAREWELL = 0.1
+"""Seconds for the streams to end that are told of a hang."""
 _LEDGERS_PER_REQUEST = 4
 """Ledgers held at most, in multiples of what may wait and run: finished ones are held until Done."""
 
@@ -91,7 +94,6 @@ class _Engine:
         self._engine: StartedEngine | None = None
         self._watchdog: Watchdog | None = None
         """Of the steps."""
-        self._telling: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         self._hub.metrics.open_calls = lambda: self._server.open_calls
@@ -167,7 +169,7 @@ class _Engine:
         """End the process when a step hangs, as when one raises; its supervisor starts it again."""
 
         def hung(seconds: float, limit: float) -> None:
-            loop.call_soon_threadsafe(self._hung)
+            telling = asyncio.run_coroutine_threadsafe(self._tell_of_hang(), loop)
             stats = steps.stats
             log.critical(
                 "a step hangs",
@@ -180,6 +182,8 @@ class _Engine:
                 waiting=stats.waiting_reqs,
                 stacks=stacks(),
             )
+            with suppress(CancelledError):  # the event loop has ended
+                telling.result()
 
         watchdog = Watchdog("step watchdog", lambda: steps.turn, lambda: steps.step_timeout, hung)
         watchdog.start()
@@ -206,11 +210,11 @@ class _Engine:
         self._hub.fail("a step failed")
         self._server.request_stop(ExitCode.FAILURE, grace=0.0)
 
-    def _hung(self) -> None:
+    async def _tell_of_hang(self) -> None:
         """The step under way cannot be interrupted: peers are told, and the watchdog ends the process."""
         self._hub.fail("a step hangs")
-        self._telling = asyncio.create_task(self._server.health.set_hung())
-        self._server.request_stop(ExitCode.FAILURE, grace=0.0)
+        await self._server.health.set_hung()
+        await asyncio.sleep(_FAREWELL)
 
     def _close(self) -> None:
         if self._watchdog is not None:

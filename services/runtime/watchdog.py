@@ -19,8 +19,8 @@ from services.runtime.errors import ExitCode
 
 LOOK_INTERVAL = 0.25
 """Seconds between two looks."""
-LAST_WORDS = 0.5
-"""Seconds that a hanging process has to tell its peers and its log."""
+LAST_WORDS = 2.0
+"""Seconds at most that a hanging process has to tell its peers and its log."""
 _FRAMES = 20
 """Innermost frames of each thread that are told."""
 
@@ -62,8 +62,8 @@ class Watchdog:
     ) -> None:
         """``mark`` is as for ``Stillness``; ``limit`` is how many seconds it may stay the same, now.
 
-        ``hung(seconds, limit)`` tells whom it concerns, in a thread of its own: it may hang in turn. ``last_words``
-        seconds later ``end`` is called with the process's exit code, whatever became of that.
+        ``hung(seconds, limit)`` tells whom it concerns, in a thread of its own, since it may hang in turn. When it has,
+        or after ``last_words`` seconds, ``end`` is called with the process's exit code.
         """
         self._mark, self._limit, self._hung = mark, limit, hung
         self._interval, self._last_words, self._end = interval, last_words, end
@@ -83,8 +83,9 @@ class Watchdog:
         while not self._stopping.wait(self._interval):
             seconds, limit = stillness.look(time.monotonic(), self._mark()), self._limit()
             if seconds > limit:
-                threading.Thread(target=self._hung, args=(seconds, limit), name="last words", daemon=True).start()
-                time.sleep(self._last_words)
+                telling = threading.Thread(target=self._hung, args=(seconds, limit), name="last words", daemon=True)
+                telling.start()
+                telling.join(self._last_words)
                 self._end(ExitCode.FAILURE)
                 return
 
