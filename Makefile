@@ -98,8 +98,7 @@ $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
 	@echo "Installing Ringline, with PyTorch, into .venv: once. The native kernels are compiled on the way."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	$(INSTALL_TORCH)
-	@grep -v '^triton==' constraints.txt > .venv/constraints.txt  # torch for CUDA wants the triton it was made with
-	.venv/bin/python -m $(PIP_INSTALL) -c .venv/constraints.txt -e clients/python -e '.[engine]'
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
 	@echo "Compiling what every engine imports."
 	@.venv/bin/python -c 'import services.cli, services.engine.main'
 	@touch $@

@@ -6,6 +6,7 @@ import sys
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.types.v1 import output_pb2
@@ -51,7 +52,7 @@ async def test_json_has_log_probabilities_when_asked(front_door):
     front_door.plays(
         play(
             admitted(prompt_tokens=2, prompt_token_ids=[1, 2]),
-            pb.GenerateResponse(prompt_logprobs=impossible),
+            pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=impossible)),
             delta(0, [5], "a", logprobs=packed),
             ended(completion=1),
         )
@@ -181,7 +182,9 @@ async def test_what_the_server_refuses_is_one_line(front_door):
         "prompt: is empty": "INVALID_ARGUMENT: prompt: is empty",
     }
     for problem, shown in problems.items():
-        front_door.plays(play(refusal(grpc.StatusCode.INVALID_ARGUMENT, problem)))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=problem.partition(":")[0], description=problem)
+        detail = error_details_pb2.BadRequest(field_violations=[violation])
+        front_door.plays(play(refusal(grpc.StatusCode.INVALID_ARGUMENT, problem, detail)))
         for flags in ([], ["--json"]):
             result = await run(front_door, "Hi", *flags)
             assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {shown}\n")
