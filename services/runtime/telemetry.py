@@ -22,6 +22,7 @@ from services.runtime.variables import unknown_variables
 if TYPE_CHECKING:
     from services.runtime.settings import TelemetrySettings
 
+_GRPC = "grpc._cython.cygrpc"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -69,9 +70,15 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
+    logging.getLogger(_GRPC).addFilter(_is_no_client_that_left)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+
+
+def _is_no_client_that_left(record: logging.LogRecord) -> bool:
+    """Whether it is not what gRPC logs, with a traceback, of each client that leaves while its status is written."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 def warn_of_unknown_variables() -> None:

@@ -72,6 +72,16 @@ def test_libraries_that_log_in_their_own_way_write_the_same_lines():
     assert (record["event"], record["logger"], record["service"]) == ("a thing", "grpc", "engine")
 
 
+def test_a_client_that_leaves_is_no_error_of_grpc():
+    stream = configured()
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    grpc_log.error("ExecuteBatchError raised in core by servicer method [/a.B/C]")
+    grpc_log.error("Unexpected [KeyError] raised by servicer method [/a.B/C]")
+    assert [record["event"] for record in records(stream)] == [
+        "Unexpected [KeyError] raised by servicer method [/a.B/C]"
+    ]
+
+
 def test_auto_is_json_where_nobody_watches_and_for_people_on_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self):
