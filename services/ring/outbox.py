@@ -6,7 +6,6 @@ bounded (``Outboxes``); how long a reader may take nothing is its owner's to wat
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ _READERS = 2
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
 # And of what they take in memory beside that.
-_REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _NOTICE_HELD = 600, 500, 96, 1000
+_REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _ID_HELD, _NOTICE_HELD = 600, 500, 104, 36, 1000
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class ChoiceNews:
     """One choice's tokens and the text they complete, since the last take; and its end."""
 
     first_position: int
-    ids: array[int]
+    ids: list[int]
     texts: list[str]
     """Of each delta that is in here."""
     counts: list[int]
@@ -107,7 +106,7 @@ class RequestNews:
         if self.prompt_logprobs is not None:
             size += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         for part in self.choices.values():
-            size += _CHOICE_HELD + part.wire_bytes + _DELTA_HELD * len(part.texts)
+            size += _CHOICE_HELD + part.wire_bytes + _DELTA_HELD * len(part.texts) + _ID_HELD * len(part.ids)
         return size
 
     def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
@@ -240,23 +239,24 @@ class Outbox:
         """Add tokens and the text they complete; they follow what is there. ``logprobs`` are its own from now on."""
         if (news := self._of(request_id, epoch)) is not None:
             size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
+            held = _DELTA_HELD + _ID_HELD * len(ids)
             if logprobs is not None:
                 size += len(logprobs) * logprobs.entry_bytes
             part = news.choices.get(choice)
             if part is None:
                 size += _CHOICE_BYTES
-                news.choices[choice] = ChoiceNews(first_position, array("I", ids), [text], [len(ids)], logprobs, size)
-                self._grow(news, size + _DELTA_HELD + _CHOICE_HELD)
+                news.choices[choice] = ChoiceNews(first_position, [*ids], [text], [len(ids)], logprobs, size)
+                self._grow(news, size + held + _CHOICE_HELD)
             else:
                 part.add(ids, text, logprobs, size)
-                self._grow(news, size + _DELTA_HELD)
+                self._grow(news, size + held)
 
     def end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
         """End a choice; nothing is added behind it."""
         if (news := self._of(request_id, epoch)) is not None:
             part = news.choices.get(choice)
             if part is None:
-                part = news.choices[choice] = ChoiceNews(end.position, array("I"), [], [])
+                part = news.choices[choice] = ChoiceNews(end.position, [], [], [])
                 self._grow(news, _CHOICE_HELD + _CHOICE_BYTES)
             part.end = end
 

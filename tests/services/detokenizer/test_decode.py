@@ -262,7 +262,7 @@ def test_only_the_present_epoch_is_heard() -> None:
         assert detokenizer.frame(tokens(BYTES[0], epoch=epoch)) == []
         assert detokenizer.frame(engine_pb2.StepOutputs(finished=[finish(0, epoch=epoch)])) == []
     (news,) = detokenizer.frame(tokens([*BYTES[0], *BYTES[1]], epoch=3))
-    assert (news.epoch, news.choices[0].first_position, list(news.choices[0].ids)) == (3, 1, BYTES[1])
+    assert (news.epoch, news.choices[0].first_position, news.choices[0].ids) == (3, 1, BYTES[1])
     closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=2)])
     detokenizer.frame(closed)
     assert detokenizer.decoder.num_requests == 1
@@ -342,7 +342,7 @@ def test_a_replay_takes_the_place_of_what_was_not_sent_yet() -> None:
     frame.token_ids.extend(BYTES[1])
     frame.token_counts[0] = 2
     (news,) = detokenizer.frame(frame)
-    assert list(news.choices[0].ids) == [*BYTES[0], *BYTES[1]]
+    assert news.choices[0].ids == [*BYTES[0], *BYTES[1]]
     assert "".join(news.choices[0].texts) == "ab"
 
 
@@ -356,7 +356,7 @@ def test_what_an_engine_forgets_is_dropped_but_not_what_another_goes_on_with() -
     other.frame(frame)
     closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=1)])
     (news,) = detokenizer.frame(closed)
-    assert (news.epoch, list(news.choices[0].ids)) == (2, [*BYTES[0], *BYTES[1]])
+    assert (news.epoch, news.choices[0].ids) == (2, [*BYTES[0], *BYTES[1]])
     assert (detokenizer.decoder.num_requests, other.num_requests) == (0, 1)
 
 

@@ -235,7 +235,8 @@ def test_scores_that_do_not_follow_replace_what_is_there() -> None:
 
 @pytest.mark.parametrize("text", ["a", "word ", "слово", "\N{GRINNING FACE}", "x" * 300])
 @pytest.mark.parametrize("alternatives", [None, 0, 20])
-def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None) -> None:
+@pytest.mark.parametrize("together", [1, 20])
+def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None, together: int) -> None:
     """What the interpreter allocates for news of several requests, made as frames bring it."""
     outbox = an_outbox()
     names = [f"1-{number}" for number in range(20)]
@@ -247,9 +248,11 @@ def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None) ->
                 fresh = text[:1] + text[1:]  # as decoding makes it: a string of its own
                 scores = None
                 if alternatives is not None:
-                    scores = PackedLogprobs(alternatives, [-1.0], [1], range(alternatives), [-1.0] * alternatives)
-                outbox.delta(name, 0, position % 2, position // 2, [70_000 + position], fresh, scores)
-        del fresh, scores
+                    tops = alternatives * together
+                    scores = PackedLogprobs(alternatives, [-1.0] * together, [1] * together, range(tops), [-1.0] * tops)
+                ids = [70_000 + position + i for i in range(together)]
+                outbox.delta(name, 0, position % 2, position // 2 * together, ids, fresh, scores)
+        del fresh, scores, ids
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
