@@ -128,6 +128,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not stream.done:
             self.came[tenant] = self.now
 
+    @rule(data=st.data(), max_tokens=st.integers(1, 8))
+    def follow(self, data, max_tokens):
+        """The next turn of a conversation: a prompt and what came of it so far are the next prompt."""
+        if not self.streams:
+            return
+        stream = self.streams[data.draw(st.sampled_from(list(self.streams)))]
+        request, output = stream.request, next(iter(stream.tokens.values()))
+        self.add(
+            prompt=(*request.prompt_token_ids, *output)[: MODEL.max_model_len - 1],
+            params=SamplingParams(max_tokens=max_tokens),
+            min_tokens=0,
+            priority=0,
+            tenant=request.tenant,
+            salt=request.cache_salt,
+            seconds=None,
+            resumed={},
+            resume=False,
+        )
+
     @rule(data=st.data(), whole=st.booleans(), silent=st.booleans())
     def cancel(self, data, whole, silent):
         live = [request_id for request_id, stream in self.streams.items() if not stream.done]
