@@ -25,6 +25,8 @@ _LOOKS_AT_REST = 100
 _LEAST_HELD = 128 << 10
 """Bytes; a connection that holds less is not closed: headers and frames become no message either."""
 _WORTH_GIVING_BACK = 32 << 20
+_LOOKS_BEFORE_GIVING_BACK = 10 * _LOOKS_AT_REST
+"""Of what is free, only the C allocator knows how much there is: as often as this it is asked to give it back."""
 _PAGE_BYTES = 4096
 
 
@@ -48,7 +50,7 @@ class MemoryGuard:
         """Bytes of messages that came over each connection."""
         self._held_before: dict[tuple[str, int], int] = {}
         """Bytes that had become no message when there was enough memory."""
-        self._after_giving_back = resident()
+        self._after_giving_back = self._least = resident()
         self._looks = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
@@ -89,10 +91,11 @@ class MemoryGuard:
 
     def _rest(self, size: int) -> None:
         """There is enough memory: give back what peaks left, and note what connections have brought so far."""
-        if size > self._after_giving_back + _WORTH_GIVING_BACK:
+        due = self._looks % _LOOKS_BEFORE_GIVING_BACK == 0
+        if size > self._after_giving_back + _WORTH_GIVING_BACK or (due and size > self._least + _WORTH_GIVING_BACK):
             give_back_free_memory()
             size = resident()
-        self._after_giving_back = size
+        self._after_giving_back, self._least = size, min(size, self._least)
         connections = {one.peer: one.received for one in accepted(self._port)}
         for peer in self._delivered.keys() - connections.keys():
             del self._delivered[peer]
