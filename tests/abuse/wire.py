@@ -109,7 +109,7 @@ class Connection:
     @property
     def lost(self) -> bool:
         """Whether the server closed it."""
-        return self._heard is not None and self._heard.done()
+        return self._heard is not None and (self._heard.done() or self._writer.transport.is_closing())
 
     async def say(self, data: bytes) -> bool:
         """Send bytes, whatever they are; whether the server still listened."""
@@ -202,6 +202,8 @@ class Connection:
             self._news.notify_all()
 
     async def _hear(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError("the server closed the connection")
         match kind:
             case 0 if payload:  # DATA
                 self.received += len(payload)
