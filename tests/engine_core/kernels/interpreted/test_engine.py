@@ -19,6 +19,7 @@ from engine_core.worker.batch import BatchLimits
 from engine_core.worker.cuda import CudaDevice
 from engine_core.worker.decode_graphs import DeviceForward
 from engine_core.worker.device import NewBatch
+from engine_core.worker.memory import request_memory
 from engine_core.worker.model_runner import ModelRunner
 from tests.engine_core.attention.sequences import CPU
 from tests.engine_core.engines import run, started
@@ -53,10 +54,12 @@ class InterpretedDevice(CudaDevice):
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
         self.torch_device = torch.device("cpu")
         self.usable = 1 << 33
+        self.request_memory = request_memory(self.usable)
         self.batch_invariant = True
         self.attention = TritonPagedAttention(limits.max_model_len, 2, uniform=True)
         self.layers = GpuLayers(2, deterministic=True)
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
+        self._warning = ""
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
         assert isinstance(runner.forward, DeviceForward)
@@ -64,6 +67,8 @@ class InterpretedDevice(CudaDevice):
             runner.forward._inputs.clear(size)
         runner.forward.capture(_Separate(), kv_caches, [2, 4])
         return "graphs that are functions"
+
+    def make_current(self) -> None: ...
 
     def memory_left(self, *_: object) -> str:
         return ""
