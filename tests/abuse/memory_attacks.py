@@ -105,7 +105,7 @@ async def _tokenize(client: HostileClient) -> None:
 
 async def _unread_answers(client: HostileClient) -> None:
     """Sessions with the widest answers there are, and no window for them."""
-    connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    connection = await client.keep(window=client.rng.choice((0, 500)), reads=False)
     for _ in range(2):
         session = await connection.call(INFERENCE + "Session", _tenant(client))
         for number in range(2):
@@ -172,7 +172,7 @@ async def attach(client: HostileClient, connection: Connection, hello: link_pb2.
 
 async def _unread_outputs(client: HostileClient) -> None:
     """An engine computes the widest outputs there are for a peer that never reads."""
-    connection = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    connection = await client.keep(window=client.rng.choice((0, 500)), reads=False)
     hello = new_hello(client)
     stream = await attach(client, connection, hello)
     for number in range(2):
@@ -243,7 +243,7 @@ async def _wide_contexts(client: HostileClient) -> None:
 async def _unread_texts(client: HostileClient) -> None:
     """A detokenizer decodes for a subscriber that never reads."""
     hello = new_hello(client)
-    texts = await client.keep(window=client.rng.choice((0, 20_000)), reads=False)
+    texts = await client.keep(window=client.rng.choice((0, 500)), reads=False)
     subscription = await texts.call(DETOKENIZER + "Subscribe")
     await texts.send(
         subscription, message(detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString()), last=True
