@@ -10,8 +10,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -78,6 +79,8 @@ class StepLoop:
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._turns = 0
         self._busy = False
+        self._in_call = False
+        """Whether the thread does what an operator asked for; torch's profiler takes seconds to begin and to end."""
         self.steps = 0
         """Steps computed since start."""
         self.stats: SchedulerStats = core.stats()
@@ -137,8 +140,8 @@ class StepLoop:
 
     @property
     def turn(self) -> int | None:
-        """Counts what the thread does; None while it has nothing to do. It is read from another thread."""
-        return self._turns if self._busy or self._inbox else None
+        """Counts what the thread does; None while it need not move. It is read from another thread."""
+        return self._turns if (self._busy or self._inbox) and not self._in_call else None
 
     def _run(self) -> None:
         try:
@@ -163,7 +166,8 @@ class StepLoop:
         for core_id, about in orders.requests.items():
             self._carry_out(core_id, about, report)
         for call in orders.calls:
-            call()
+            with self._unwatched():
+                call()
         del orders  # not kept while the step is computed: what was cancelled is charged to nobody any more
         if self._core.has_work():
             self._step(report)
@@ -192,8 +196,19 @@ class StepLoop:
         report.seconds = time.perf_counter() - start
         self._step_seconds.append(report.seconds)
         self.steps += 1
-        if self.recorder is not None and not self.recorder.step(report.seconds, report.tokens):
-            self.recorder = None
+        if self.recorder is not None:
+            with self._unwatched():
+                if not self.recorder.step(report.seconds, report.tokens):
+                    self.recorder = None
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        self._in_call = True
+        try:
+            yield
+        finally:
+            self._turns += 1
+            self._in_call = False
 
     def _tell_starting(self, core_ids: list[str]) -> None:
         self._loop.call_soon_threadsafe(self._starting, core_ids)

@@ -126,3 +126,17 @@ async def test_a_long_step_has_a_turn_of_its_own_and_an_idle_loop_none() -> None
         assert hub.step_loop.turn == hub.step_loop.turn == 1
         executor.may_end.set()
         await asyncio.to_thread(wait_until, lambda: hub.step_loop is not None and hub.step_loop.turn is None)
+
+
+async def test_what_an_operator_asked_for_is_not_taken_for_a_step_that_hangs() -> None:
+    """Torch's profiler takes seconds to begin on a busy machine."""
+    async with slow_hub(max_ledgers=1) as (hub, executor):
+        loop = hub.step_loop
+        assert loop is not None
+        begun, may_end = threading.Event(), threading.Event()
+        called = loop.call(lambda _: (begun.set(), may_end.wait(60)))
+        executor.may_end.set()
+        await asyncio.to_thread(begun.wait, 60)
+        assert loop.turn is None
+        may_end.set()
+        await asyncio.wrap_future(called)
