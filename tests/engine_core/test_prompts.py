@@ -92,7 +92,6 @@ ANY = r"expected text, a list of token ids, \{\"prompt\": text\} or \{\"prompt_t
             r"^prompts\[0\]\['prompt_token_ids'\]\[1\]: is 2.0, of type float",
         ),
     ],
-    ids=repr,
 )
 def test_what_is_refused_names_place_value_and_what_is_accepted(
     prompts: Any, error: type[Exception], words: str
