@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from itertools import pairwise, takewhile
 
 LATELY = 60.0
 """Seconds for which a tenant that brought a request is expected to bring another."""
 _SILENCE = 10
-"""Times the interval between the last two requests of tenants that are gone, after which they are not expected soon."""
+"""Times the longest interval between the last requests of tenants that are gone, after which none is expected soon."""
+_REMEMBERED = 4
+"""Requests: intervals vary, so that a single short one says little."""
 
 
 def _kept(count: int) -> int:
@@ -45,15 +48,16 @@ class Tenants:
         self._wants_more: set[str] = set()
         """Tenants for which they are fewer than they could be."""
         self._now = -math.inf
-        self._arrivals: deque[tuple[str, float]] = deque(maxlen=8)
-        """Who brought the last requests, and when; of a tenant at most two in a row."""
+        self._arrivals: deque[tuple[str, float]] = deque(maxlen=4 * _REMEMBERED)
+        """Who brought the last requests, and when; of a tenant no more than are remembered of it in a row."""
 
     def came(self, tenant: str, now: float) -> None:
         """It brought a request, which is live from now on."""
         self._requests[tenant] += 1
         arrivals = self._arrivals
-        if len(arrivals) > 1 and arrivals[-1][0] == arrivals[-2][0] == tenant:
-            del arrivals[-2]
+        in_a_row = sum(1 for _ in takewhile(lambda arrival: arrival[0] == tenant, reversed(arrivals)))
+        if in_a_row == _REMEMBERED:
+            del arrivals[-_REMEMBERED]
         arrivals.append((tenant, now))
 
     def left(self, tenant: str) -> None:
@@ -117,8 +121,9 @@ class Tenants:
 
     def _absent_return(self) -> bool:
         """Whether a tenant that has no requests now is likely to bring one soon."""
-        times = [at for name, at in reversed(self._arrivals) if name not in self._requests]
-        return len(times) > 1 and self._now - times[0] < _SILENCE * (times[0] - times[1])
+        times = [at for name, at in reversed(self._arrivals) if name not in self._requests][:_REMEMBERED]
+        longest = max((later - earlier for later, earlier in pairwise(times)), default=0.0)
+        return bool(times) and self._now - times[0] < _SILENCE * longest
 
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
         """Of those that run a tenant has an equal part of what is not kept, and half of it where it runs alone."""

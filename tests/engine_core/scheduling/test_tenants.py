@@ -125,6 +125,16 @@ def test_who_comes_each_second_finds_short_steps_until_it_has_been_silent_for_te
     assert engine.batch == [("flood 0", 0, tokens)]
 
 
+def test_a_short_interval_among_longer_ones_says_little():
+    engine = long_prompts()
+    for name in ("again", "at once"):
+        engine.add(name, 4, tenant="other", max_tokens=1)
+        engine.step_until(lambda name=name: engine.streams[name].done)
+    engine.now += 9.9
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 16)]
+
+
 def test_what_tenants_leave_of_a_step_is_handed_out_in_equal_parts_where_all_want_more():
     engine = long_prompts()
     engine.step()
