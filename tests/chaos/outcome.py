@@ -113,7 +113,7 @@ class Outcome:
                     self.models.append(event.model_digest)
                 self.moved += bool(event.reason)
                 self.not_identical += not event.identical
-                self._reason = event.reason
+                self._reason = event.reason or None
             case Resumed():
                 self.resumed += 1
             case Admitted():

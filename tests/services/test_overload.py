@@ -79,7 +79,7 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
     writer = asyncio.create_task(write(call, *asked))
     await read_until(lambda: all(one.complete for one in shown.values()))
     await writer
-    refusals = [one.ends[None].error for one in shown.values() if None in one.ends]
+    refusals = [one.refused.status for one in shown.values() if one.refused is not None]
     assert {error.code for error in refusals} == {EXHAUSTED}
     assert all(error.details for error in refusals), "when to come again"
     assert 0 < len(refusals) < len(names)
@@ -103,7 +103,7 @@ async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, doo
     await write(call, *(request(name, 5) for name in names))
     shown = await read_session(call, names)
     assert Counter(one.ends[0].finish_reason for one in shown.values()) == {LENGTH: len(names)}
-    assert small.load().waiting > 0, "the flood waits"
+    assert small.load().waiting_requests > 0, "the flood waits"
     flood.cancel()
     call.cancel()
     await nothing_is_left(small)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringline.options import Options
 
@@ -52,8 +52,8 @@ class Admitted:
     """If ``return_prompt_token_ids``."""
     options: Options
     """Every option with its resolved value, the seed included: given again, they repeat the request."""
-    server_request_id: str
-    """The server's own id of the request, which its logs and traces have."""
+    server_request_id: str = field(compare=False)
+    """The server's own id of the request, which its logs and traces have; another one after a resume elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

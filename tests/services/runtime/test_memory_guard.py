@@ -72,10 +72,6 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed() ->
         with capture_logs() as logs:
             guard.look()
             await hostile.closed()
-            async with asyncio.timeout(60):
-                while resident() > before + BUDGET // 2:
-                    await asyncio.sleep(0.05)
-                    guard.look()
         closed = [log["connections"] for log in logs if log["event"] == "memory is short: closed connections"]
         assert closed == [1]
         assert not busy.lost
