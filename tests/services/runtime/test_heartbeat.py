@@ -28,6 +28,7 @@ async def main():
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: time.sleep(3600))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored, as nohup does
     async with heartbeat(lambda: {running}, loop_limit={loop_limit}):
         await asyncio.sleep(0)
         print("up", os.getpid(), flush=True)
