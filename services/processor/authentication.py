@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from services.processor.callers import MAX_TENANT_LENGTH, Caller, authenticated
-from services.runtime.gate import Context, Denied, Gate
+from services.ring.events import Code, Refused
+from services.runtime.gate import Context, Gate
 from services.runtime.security_settings import AuthSettings
 from services.runtime.tokens import AUTHORIZATION, token_in
 from services.runtime.watched import Unusable, Watched
@@ -49,7 +50,7 @@ class Authenticator:
         self._web_tokens = web_tokens
 
     def admit(self, context: Context) -> None:
-        """Let it be known who calls; raises ``Denied``."""
+        """Let it be known who calls; raises ``Refused``."""
         try:
             token = token_in(context.invocation_metadata() or ())
             if token is None:
@@ -60,7 +61,7 @@ class Authenticator:
             if caller is None:
                 raise ValueError("the token is not known")
         except ValueError as error:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
+            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         authenticated.set(caller)
 
     def _by_hash(self, token: str) -> Caller | None:

@@ -15,6 +15,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health
 
+from services.ring.events import Refused
 from services.runtime.handlers import only_message
 from services.runtime.rate_limited_log import RateLimitedLog
 
@@ -25,18 +26,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _OPEN = f"/{health.SERVICE_NAME}/"
 
 
-class Denied(Exception):
-    """The caller is not let in; the text says why, and nothing of what was shown."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Gate(grpc.aio.ServerInterceptor):
-    """Asks ``admit`` about every RPC; it raises ``Denied``."""
+    """Asks ``admit`` about every RPC. Comes after ``Guard``, which ends a call that is refused."""
 
     def __init__(self, admit: Callable[[Context], None]) -> None:
+        """``admit`` raises ``Refused``; its text says why, and nothing of what was shown."""
         self._admit = admit
         self._denials = RateLimitedLog(log, "denied")
 
@@ -57,11 +51,11 @@ class Gate(grpc.aio.ServerInterceptor):
             return requests if handler.request_streaming else await only_message(context)
 
         async def answer(requests: Any, context: Context) -> Any:
-            await self._check(context, method)
+            self._check(context, method)
             return await behavior(await given(requests, context), context)
 
         async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
-            await self._check(context, method)
+            self._check(context, method)
             async with aclosing(behavior(await given(requests, context), context)) as responses:
                 async for response in responses:
                     yield response
@@ -71,9 +65,10 @@ class Gate(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
         return make(gated, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
-    async def _check(self, context: Context, method: str) -> None:
+    def _check(self, context: Context, method: str) -> None:
         try:
             self._admit(context)
-        except Denied as denied:
-            self._denials.tell(method=method, peer=context.peer(), code=denied.code.name, reason=str(denied))
-            await context.abort(denied.code, str(denied))
+        except Refused as refused:
+            code = refused.status.code.name
+            self._denials.tell(method=method, peer=context.peer(), code=code, reason=str(refused))
+            raise

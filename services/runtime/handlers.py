@@ -15,6 +15,8 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+from services.ring.events import Code, Refused
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Delivered = Callable[[str, int], None]
 """Told the peer and the size of every message that is whole."""
@@ -74,12 +76,12 @@ async def _whole(context: Context, delivered: Delivered) -> bytes:
 
 
 async def only_message(context: Context) -> Any:
-    """The message of a call that has one, as its context reads it; ends the call where none comes."""
+    """The message of a call that has one, as its context reads it; raises ``Refused`` where none comes."""
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT):
             message = await context.read()
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no whole message within {MESSAGE_TIMEOUT:g} s")
+        raise Refused(Code.DEADLINE_EXCEEDED, f"no whole message within {MESSAGE_TIMEOUT:g} s") from None
     if message is grpc.aio.EOF:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
+        raise Refused(Code.INVALID_ARGUMENT, "the call ended without a message")
     return message

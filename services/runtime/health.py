@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
+from services.ring.events import invalid_field
 from services.runtime.metrics_endpoint import Page
 
 MAX_NAME_LENGTH = 256
@@ -62,14 +63,14 @@ class Health(health.aio.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """As ``HealthServicer``."""
-        await _check_name(request, context)
+        _check_name(request)
         if request.service == LIVENESS:
             return await self._liveness.Check(request, context)
         return await super().Check(request, context)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """As ``HealthServicer``."""
-        await _check_name(request, context)
+        _check_name(request)
         if request.service == LIVENESS:
             return await self._liveness.Watch(request, context)
         return await super().Watch(request, context)
@@ -83,8 +84,6 @@ def _page(holds: Callable[[], bool]) -> Page:
     )
 
 
-async def _check_name(request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    if len(request.service) > MAX_NAME_LENGTH:
-        await context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT, f"service: expected a name of at most {MAX_NAME_LENGTH} characters"
-        )
+def _check_name(request: health_pb2.HealthCheckRequest) -> None:
+    if (length := len(request.service)) > MAX_NAME_LENGTH:
+        raise invalid_field("service", f"{length} characters: expected a name of at most {MAX_NAME_LENGTH}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-import grpc
-
-from services.runtime.gate import Context, Denied
+from services.ring.events import Code, Refused
+from services.runtime.gate import Context
 from services.runtime.tokens import AUTHORIZATION, token_in
 from services.runtime.watched import Watched
 
@@ -24,13 +23,11 @@ class ServiceIdentity:
         self._tokens = tokens
 
     def admit(self, context: Context) -> None:
-        """Raise ``Denied`` unless a service calls."""
+        """Raise ``Refused`` unless a service calls."""
         if self._identities is not None:
             names = {name.decode("utf-8", "replace") for name in context.auth_context().get(_NAMES, ())}
             if not names & self._identities:
-                raise Denied(
-                    grpc.StatusCode.PERMISSION_DENIED, "the caller's certificate is not that of a service of this ring"
-                )
+                raise Refused(Code.PERMISSION_DENIED, "the caller's certificate is not that of a service of this ring")
         if self._tokens is not None:
             self._check_token(context, self._tokens.value)
 
@@ -38,10 +35,10 @@ class ServiceIdentity:
         try:
             shown = token_in(context.invocation_metadata() or ())
         except ValueError as error:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
+            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         if shown is None:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"{AUTHORIZATION}: missing: expected the services' token")
+            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: missing: expected the services' token")
         # Every one is compared, in a time that says nothing of how much of which was right.
         matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in known]
         if True not in matches:
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, f"{AUTHORIZATION}: the token is not that of the services")
+            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: the token is not that of the services")

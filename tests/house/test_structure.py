@@ -65,6 +65,20 @@ def test_protobuf_meets_the_core_in_one_place() -> None:
     assert meeting == {"services/engine/wire.py"}
 
 
+def test_a_call_is_ended_with_details() -> None:
+    """Every status says its reason to programs: the one place that ends a call writes it."""
+    ending = {
+        relative(path)
+        for path in sources("services")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("abort", "abort_with_status", "set_code", "set_details")
+        and ast.unparse(node.func.value).endswith("context")
+    }
+    assert ending == {"services/runtime/wire.py"}
+
+
 def test_nothing_of_a_checkpoint_is_executed() -> None:
     """Code from a model's folder never runs: the option that would allow it is named nowhere but to say no."""
     for path in sources("engine_core", "services"):

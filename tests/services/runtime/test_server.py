@@ -11,16 +11,19 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.ring.events import Code, Reason, Refused
 from services.runtime.channels import check_health, open_channel, wait_serving
 from services.runtime.errors import FatalError
-from services.runtime.gate import Denied, Gate
+from services.runtime.gate import Gate
 from services.runtime.health import LIVENESS
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
+from services.runtime.wire import status_from_proto
 
 SERVICE = "ringline.inference.v1.InferenceService"
 SMALL_SERVICE = Path(__file__).with_name("small_service.py")
@@ -143,6 +146,12 @@ async def test_a_status_that_a_handler_chose_and_an_answer_pass_through():
         assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="hello"))).rendered == "hello"
         answers = await drained(stub.Generate(inference_pb2.GenerateRequest(request_id="r")))
         assert [answer.request_id for answer in answers] == ["r"]
+
+
+def details_of(error):
+    """The reason, and the field that is to blame."""
+    status = status_from_proto(status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"]))
+    return status.reason, status.field
 
 
 def logged(caplog):
@@ -401,12 +410,13 @@ async def test_health_keeps_no_name_that_no_service_has():
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert details_of(caught.value) == (Reason.INVALID_FIELD, "service")
 
 
 async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
     def admit(context):
         if not dict(context.invocation_metadata()).get("key"):
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, "no key")
+            raise Refused(Code.UNAUTHENTICATED, "no key")
 
     async def nothing():
         await asyncio.Event().wait()
@@ -415,15 +425,17 @@ async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
     async def raw(method, requests, **shown):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.stream_unary(f"/{SERVICE}/{method}")(requests, timeout=30, **shown)
-        return caught.value.code()
+        return caught.value.code(), details_of(caught.value)[0]
 
+    unauthenticated = grpc.StatusCode.UNAUTHENTICATED, Reason.UNAUTHENTICATED
+    invalid = grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD
     key = {"metadata": (("key", "it"),)}
     async with serving(interceptors=[Gate(admit)]) as (_, channel, _):
         for method in ("Tokenize", "Generate", "Session"):
-            assert await raw(method, nothing()) is grpc.StatusCode.UNAUTHENTICATED
-            assert await raw(method, iter([b"\xff"])) is grpc.StatusCode.UNAUTHENTICATED
-            assert await raw(method, iter([b"\xff"]), **key) is grpc.StatusCode.INVALID_ARGUMENT
-        assert await raw("Tokenize", iter([]), **key) is grpc.StatusCode.INVALID_ARGUMENT
+            assert await raw(method, nothing()) == unauthenticated
+            assert await raw(method, iter([b"\xff"])) == unauthenticated
+            assert await raw(method, iter([b"\xff"]), **key) == invalid
+        assert await raw("Tokenize", iter([]), **key) == invalid
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), **key)).rendered == "a"
         generated = [
