@@ -12,7 +12,7 @@ from services.ring.identity import PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
-from services.runtime.redial import LinkRefused, keep_linked
+from services.runtime.redial import LinkRefused, keep_linked, welcomed_by
 from services.runtime.wire import hello_of
 
 WELCOME_TIMEOUT = 10.0
@@ -80,7 +80,7 @@ class Subscription:
                 first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
-            self._found = PeerId(first.welcome.name, first.welcome.incarnation)
+            self._found = welcomed_by(first.welcome)
             with self._claims.claim(self._found, self.address):
                 backoff.reset()
                 await self._listen(call, self._found, first)

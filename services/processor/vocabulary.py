@@ -14,7 +14,7 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 
 from services.processor.validation import UNKNOWN_MODEL, ModelLimits
-from services.ring.capabilities import CHAT, PROCESSOR
+from services.ring.capabilities import CHAT, ENGINE, PROCESSOR
 from services.ring.events import Code, Reason, Refused
 from services.ring.generations import Generation, Generations
 from services.ring.identity import PeerId
@@ -48,9 +48,9 @@ class Vocabulary:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What a request may require."""
+        """What a request may require: of what the engine can do, only what this processor knows how to ask it for."""
         chat = (CHAT,) if self.chat.names else ()
-        return frozenset((*self.model.capabilities, *PROCESSOR, *chat))
+        return frozenset((*(name for name in self.model.capabilities if name in ENGINE), *PROCESSOR, *chat))
 
     @property
     def generation(self) -> Generation:

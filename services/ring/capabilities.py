@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from services.ring.events import Code, Reason, Refused, invalid_field
 
 ENGINE = ("generate", "prompt_logprobs")
-"""What every engine of this version can do."""
+"""What every engine of this version can do; of a later one's capabilities these are the ones that are known here."""
 PROCESSOR = ("resume",)
 """What a processor of this version adds."""
 CHAT = "chat"

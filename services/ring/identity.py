@@ -47,10 +47,10 @@ def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -
         raise invalid_field("hello.incarnation", problem)
     version = min(max_version, MAX_VERSION)
     if version < max(min_version, MIN_VERSION):
-        problem = f"versions {min_version} to {max_version} of the contract are not spoken here"
+        spoken = f"speaks versions {min_version} to {max_version}" if max_version else "names no version"
         raise Refused(
             Code.FAILED_PRECONDITION,
-            f"hello: {problem}: expected {MIN_VERSION} to {MAX_VERSION} among them",
+            f"hello: {name} {spoken} of the contract: expected {MIN_VERSION} to {MAX_VERSION} among them",
             reason=Reason.VERSION_MISMATCH,
         )
     return version

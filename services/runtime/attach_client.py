@@ -18,7 +18,7 @@ from services.ring.identity import PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.claims import Claims
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
-from services.runtime.redial import LinkRefused, keep_linked
+from services.runtime.redial import LinkRefused, keep_linked, welcomed_by
 from services.runtime.wire import hello_of
 
 log = structlog.get_logger(__name__)
@@ -120,8 +120,8 @@ class EngineLink:
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
-            if engine != PeerId(first.welcome.name, first.welcome.incarnation):
-                raise LinkRefused(f"{first.welcome.name} answered in the place of {engine.name} or of an earlier life")
+            if engine != (answered := welcomed_by(first.welcome)):
+                raise LinkRefused(f"{answered.name} answered in the place of {engine.name} or of an earlier life")
             backoff.reset()
             await self._carry(engine, model, first)
         finally:

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import structlog
+from ringline.types.v1 import link_pb2
 
+from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.runtime.backoff import Backoff
 from services.runtime.channels import open_channel
 from services.runtime.peer_credentials import PLAIN, PeerCredentials
@@ -20,6 +22,16 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts."""
+_REFUSALS = frozenset(
+    (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    )
+)
+"""What a peer that is there answers a process that it will never have a link with."""
 _NO_CONNECTION = "failed to connect to all addresses"
 SILENCE = 10.0
 """Seconds without a link before it is worth a line: peers start in any order, and an engine takes a few."""
@@ -27,6 +39,16 @@ SILENCE = 10.0
 
 class LinkRefused(Exception):
     """The peer is there, but no link to it can be had; the text says why."""
+
+
+def welcomed_by(welcome: link_pb2.Welcome) -> PeerId:
+    """Who answered a Hello; raises ``LinkRefused`` if the link would speak a version that was not offered."""
+    version = welcome.version
+    if not MIN_VERSION <= version <= MAX_VERSION:
+        spoken = f"chose version {version}" if version else "names no version"
+        problem = f"welcome: {welcome.name[:200]} {spoken} of the contract"
+        raise LinkRefused(f"{problem}: expected one of {MIN_VERSION} to {MAX_VERSION}")
+    return PeerId(welcome.name, welcome.incarnation)
 
 
 async def keep_linked(
@@ -60,7 +82,7 @@ async def keep_linked(
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
-            reason, refused = _reason(error), isinstance(error, LinkRefused)
+            reason, refused = _reason(error), isinstance(error, LinkRefused) or _refuses(error)
         except Exception:
             log.exception("link failed", address=address)
             reason = "an unexpected error"
@@ -77,6 +99,10 @@ def _cancelled_from_outside() -> bool:
     """Whether this task is to end, rather than a call of its own that was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _refuses(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
 
 
 def _reason(error: Exception) -> str:

@@ -251,7 +251,7 @@ async def test_a_newer_life_supersedes_and_an_older_is_refused(backend: Backend,
     ("fields", "ends", "named"),
     [
         ({"name": "no spaces please"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.name"),
-        ({"min_version": 98, "max_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "hello: versions 98 to 99"),
+        ({"min_version": 98, "max_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "speaks versions 98 to 99"),
     ],
 )
 async def test_a_broken_hello_ends_its_stream(engine, fields: dict, ends: grpc.StatusCode, named: str) -> None:

@@ -14,7 +14,8 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit, cache_salt, prompt_ids, render_chat
 from services.processor.validation import MAX_PROBLEM_LENGTH
-from services.ring.events import Code, Refused
+from services.ring.capabilities import CHAT, ENGINE, PROCESSOR
+from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
 from tests.services.processor.vocabularies import EOS_TEXT, MAX_MODEL_LEN, tokenizer, vocabulary
 
@@ -364,6 +365,20 @@ def test_what_comes_close_to_a_refusal_is_taken() -> None:
     request = ask()
     request.stopping.min_tokens = MAX_MODEL_LEN - len(TOKENIZER.encode(request.text))
     assert take(request).admitted.stopping.max_tokens == request.stopping.min_tokens
+
+
+def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
+    """This processor would pass over the field that asks for it, and the engine would answer without."""
+    known = vocabulary()
+    known.model.capabilities.extend([*ENGINE, "constraint.regex"])
+    assert known.capabilities == {*ENGINE, *PROCESSOR, CHAT}
+    request = ask()
+    request.requires.extend(ENGINE)
+    assert admit(request, known, "", ME).submit.requires == list(ENGINE)
+    request.requires.append("constraint.regex")
+    with pytest.raises(Refused, match=r"'constraint\.regex' is not known here") as refused:
+        admit(request, known, "", ME)
+    assert refused.value.status.reason is Reason.CAPABILITY_MISSING
 
 
 def test_a_token_that_the_model_lacks_is_refused() -> None:

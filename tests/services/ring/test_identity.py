@@ -67,10 +67,13 @@ def test_a_bad_hello_is_named_by_field(hello: tuple[str, int], field: str) -> No
     assert caught.value.status.field == field
 
 
-@pytest.mark.parametrize(("lowest", "highest"), [(0, 0), (2, 2), (2, 9), (1, 0)])
-def test_a_peer_without_a_common_version_is_refused(lowest: int, highest: int) -> None:
-    with pytest.raises(Refused, match=f"versions {lowest} to {highest} ") as caught:
-        negotiate("ok", 1, lowest, highest)
+@pytest.mark.parametrize(
+    ("lowest", "highest", "spoken"),
+    [(2, 2, "speaks versions 2 to 2 "), (2, 9, "speaks versions 2 to 9 "), (1, 0, "names no"), (0, 0, "names no")],
+)
+def test_a_peer_without_a_common_version_is_refused_by_name(lowest: int, highest: int, spoken: str) -> None:
+    with pytest.raises(Refused, match=f"engine-0 {spoken}.*expected {MIN_VERSION} to {MAX_VERSION} among") as caught:
+        negotiate("engine-0", 1, lowest, highest)
     assert caught.value.status.reason is Reason.VERSION_MISMATCH
 
 

@@ -13,7 +13,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
-from services.ring.identity import PeerId
+from services.ring.identity import MAX_VERSION, PeerId
 from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 
@@ -23,9 +23,9 @@ ME = PeerId("processor-0", 1)
 class OneDoor(engine_pb2_grpc.EngineServiceServicer):
     """An engine as its door behaves: a peer that attaches again ends its earlier stream."""
 
-    def __init__(self, welcomes_as: str = "engine-0") -> None:
+    def __init__(self, welcomes_as: str = "engine-0", version: int = MAX_VERSION) -> None:
         self.attached = 0
-        self._welcomes_as = welcomes_as
+        self._welcome = link_pb2.Welcome(name=welcomes_as, incarnation=7, version=version)
         self._streams: dict[str, asyncio.Event] = {}
 
     async def GetModel(self, request, context):
@@ -37,7 +37,7 @@ class OneDoor(engine_pb2_grpc.EngineServiceServicer):
         if hello.name in self._streams:
             self._streams[hello.name].set()
         superseded = self._streams[hello.name] = asyncio.Event()
-        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self._welcomes_as, incarnation=7))
+        yield engine_pb2.AttachResponse(welcome=self._welcome)
         await superseded.wait()
         await context.abort(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
 
@@ -128,9 +128,19 @@ async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[OneDoo
         await end(*tasks.values())
 
 
-async def test_whoever_welcomes_must_be_who_was_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("door", "problem"),
+    [
+        (OneDoor(welcomes_as="engine-1"), "answered in the place of engine-0"),
+        (OneDoor(version=MAX_VERSION + 1), f"engine-0 chose version {MAX_VERSION + 1} of the contract"),
+        (OneDoor(version=0), "engine-0 names no version of the contract"),
+    ],
+)
+async def test_whoever_welcomes_must_be_who_was_asked_and_speak_the_contract(
+    door: OneDoor, problem: str, tmp_path: Path
+) -> None:
     """Behind one address may be several; what was learned of one says nothing of another."""
-    server, door = grpc.aio.server(), OneDoor(welcomes_as="engine-1")
+    server = grpc.aio.server()
     engine_pb2_grpc.add_EngineServiceServicer_to_server(door, server)
     server.add_insecure_port(f"unix:{tmp_path}/e.sock")
     await server.start()
@@ -141,7 +151,7 @@ async def test_whoever_welcomes_must_be_who_was_asked(tmp_path: Path) -> None:
             await diary.asked_again(f"unix:{tmp_path}/e.sock", 3)
         await end(task)
     assert diary.news.empty()
-    assert any("answered in the place of engine-0" in entry.get("reason", "") for entry in logs)
+    assert any(problem in entry.get("reason", "") for entry in logs)
     await server.stop(0)
 
 

@@ -59,7 +59,7 @@ class Door(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.GetModelResponse(name=self.name, incarnation=1)
 
     async def Attach(self, request_iterator, context):
-        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self.name, incarnation=1))
+        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self.name, incarnation=1, version=1))
         await asyncio.Event().wait()
 
 

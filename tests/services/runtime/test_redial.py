@@ -6,7 +6,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from services.runtime.redial import LinkRefused, keep_linked
+from services.ring.identity import MAX_VERSION, PeerId
+from services.runtime.redial import LinkRefused, keep_linked, welcomed_by
+from services.runtime.wire import welcome_of
 
 
 async def told(monkeypatch, attempts, *, silence=1000.0):
@@ -36,8 +38,12 @@ async def told(monkeypatch, attempts, *, silence=1000.0):
     return [(entry["event"], entry.get("reason")) for entry in logs]
 
 
+def ended(code, details):
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
 def unavailable(details):
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    return ended(grpc.StatusCode.UNAVAILABLE, details)
 
 
 NOBODY = (
@@ -57,9 +63,26 @@ async def test_one_that_stays_away_is_told_once_per_reason(monkeypatch):
     ]
 
 
-async def test_one_that_refuses_is_told_at_once(monkeypatch):
-    refusals = [LinkRefused("it serves something else")] * 3
-    assert await told(monkeypatch, refusals) == [("not linked", "it serves something else")]
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        LinkRefused("it serves something else"),
+        ended(grpc.StatusCode.FAILED_PRECONDITION, "it serves something else"),
+        ended(grpc.StatusCode.PERMISSION_DENIED, "it serves something else"),
+    ],
+)
+async def test_one_that_refuses_is_told_at_once(monkeypatch, refusal):
+    assert await told(monkeypatch, [refusal] * 3) == [("not linked", "it serves something else")]
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"), [(0, "names no version"), (MAX_VERSION + 1, f"chose version {MAX_VERSION + 1}")]
+)
+def test_a_version_that_was_not_offered_is_refused_by_name(version, problem):
+    me = PeerId("engine-0", 7)
+    assert welcomed_by(welcome_of(me, MAX_VERSION, 1 << 20)) == me
+    with pytest.raises(LinkRefused, match=f"engine-0 {problem}"):
+        welcomed_by(welcome_of(me, version, 1 << 20))
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,10 @@ global___TextOutputs = TextOutputs
 
 @typing.final
 class TextFinished(google.protobuf.message.Message):
-    """The end of a choice."""
+    """The end of a choice.
+
+    Planned: what parsers found (9), reasoning tokens (10).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -242,7 +245,7 @@ global___Load = Load
 class OutputContext(google.protobuf.message.Message):
     """What a processor tells the detokenizer about a request: the content of Submit.output_context. No prompt text.
 
-    Planned: parsers and the state they begin in (10).
+    Planned: parsers (10), the state they begin in (11).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

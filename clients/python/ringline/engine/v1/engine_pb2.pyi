@@ -517,6 +517,8 @@ global___AttachResponse = AttachResponse
 class StepOutputs(google.protobuf.message.Message):
     """News of many choices as packed arrays. The arrays of one entry per choice are request_ids, epochs, choices,
     first_positions and token_counts; a choice has at most one entry in a frame.
+
+    Planned: vectors and scores (13).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -889,7 +891,7 @@ global___GetModelRequest = GetModelRequest
 class GetModelResponse(google.protobuf.message.Message):
     """What the engine serves.
 
-    Planned: further served names (19), tasks (20), zone (21).
+    Planned: further served names (19), tasks (20), zone (21), adapters (22).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

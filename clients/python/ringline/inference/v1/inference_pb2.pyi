@@ -245,7 +245,10 @@ global___SamplingParams = SamplingParams
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """What was delivered of a request before it was cut."""
+    """What was delivered of a request before it was cut.
+
+    Planned: digest of the adapter (4).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -326,7 +329,7 @@ global___Chat = Chat
 class ChatMessage(google.protobuf.message.Message):
     """One message of a conversation.
 
-    Planned: content parts and media (6).
+    Planned: content parts and media (6), reasoning (7).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -498,7 +501,10 @@ global___OutputParams = OutputParams
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """News of one request. Skip an event that is unknown (a response in which none is set)."""
+    """News of one request. Skip an event that is unknown (a response in which none is set).
+
+    Planned: vectors and scores (11).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -570,7 +576,10 @@ global___GenerateResponse = GenerateResponse
 
 @typing.final
 class Admitted(google.protobuf.message.Message):
-    """A request as it was taken. With the ids delivered, this is what a resume needs."""
+    """A request as it was taken. With the ids delivered, this is what a resume needs.
+
+    Planned: constraint (9), adapter with its digest (10), task (11).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -35,7 +35,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 5
     """NOT_FOUND: no model of that name."""
     ERROR_REASON_MODEL_GONE: _ErrorReason.ValueType  # 6
-    """UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew."""
+    """UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew.
+    FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 7
     """UNAUTHENTICATED: no token or certificate that holds."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 8
@@ -97,7 +99,9 @@ ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 4
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 5
 """NOT_FOUND: no model of that name."""
 ERROR_REASON_MODEL_GONE: ErrorReason.ValueType  # 6
-"""UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew."""
+"""UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew.
+FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
+"""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 7
 """UNAUTHENTICATED: no token or certificate that holds."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 8

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cringline/types/v1/link.proto\x12\x11ringline.types.v1\x1a\x17google/rpc/status.proto\"j\n\x05Hello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x13\n\x0bmin_version\x18\x03 \x01(\r\x12\x13\n\x0bmax_version\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\"n\n\x07Welcome\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\")\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"\x80\x01\n\x0bPeerChanges\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12&\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x0b\x32\x17.ringline.types.v1.Peer\x12(\n\x07removed\x18\x04 \x03(\x0b\x32\x17.ringline.types.v1.Peer\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\x04\"g\n\tRejection\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0bin_reply_to\x18\x03 \x01(\x04\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.StatusBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cringline/types/v1/link.proto\x12\x11ringline.types.v1\x1a\x17google/rpc/status.proto\"p\n\x05Hello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x13\n\x0bmin_version\x18\x04 \x01(\r\x12\x13\n\x0bmax_version\x18\x05 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x06 \x03(\tJ\x04\x08\x03\x10\x04\"t\n\x07Welcome\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x06 \x03(\tJ\x04\x08\x03\x10\x04\")\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"\x80\x01\n\x0bPeerChanges\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12&\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x0b\x32\x17.ringline.types.v1.Peer\x12(\n\x07removed\x18\x04 \x03(\x0b\x32\x17.ringline.types.v1.Peer\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\x04\"g\n\tRejection\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0bin_reply_to\x18\x03 \x01(\x04\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.StatusBP\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.ringline.types.v1P\001Z!ringline.dev/gen/types/v1;typesv1\252\002\021Ringline.Types.V1'
   _globals['_HELLO']._serialized_start=76
-  _globals['_HELLO']._serialized_end=182
-  _globals['_WELCOME']._serialized_start=184
-  _globals['_WELCOME']._serialized_end=294
-  _globals['_PEER']._serialized_start=296
-  _globals['_PEER']._serialized_end=337
-  _globals['_PEERCHANGES']._serialized_start=340
-  _globals['_PEERCHANGES']._serialized_end=468
-  _globals['_DRAINING']._serialized_start=470
-  _globals['_DRAINING']._serialized_end=498
-  _globals['_REJECTION']._serialized_start=500
-  _globals['_REJECTION']._serialized_end=603
+  _globals['_HELLO']._serialized_end=188
+  _globals['_WELCOME']._serialized_start=190
+  _globals['_WELCOME']._serialized_end=306
+  _globals['_PEER']._serialized_start=308
+  _globals['_PEER']._serialized_end=349
+  _globals['_PEERCHANGES']._serialized_start=352
+  _globals['_PEERCHANGES']._serialized_end=480
+  _globals['_DRAINING']._serialized_start=482
+  _globals['_DRAINING']._serialized_end=510
+  _globals['_REJECTION']._serialized_start=512
+  _globals['_REJECTION']._serialized_end=615
 # @@protoc_insertion_point(module_scope)

@@ -17,7 +17,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class Hello(google.protobuf.message.Message):
     """The first frame from the side that opens a link. A second one on the same stream ends that stream.
 
-    Planned: zone (6).
+    Planned: zone (7).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -62,24 +62,26 @@ global___Hello = Hello
 class Welcome(google.protobuf.message.Message):
     """The first frame from the side that answers a Hello.
 
-    Planned: zone (6).
+    Planned: zone (7).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Stable name of the process that answers."""
     incarnation: builtins.int
     """This life of the process, ≥ 1."""
-    version: builtins.int
-    """The version of the contract that this link speaks: the highest that both sides know."""
     max_message_bytes: builtins.int
     """Largest message it accepts, bytes. A larger one ends its stream with RESOURCE_EXHAUSTED."""
+    version: builtins.int
+    """The version of the contract that this link speaks: the highest that both sides know. A caller that did not offer it
+    ends the stream.
+    """
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the answering side can do beyond the version, by name. Unknown names are ignored."""
@@ -89,8 +91,8 @@ class Welcome(google.protobuf.message.Message):
         *,
         name: builtins.str = ...,
         incarnation: builtins.int = ...,
-        version: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
+        version: builtins.int = ...,
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "max_message_bytes", b"max_message_bytes", "name", b"name", "version", b"version"]) -> None: ...
