@@ -58,7 +58,7 @@ class EngineLink(Link):
         stub = cast("EngineServiceAsyncStub", EngineServiceStub(self._channel))
         model = await stub.GetModel(pb.GetModelRequest())
         self._call = stub.Attach()
-        me = PeerId(f"bench-{self._incarnation}", self._incarnation)
+        me = PeerId(f"operator-bench-{self._incarnation}", self._incarnation)
         await self._call.write(pb.AttachRequest(hello=hello_of(me)))
         first = await self._call.read()
         if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):

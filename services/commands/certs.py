@@ -10,6 +10,8 @@ import click
 
 from services.runtime.authority import Authority
 from services.runtime.errors import FatalError
+from services.runtime.incarnation import valid_name
+from services.runtime.roles import Role
 
 ROLES = ("processor", "engine", "detokenizer", "operator", "client")
 AUTHORITY = "authority"
@@ -28,14 +30,17 @@ _AUTHORITY_DAYS = 3650
     help="A name or address that the services are dialled at, besides their roles and localhost. Can be repeated.",
 )
 @click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, help="Only these. Can be repeated.")
+@click.option("--name", help="The one peer that a certificate of --role is for, written into DIRECTORY/NAME.")
 @click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Valid for so long.")
-def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], days: float) -> None:
+def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name: str | None, days: float) -> None:
     """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all that it needs to be given.
 
     The authority's own key stays in DIRECTORY/authority, which is for no service. An authority that is there already
     is kept, and the certificates are replaced: running services take the new ones. For development: real ones are best
     made by what makes your other certificates.
     """
+    if name is not None:
+        _check_name(name, roles)
     try:
         authority = _authority(directory / AUTHORITY)
         now = datetime.now(UTC)
@@ -43,11 +48,11 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], days:
             issued = authority.issue(
                 role,
                 hosts=dict.fromkeys((role, *_LOCAL, *hosts)),
-                uri=f"spiffe://ringline/{role}",
+                uri=f"spiffe://ringline/{role}" + (f"/{name}" if name is not None else ""),
                 begin=now,
                 end=now + timedelta(days=days),
             )
-            own = directory / role
+            own = directory / (name or role)
             own.mkdir(parents=True, exist_ok=True)
             replace_file(own / CA_FILE, authority.certificate, 0o644)
             replace_file(own / "tls.key", issued.key, 0o600)
@@ -56,7 +61,14 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], days:
         raise FatalError(f"{error.filename or directory} cannot be written: {error.strerror}") from None
     except ValueError as error:
         raise FatalError(f"{directory}: {error}") from None
-    click.echo(f"{', '.join(roles or ROLES)}: certificates for {days:g} days, by {directory / AUTHORITY}")
+    click.echo(f"{name or ', '.join(roles or ROLES)}: certificates for {days:g} days, by {directory / AUTHORITY}")
+
+
+def _check_name(name: str, roles: tuple[str, ...]) -> None:
+    if len(roles) != 1 or roles[0] not in set(Role):
+        raise click.UsageError(f"--name is for a certificate of one --role, of {', '.join(Role)}")
+    if not valid_name(name) or name in (AUTHORITY, *ROLES):
+        raise click.BadParameter(f"{name!r} is not the --name of a peer, or that of a role", param_hint="--name")
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:

@@ -8,7 +8,7 @@ import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.detokenizer.engines import Engines
-from services.detokenizer.service import DetokenizerService
+from services.detokenizer.service import METHOD_ROLES, DetokenizerService
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.ring.outbox import Outboxes
@@ -75,7 +75,7 @@ class _Detokenizer:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_gate(settings),
+            interceptors=service_gate(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = DetokenizerService(
             me,

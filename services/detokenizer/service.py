@@ -15,10 +15,13 @@ from services.ring.events import Code, Reason, Refused, Status
 from services.ring.identity import PeerId, negotiate
 from services.runtime.calls import end_soon
 from services.runtime.parsing import SMALL, parse
+from services.runtime.roles import Role, check_name
 from services.runtime.wire import abort, peer_changes_to_proto, welcome_of
 
 log = structlog.get_logger(__name__)
 
+METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
+"""Whose certificates allow what."""
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -53,6 +56,7 @@ class DetokenizerService:
         hello = parse(detokenizer_pb2.SubscribeRequest, data, SMALL).hello
         try:
             version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
+            check_name(hello.name, METHOD_ROLES["Subscribe"])
             subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
         except Refused as refused:
             await abort(context, refused.status)

@@ -23,10 +23,14 @@ from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.runtime.calls import end_soon
 from services.runtime.handlers import Incoming
 from services.runtime.parsing import parse
+from services.runtime.roles import Role, check_name, check_role
 from services.runtime.wire import welcome_of
 
 log = structlog.get_logger(__name__)
 
+SUBMITTERS = frozenset({Role.PROCESSOR, Role.OPERATOR})
+"""Whose certificates allow to give requests to an engine; a detokenizer's allows to stop them."""
+ATTACHERS = SUBMITTERS | {Role.DETOKENIZER}
 HELLO_TIMEOUT = 10.0
 """Seconds within which a peer must say who it is."""
 MAX_PENDING_REJECTIONS = 1000
@@ -68,6 +72,7 @@ class Attachment:
         data = await self._first_frame(incoming)
         hello = self._parse(data).hello
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
+        check_name(hello.name, ATTACHERS)
         waker = self._hub.attach(PeerId(hello.name, hello.incarnation))
         try:
             failure = await self._carry(data, incoming, context, waker, version)
@@ -161,6 +166,7 @@ class Attachment:
         board = self._hub.switchboard
         match command.WhichOneof("command"):
             case "submit":
+                check_role("to submit requests", SUBMITTERS)
                 self._check_model(command.submit)
                 board.submit(peer, submission_of(command.submit, self._hub.model, time.monotonic()), ordinal)
             case "cancel":

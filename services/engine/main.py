@@ -17,7 +17,7 @@ from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.engine.hub import Hub
 from services.engine.progress import StageLog
-from services.engine.service import EngineService
+from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.traces import EngineTraces
@@ -81,7 +81,7 @@ class _Engine:
             settings.server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_gate(settings),
+            interceptors=service_gate(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = EngineService(
             self._hub,

@@ -11,7 +11,7 @@ import grpc
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
-from services.engine.attach import Attachment
+from services.engine.attach import ATTACHERS, Attachment
 from services.engine.hub import Hub
 from services.engine.inbox import MAX_CALLS, TooManyCalls
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
@@ -21,8 +21,19 @@ from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
 from services.runtime.handlers import Incoming
 from services.runtime.parsing import SMALL, parse
+from services.runtime.roles import Role
 from services.runtime.wire import abort
 
+METHOD_ROLES = {
+    "Attach": ATTACHERS,
+    "GetModel": ATTACHERS,
+    "GetTokenizer": ATTACHERS,
+    "GetLoad": {Role.OPERATOR},
+    "Drain": {Role.OPERATOR},
+    "ResetPrefixCache": {Role.OPERATOR},
+    "Profile": {Role.OPERATOR},
+}
+"""Whose certificates allow what."""
 _CALL_TIMEOUT = 60.0
 """Seconds that an RPC waits for the step under way."""
 

@@ -49,7 +49,7 @@ class Authenticator:
         self._hashes = hashes
         self._web_tokens = web_tokens
 
-    def admit(self, context: Context) -> None:
+    def admit(self, context: Context, _: str) -> None:
         """Let it be known who calls; raises ``Refused``."""
         try:
             token = token_in(context.invocation_metadata() or ())

@@ -29,8 +29,8 @@ _OPEN = f"/{health.SERVICE_NAME}/"
 class Gate(grpc.aio.ServerInterceptor):
     """Asks ``admit`` about every RPC. Comes after ``Guard``, which ends a call that is refused."""
 
-    def __init__(self, admit: Callable[[Context], None]) -> None:
-        """``admit`` raises ``Refused``; its text says why, and nothing of what was shown."""
+    def __init__(self, admit: Callable[[Context, str], None]) -> None:
+        """``admit`` gets the method, too. It raises ``Refused``; its text says why, and nothing of what was shown."""
         self._admit = admit
         self._denials = RateLimitedLog(log, "denied")
 
@@ -67,7 +67,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _check(self, context: Context, method: str) -> None:
         try:
-            self._admit(context)
+            self._admit(context, method)
         except Refused as refused:
             code = refused.status.code.name
             self._denials.tell(method=method, peer=context.peer(), code=code, reason=str(refused))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 
 from services.runtime.gate import Gate
 from services.runtime.peer_credentials import PLAIN, PeerCredentials, peer_credentials
+from services.runtime.roles import Identities, Role
 from services.runtime.security_settings import requires_client_certificate
 from services.runtime.service_identity import ServiceIdentity
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ServiceSettings
@@ -49,11 +53,20 @@ def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
     )
 
 
-def service_gate(settings: EngineServiceSettings | DetokenizerSettings) -> list[grpc.aio.ServerInterceptor]:
-    """The gate of a service that services alone may call; none where nothing is asked of callers."""
+def service_gate(
+    settings: EngineServiceSettings | DetokenizerSettings,
+    service: ServiceDescriptor,
+    roles: Mapping[str, Collection[Role]],
+) -> list[grpc.aio.ServerInterceptor]:
+    """The gate of a service that services alone may call; none where nothing is asked of callers.
+
+    ``roles``: who may call each of the methods of ``service``.
+    """
     required = requires_client_certificate(settings.tls, internal=True)
     token_file = settings.peers.service_token_file
     tokens = None if token_file is None else watched_tokens(_TOKEN_FLAG, token_file, least_length=LEAST_SERVICE_TOKEN)
     if not required and tokens is None:
         return []
-    return [Gate(ServiceIdentity(settings.callee.service_identities if required else None, tokens).admit)]
+    identities = Identities(settings.callee.service_identities) if required else None
+    methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
+    return [Gate(ServiceIdentity(identities, tokens, methods).admit)]

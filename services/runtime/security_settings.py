@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.runtime.options import SettingError, check_section, option
-
-SERVICE_IDENTITIES = tuple(f"spiffe://ringline/{role}" for role in ("processor", "detokenizer", "operator"))
-"""As ``ringline certs`` writes them."""
+from services.runtime.roles import SERVICE_IDENTITIES, Identities, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,19 @@ class CalleeSettings:
 
     service_identities: tuple[str, ...] = option(
         SERVICE_IDENTITIES,
-        "Under mutual TLS: names in the certificates (URIs or DNS names) of those who may call this service. Others, "
-        "such as clients of the same authority, get PERMISSION_DENIED.",
+        "Under mutual TLS: the names in certificates (URIs or DNS names) that stand for a role, each as ROLE=NAME. Who "
+        "has none, such as a client of the same authority, or calls what is not for its role, gets PERMISSION_DENIED.",
     )
 
     def __post_init__(self) -> None:
         check_section(self)
+        form = f"ROLE=NAME, of which ROLE is one of {', '.join(Role)}"
         if not self.service_identities:
-            raise SettingError("service_identities", "", "at least one name")
+            raise SettingError("service_identities", "", form)
+        try:
+            Identities(self.service_identities)
+        except ValueError as error:
+            raise SettingError("service_identities", str(error), form) from None
 
 
 JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

@@ -1,33 +1,45 @@
-"""Which callers are services of this ring: by a name in their certificate, or by the services' token."""
+"""Which callers are services of this ring: by the names in their certificates, or by the services' token."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from services.ring.events import Code, Refused
 from services.runtime.gate import Context
+from services.runtime.roles import Identities, Role, principal
 from services.runtime.tokens import AUTHORIZATION, token_in
 from services.runtime.watched import Watched
 
 _NAMES = "x509_subject_alternative_name"
 """Where gRPC puts the names in a caller's certificate."""
+_OPERATOR = frozenset({Role.OPERATOR})
 
 
 class ServiceIdentity:
     """Lets in services alone: what is asked for, certificate or token or both, each must be shown."""
 
-    def __init__(self, identities: Sequence[str] | None, tokens: Watched[tuple[str, ...]] | None) -> None:
-        """``identities``: names of which a certificate must have one; None where no certificate is asked for."""
-        self._identities = None if identities is None else frozenset(identities)
-        self._tokens = tokens
+    def __init__(
+        self,
+        identities: Identities | None,
+        tokens: Watched[tuple[str, ...]] | None,
+        roles: Mapping[str, Collection[Role]],
+    ) -> None:
+        """``identities``: None where no certificate is asked for. ``roles``: who may call each method.
 
-    def admit(self, context: Context) -> None:
-        """Raise ``Refused`` unless a service calls."""
+        An operator may call the others.
+        """
+        self._identities = identities
+        self._tokens = tokens
+        self._roles = roles
+
+    def admit(self, context: Context, method: str) -> None:
+        """Raise ``Refused`` unless a service calls that may, and let it be known which."""
         if self._identities is not None:
-            names = {name.decode("utf-8", "replace") for name in context.auth_context().get(_NAMES, ())}
-            if not names & self._identities:
-                raise Refused(Code.PERMISSION_DENIED, "the caller's certificate is not that of a service of this ring")
+            names = (name.decode("utf-8", "replace") for name in context.auth_context().get(_NAMES, ()))
+            caller = self._identities.principal(names)
+            caller.check_role(method, self._roles.get(method, _OPERATOR))
+            principal.set(caller)
         if self._tokens is not None:
             self._check_token(context, self._tokens.value)
 

@@ -51,10 +51,13 @@ class Certificates:
         self.folder.mkdir(exist_ok=True)
         (self.folder / "ca.pem").write_bytes(self.authority.certificate)
 
-    def issue(self, role: str, *, age: timedelta = timedelta(0), name: str | None = None) -> None:
-        """(Again) a certificate for an hour, that began ``age`` ago."""
+    def issue(
+        self, role: str, *, age: timedelta = timedelta(0), name: str | None = None, peer: str | None = None
+    ) -> None:
+        """(Again) a certificate for an hour, that began ``age`` ago. ``peer``: the one peer that it is for."""
         begin = datetime.now(UTC) - age
-        issued = self.authority.issue(role, hosts=HOSTS, uri=f"spiffe://ringline/{role}", begin=begin, end=begin + HOUR)
+        uri = f"spiffe://ringline/{role}" + (f"/{peer}" if peer is not None else "")
+        issued = self.authority.issue(role, hosts=HOSTS, uri=uri, begin=begin, end=begin + HOUR)
         replace_file(self.folder / f"{name or role}-key.pem", issued.key, 0o600)
         replace_file(self.folder / f"{name or role}.pem", issued.certificate, 0o644)
 
@@ -177,6 +180,11 @@ class SecuredRing:
     def folder(self) -> Path:
         return self.certificates.folder
 
+    @property
+    def service_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What services show of their token."""
+        return (("authorization", f"Bearer {self.service_token}"),)
+
     def write_tokens(self, tenants: Mapping[str, str]) -> None:
         """Replace the file of tokens; ``tenants`` by token."""
         write_tokens(self.folder, tenants)
@@ -208,6 +216,7 @@ def start_secured(folder: Path) -> SecuredRing:
     certificates = Certificates(folder)
     for role in ("engine", "detokenizer", "processor", "operator", "client"):
         certificates.issue(role)
+    certificates.issue("processor", name="guarded", peer="guarded-0")
     service_token, key = secrets.token_hex(32), ec.generate_private_key(ec.SECP256R1())
     public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "one", "use": "sig"}
     (folder / "jwks.json").write_text(json.dumps({"keys": [public]}))
@@ -217,7 +226,7 @@ def start_secured(folder: Path) -> SecuredRing:
     shared = [f"--service-token-file={folder / 'service-token'}", "--log-level=debug"]
 
     def start(name: str, role: str, *flags: str) -> Service:
-        return start_service(folder, name, role, *certificates.flags(role), *shared, *flags)
+        return start_service(folder, name, role, *certificates.flags(name), *shared, *flags)
 
     engine = start("engine", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB")
     engines = f"--engines={engine.address}"

@@ -5,17 +5,24 @@ streams go on.
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import ringline
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
+from services.ring.events import Code, Reason, Status
+from services.runtime.wire import status_from_proto
 from tests.services.door import Door
 from tests.services.lasting import check_streams_outlast
 from tests.services.secured import (
@@ -27,6 +34,44 @@ from tests.services.secured import (
     stop_services,
     user_token,
 )
+
+
+def attach(secured: SecuredRing, certificate: str, name: str) -> Status | None:
+    """With what an engine refuses a peer; None if it welcomes it."""
+    hello = link_pb2.Hello(name=name, incarnation=1, min_version=1, max_version=1)
+    with grpc.secure_channel(secured.engine.address, secured.certificates.credentials(certificate)) as channel:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        sent = held_open(engine_pb2.AttachRequest(hello=hello))
+        return _refusal(stub.Attach(sent, timeout=SECONDS, metadata=secured.service_metadata))
+
+
+def subscribe(secured: SecuredRing, certificate: str, name: str) -> Status | None:
+    """Likewise a detokenizer."""
+    hello = link_pb2.Hello(name=name, incarnation=1, min_version=1, max_version=1)
+    with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(certificate)) as channel:
+        stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+        request = detokenizer_pb2.SubscribeRequest(hello=hello)
+        return _refusal(stub.Subscribe(request, timeout=SECONDS, metadata=secured.service_metadata))
+
+
+def _refusal(frames: Any) -> Status | None:
+    try:
+        assert next(frames).HasField("welcome")
+    except grpc.RpcError as error:
+        return status_of(error)
+    return None
+
+
+def status_of(error: Any) -> Status:
+    """With its details."""
+    details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    return status_from_proto(status_pb2.Status.FromString(details))
+
+
+def held_open(*sent: Any) -> Iterator[Any]:
+    """What is sent of a stream that is then kept open, until its call is over."""
+    yield from sent
+    threading.Event().wait(SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +111,90 @@ def test_a_detokenizer_lets_in_services_alone(secured: SecuredRing) -> None:
     for name, code in (("client", grpc.StatusCode.PERMISSION_DENIED), (None, grpc.StatusCode.UNAVAILABLE)):
         with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(name)) as channel:
             stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-            shown = (("authorization", f"Bearer {secured.service_token}"),)
             with pytest.raises(grpc.RpcError) as caught:
-                next(stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=SECONDS, metadata=shown))
+                next(
+                    stub.Subscribe(
+                        detokenizer_pb2.SubscribeRequest(hello=hello),
+                        timeout=SECONDS,
+                        metadata=secured.service_metadata,
+                    )
+                )
             assert caught.value.code() is code
+
+
+ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
+ASKED = {"processor": {"GetModel", "GetTokenizer"}, "detokenizer": {"GetModel", "GetTokenizer"}}
+"""What services ask of an engine, beside attaching to it."""
+
+
+@pytest.mark.parametrize("role", ["processor", "detokenizer", "operator"])
+def test_a_certificate_allows_the_methods_of_its_role_alone(secured: SecuredRing, role: str) -> None:
+    allowed, denied = set(), {}
+    with grpc.secure_channel(secured.engine.address, secured.certificates.credentials(role)) as channel:
+        for method in ENGINE.methods:
+            if method.client_streaming or (method.name, role) == ("Drain", "operator"):
+                continue
+            call = channel.unary_stream(f"/{ENGINE.full_name}/{method.name}")
+            try:
+                list(call(b"", timeout=SECONDS, metadata=secured.service_metadata))
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    denied[method.name] = error.details(), status_of(error).reason
+                    continue
+            allowed.add(method.name)
+    if role == "operator":
+        assert not denied
+    else:
+        assert allowed == ASKED[role]
+        why = f"the certificate of spiffe://ringline/{role} does not allow /{ENGINE.full_name}/Drain"
+        assert denied["Drain"] == (f"{why}: expected the role operator", Reason.PERMISSION_DENIED)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "name", "expected"),
+    [
+        ("processor", "processor", ""),
+        ("processor", "processor-9", ""),
+        ("processor", "detokenizer-0", "spiffe://ringline/processor does not allow the name 'detokenizer-0'"),
+        ("processor", "processors", "expected processor-…"),
+        ("detokenizer", "processor-0", "spiffe://ringline/detokenizer does not allow the name 'processor-0'"),
+        ("blue", "blue", ""),
+        (
+            "blue",
+            "processor-0",
+            "spiffe://ringline/processor/blue does not allow the name 'processor-0': expected blue",
+        ),
+    ],
+)
+def test_a_peer_attaches_under_a_name_of_its_certificate(
+    secured: SecuredRing, certificate: str, name: str, expected: str
+) -> None:
+    secured.certificates.issue("processor", name="blue", peer="blue")
+    refusals = [attach(secured, certificate, name)]
+    if certificate != "detokenizer":
+        refusals.append(subscribe(secured, certificate, name))
+    for refusal in refusals:
+        if not expected:
+            assert refusal is None
+        else:
+            assert refusal is not None
+            assert (refusal.code, refusal.reason) == (Code.PERMISSION_DENIED, Reason.PERMISSION_DENIED)
+            assert expected in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("role", "code"), [("detokenizer", Code.PERMISSION_DENIED), ("operator", Code.INVALID_ARGUMENT)]
+)
+def test_a_detokenizer_gives_no_requests_to_an_engine(secured: SecuredRing, role: str, code: Code) -> None:
+    """Where one may, it is the request that is looked at."""
+    hello = link_pb2.Hello(name=f"{role}-9", incarnation=7, min_version=1, max_version=1)
+    command = engine_pb2.Command(submit=engine_pb2.Submit(request_id="7-1", epoch=1))
+    with grpc.secure_channel(secured.engine.address, secured.certificates.credentials(role)) as channel:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        sent = held_open(engine_pb2.AttachRequest(hello=hello, commands=[command]))
+        frames = stub.Attach(sent, timeout=SECONDS, metadata=secured.service_metadata)
+        rejection = next(one for frame in frames for one in frame.rejections)
+    assert status_from_proto(rejection.status).code is code
 
 
 def test_health_asks_for_a_certificate_but_not_for_whose(secured: SecuredRing) -> None:

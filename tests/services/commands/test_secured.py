@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from cryptography import x509
 
 from services.cli import cli
 from services.commands.certs import ROLES
@@ -149,6 +150,12 @@ def test_certs_and_tokens_are_made(tmp_path: Path) -> None:
     changed = {path for path, text in before.items() if path.read_bytes() != text}
     assert changed == {tmp_path / "engine/tls.crt", tmp_path / "engine/tls.key"}
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*.key")} == {0o600}
+    runner.invoke(cli, ["certs", str(tmp_path), "--role", "processor", "--name", "blue"], standalone_mode=False)
+    blue = x509.load_pem_x509_certificate((tmp_path / "blue/tls.crt").read_bytes())
+    names = blue.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["spiffe://ringline/processor/blue"]
+    for wrong in (("--name", "blue"), ("--role", "client", "--name", "blue"), ("--role", "operator", "--name", "a/b")):
+        assert runner.invoke(cli, ["certs", str(tmp_path), *wrong]).exit_code == 2
     made = runner.invoke(cli, ["token", "blue"], standalone_mode=False)
     token, line = made.stderr.strip(), made.stdout.strip()
     assert token.startswith("rl-")

@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from ringline.engine.v1 import engine_pb2
 
+from services.engine.service import METHOD_ROLES
 from services.runtime.authority import Authority
 from services.runtime.errors import FatalError
 from services.runtime.options import SettingError, build
@@ -14,6 +16,7 @@ from services.runtime.security import dialling_credentials, listening_credential
 from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.runtime.watched import RETRY_SECONDS, Unusable, Watched
 
+ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 HOUR = timedelta(hours=1)
 CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
 MUTUAL = {**CERT, "tls_ca_file": "a"}
@@ -30,6 +33,9 @@ ELSEWHERE = {"engines": ("engine-1:50061",)}
         (EngineServiceSettings, {**MUTUAL, "uds": "/s"}, "tls_cert_file"),
         (EngineServiceSettings, {"service_token_file": "t", "host": "0.0.0.0"}, "service_token_file"),
         (EngineServiceSettings, {**MUTUAL, "service_identities": ()}, "service_identities"),
+        (EngineServiceSettings, {**MUTUAL, "service_identities": ("spiffe://x/y",)}, "service_identities"),
+        (EngineServiceSettings, {**MUTUAL, "service_identities": ("client=spiffe://x/y",)}, "service_identities"),
+        (EngineServiceSettings, {**MUTUAL, "service_identities": ("processor=",)}, "service_identities"),
         (DetokenizerSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
         (ProcessorSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
         (ProcessorSettings, {"tls_client_auth": "require"}, "tls_client_auth"),
@@ -103,7 +109,7 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
     engine = build(EngineServiceSettings(), own | changed)
     with pytest.raises(FatalError, match=words) as caught:  # noqa: PT012  # whichever of the two meets it
         listening_credentials(engine, internal=True)
-        service_gate(engine)
+        service_gate(engine, ENGINE, METHOD_ROLES)
     assert "0123456789" not in str(caught.value)
     with pytest.raises(FatalError, match=words):
         dialling_credentials(build(DetokenizerSettings(), own | changed))
@@ -111,7 +117,7 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
 
 def test_where_nothing_is_asked_there_is_no_gate_and_no_tls() -> None:
     engine = EngineServiceSettings()
-    assert (listening_credentials(engine, internal=True), service_gate(engine)) == (None, [])
+    assert (listening_credentials(engine, internal=True), service_gate(engine, ENGINE, METHOD_ROLES)) == (None, [])
 
 
 def test_a_file_is_read_again_when_it_changed_and_kept_when_it_cannot_be_used(tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ async def test_health_keeps_no_name_that_no_service_has():
 
 
 async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
-    def admit(context):
+    def admit(context, method):
         if not dict(context.invocation_metadata()).get("key"):
             raise Refused(Code.UNAUTHENTICATED, "no key")
 
