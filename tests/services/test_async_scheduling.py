@@ -59,7 +59,7 @@ async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None
     seen: set[object] = set()
     for attempt in range(ATTEMPTS):
         before = overlapped.load().preemptions
-        seen |= await ends_of_noise(other, expected, f"{attempt}")
+        seen |= await ends_of_noise(other, expected, attempt)
         if overlapped.load().preemptions > before:
             seen.add("preempted")
         if seen >= {output_pb2.FINISH_REASON_DEADLINE, output_pb2.FINISH_REASON_CANCELLED, "preempted"}:
@@ -67,12 +67,12 @@ async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None
     raise AssertionError(f"asked {ATTEMPTS} times, only {seen} was seen")
 
 
-async def ends_of_noise(other, expected: dict[str, Shown], attempt: str) -> set[object]:
+async def ends_of_noise(other, expected: dict[str, Shown], attempt: int) -> set[object]:
     """Ask for all cases three times at once and compare them; returns how the requests beside them ended."""
     call = other.Session(timeout=250)
     # First of all, so that once nothing waits yet: where it would wait for too long, it would be refused, not late.
     noise = {name: ask(max_tokens=350, n=16) for name in ("late", "cancelled")}  # neither ends soon by itself
-    noise["late"].timeout_ms = 50
+    noise["late"].timeout_ms = 50 * (attempt + 1)
     names = []
     for round_ in range(3):
         for name, request in (noise | CASES).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 
@@ -22,6 +23,8 @@ from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, genera
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
 HURRIED_MS = 40
 """Less than five hundred requests take together."""
+TIMEOUTS_MS = [50 << doubled for doubled in range(8)]
+"""From what a quiet machine needs to admit a request, to what a busy one does."""
 
 
 async def test_generate_streams_text_and_ids(front) -> None:
@@ -51,12 +54,8 @@ async def test_text_is_that_of_the_ids(front) -> None:
 
 async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     rng = random.Random(4)
-    # It finds nothing that waits, so that it is not refused because its time is seen to be too short.
-    late = ask("late", max_tokens=400)
-    late.stopping.ignore_eos, late.timeout_ms, late.sampling.n = True, 1, 1
-    requests: dict[str, inference_pb2.GenerateRequest] = {"late": late}
-    await nothing_is_left(ring)
-    cancels: set[str] = set()
+    requests = {"long": long_work("long")}
+    cancels = {"long"}
     for index in range(500):
         request = ask(f"r{index}", text="Tell me " + "a story " * rng.randrange(1, 20), temperature=1.0, seed=index)
         request.stopping.max_tokens = rng.randrange(1, 24)
@@ -73,29 +72,49 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
             cancels.add(request.request_id)
         requests[request.request_id] = request
     call = front.Session(timeout=250)
+    await call.write(inference_pb2.SessionRequest(generate=requests["long"]))
+    begun = {"long": Shown()}
+    async for frame in call:
+        for response in frame.responses:
+            begun["long"].take(response)
+        if begun["long"].ids:
+            break
 
     async def write() -> None:
         for request in requests.values():
-            await call.write(inference_pb2.SessionRequest(generate=request))
+            if request.request_id not in begun:
+                await call.write(inference_pb2.SessionRequest(generate=request))
         await asyncio.sleep(0.3)
         for name in cancels:
             cancel = inference_pb2.CancelRequest(request_id=name)
             await call.write(inference_pb2.SessionRequest(cancel=cancel))
 
     writer = asyncio.create_task(write())
-    shown = await read_session(call, requests)
+    shown = await read_session(call, requests, begun)
     await writer
     await call.done_writing()
     assert await call.code() is grpc.StatusCode.OK
     for name, request in requests.items():
         check(request, shown[name], cancelled=name in cancels)
-    assert {end.finish_reason for one in shown.values() for end in one.ends.values()} >= {
-        STOP,
-        LENGTH,
-        CANCELLED,
-        DEADLINE,
-    }
+    assert {end.finish_reason for one in shown.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED}
     await nothing_is_left(ring)
+
+
+async def test_a_request_whose_time_is_over_ends_so(front, ring: Ring) -> None:
+    """It is given more time until it is admitted before that is over."""
+    for timeout_ms in TIMEOUTS_MS:
+        await nothing_is_left(ring)  # where others wait, it may be refused because they will take longer
+        request = long_work()
+        request.timeout_ms = timeout_ms
+        shown = Shown()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await generate(front, request, shown)
+        if shown.refused is None:
+            break
+        assert shown.refused.status.code == Code.DEADLINE_EXCEEDED
+    assert {end.finish_reason for end in shown.ends.values()} == {DEADLINE}
+    assert len(shown.ends) == LONG_CHOICES
+    assert shown.usage.completion_tokens == sum(map(len, shown.ids.values()))
 
 
 def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bool) -> None:

@@ -109,11 +109,13 @@ async def stalled(door: FrontDoor, channel: grpc.aio.Channel) -> None:
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     await session.read()
     (client,) = door.intake._clients
-    door.service._bounds = replace(door.service._bounds, stall_timeout=0.05)
+    usual = door.service._bounds
+    door.service._bounds = replace(usual, stall_timeout=0.05)
     for _ in range(2000):
         client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
     del client
     await until(lambda: not door.intake._clients)
+    door.service._bounds = usual  # of the next session
     session.cancel()
 
 

@@ -59,17 +59,17 @@ async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path:
 
 async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:
     door = FrontDoor()
-    door.service._bounds = replace(door.service._bounds, max_age=0.1, drain_grace=0.5)
+    door.service._bounds = replace(door.service._bounds, max_age=0.1, drain_grace=600.0)
     async with served(door, tmp_path) as stub:
         call = stub.Session()
         await write(call, ask("waits"))
         (client,) = await until(lambda: door.intake._clients)
         while not (frame := await call.read()).HasField("draining"):
             assert not any(response.HasField("request_finished") for response in frame.responses)
-        assert frame.draining.grace_ms == 500
+        assert frame.draining.grace_ms == 600_000
         await write(call, ask("on its way"))
-        await until(lambda: client.over)
-        assert client.num_live == 2
+        await until(lambda: client.num_live == 2)
+        client.end_when_idle()  # the grace is over
         await write(call, ask("too late"))
         late = await read_until_named(call, "too late")
         assert late.refused.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
@@ -79,6 +79,16 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
         await read_ends(call, 2)
         while await call.read() is not grpc.aio.EOF:
             pass
+        assert await call.code() is grpc.StatusCode.OK
+    door.desk.close()
+
+
+async def test_a_session_that_nothing_is_live_on_ends_with_its_grace(tmp_path: Path) -> None:
+    door = FrontDoor()
+    door.service._bounds = replace(door.service._bounds, max_age=0.01, drain_grace=0.01)
+    async with served(door, tmp_path) as stub:
+        call = stub.Session()
+        await read_to_the_end(call)
         assert await call.code() is grpc.StatusCode.OK
     door.desk.close()
 

@@ -26,9 +26,10 @@ LARGE = b"x" * 1_000_000
 
 
 class Handlers:
-    """A stream that writes until its client takes nothing, or waits; and a call with a large answer."""
+    """A stream that writes, and ends when its client takes nothing for ``patience``; and a call with a large answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
         self.sessions = 0
         self.peers: set[str] = set()
 
@@ -37,7 +38,7 @@ class Handlers:
         self.peers.add(context.peer())
         async for _ in requests:
             try:
-                async with asyncio.timeout(0.1):
+                async with asyncio.timeout(self.patience):
                     await context.write(LARGE)
             except TimeoutError:
                 end_soon()
@@ -48,9 +49,11 @@ class Handlers:
 
 
 @asynccontextmanager
-async def serving(age: float | None = None, **changed: Any) -> AsyncIterator[tuple[Server, Handlers]]:
+async def serving(
+    age: float | None = None, patience: float = SECONDS, **changed: Any
+) -> AsyncIterator[tuple[Server, Handlers]]:
     server = Server(ServerSettings(**changed), [SERVICE], max_connection_age=age)
-    handlers = Handlers()
+    handlers = Handlers(patience)
     methods = {
         "Session": grpc.stream_stream_rpc_method_handler(handlers.session),
         "Lookup": grpc.unary_unary_rpc_method_handler(handlers.lookup),
@@ -85,7 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("window", [0, 1000])
 async def test_a_stream_is_reset_whose_client_never_takes_its_status(window: int) -> None:
-    async with serving() as (server, handlers), client(server, window=window, reads=False) as connection:
+    async with serving(patience=0.1) as (server, handlers), client(server, window=window, reads=False) as connection:
         async with client(server) as another:
             await check(another)
         for number in range(20):

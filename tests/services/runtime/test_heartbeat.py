@@ -134,16 +134,16 @@ SUPERVISED = """
 import sys
 from services.commands.supervise import run_child
 from services.runtime.pulse import Limits
-sys.exit(run_child(tuple(sys.argv[1:]), Limits(running=1.0)))
+sys.exit(run_child(tuple(sys.argv[2:]), Limits(running=float(sys.argv[1]))))
 """
 
 
 class Supervised:
     """A program under the first process of a container."""
 
-    def __init__(self, *argv):
+    def __init__(self, *argv, limit=60.0):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISED, *argv],
+            [sys.executable, "-c", SUPERVISED, str(limit), *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -168,7 +168,7 @@ def test_a_container_ends_as_its_service_does_which_gets_its_signals(number, cod
 
 
 def test_a_container_ends_when_its_service_stands_still():
-    supervised = Supervised(*beating())
+    supervised = Supervised(*beating(), limit=1.0)
     os.kill(supervised.child, signal.SIGUSR1)
     code, errors = supervised.end()
     assert code == 128 + signal.SIGKILL

@@ -24,6 +24,7 @@ from services.runtime.health import LIVENESS
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 from services.runtime.wire import status_from_proto
+from tests.ports import HeldPort
 
 SERVICE = "ringline.inference.v1.InferenceService"
 SMALL_SERVICE = Path(__file__).with_name("small_service.py")
@@ -104,14 +105,13 @@ async def test_a_server_that_is_waited_for_is_seen_however_long_its_channel_woul
     """gRPC pauses longer after each attempt that fails, and an engine binds seconds after its start."""
     pauses = [("grpc.initial_reconnect_backoff_ms", 600_000), ("grpc.max_reconnect_backoff_ms", 600_000)]
     monkeypatch.setattr("services.runtime.channels.channel_options", lambda _: pauses)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    waiting = asyncio.create_task(wait_serving(f"127.0.0.1:{port}"))
+    port = HeldPort()
+    waiting = asyncio.create_task(wait_serving(f"127.0.0.1:{port.number}"))
     await asyncio.sleep(0.2)  # some attempts fail
-    async with serving(ServerSettings(port=port)) as (server, _, _):
+    async with serving(ServerSettings(port=port.number)) as (server, _, _):
         await server.set_serving(True)
         await asyncio.wait_for(waiting, 30)
+    port.release()
 
 
 async def test_reflection_names_the_services():
