@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-import torch.profiler
 from ringline.engine.v1 import engine_pb2
 from torch._C._profiler import _ExperimentalConfig
+from torch.autograd.profiler import profile
 
 MAX_STEPS = 1000
 DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS = 30_000, 600_000
@@ -21,15 +21,13 @@ class StepProfile:
         self._remaining = steps
         self._seconds: list[float] = []
         self._tokens: list[int] = []
-        self._profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU],
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
-        )
+        # Not torch.profiler's: to begin, that imports torch's compiler, which takes seconds.
+        self._profiler = profile(use_kineto=True, experimental_config=_ExperimentalConfig(profile_all_threads=True))
         self.result: Future[engine_pb2.ProfileResponse] = Future()
 
     def start(self) -> None:
         """Begin before the next step."""
-        self._profiler.start()
+        self._profiler.__enter__()
 
     def step(self, seconds: float, tokens: int) -> bool:
         """Enter a step; returns whether more are wanted."""
@@ -44,7 +42,7 @@ class StepProfile:
         """End with what there is. Idempotent."""
         if self.result.done():
             return
-        self._profiler.stop()
+        self._profiler.__exit__(None, None, None)
         table = self._profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_TABLE_ROWS)
         self.result.set_result(
             engine_pb2.ProfileResponse(

@@ -93,8 +93,8 @@ class HostileClient:
             await made.has_ended(1)
 
     async def run(self, attack: Callable[[HostileClient], Awaitable[None]], rounds: int) -> None:
-        """Attack again and again until the time is over, at most so many times."""
-        while not self.over and self.rounds < rounds:
+        """Attack again and again until the time is over, once at least, and at most so many times."""
+        while (self.rounds == 0 or not self.over) and self.rounds < rounds:
             self.rounds += 1
             pause = _PAUSE
             try:

@@ -31,8 +31,6 @@ BUDGET = 1 << 30
 """Bytes of a processor and of a detokenizer."""
 ENGINE_SPARE = 512 << 20
 """Bytes of an engine beyond what it had when it was ready, with all of its KV cache in memory."""
-RELEASE = 10.0
-"""Seconds after which nothing of an attack may be left."""
 LINGER = 20.0
 """Seconds in which calls end whose clients stay connected: they stall first, or lack their first message."""
 STALL = 5.0
@@ -53,6 +51,8 @@ class Options:
     sorts: int = 10
     """Of requests in it."""
     attacks: tuple[Attack, ...] = ATTACKS
+    release: float = 10.0
+    """Seconds after which nothing of an attack may be left."""
     together: bool = True
     """Whether all are made at once, at the end."""
     keep: Path | None = None
@@ -215,7 +215,7 @@ class _Siege:
             kept = await self._released(LINGER, connections=False)
         await self._make(None)
         start = time.monotonic()
-        kept = kept or await self._released(RELEASE, connections=True)
+        kept = kept or await self._released(options.release, connections=True)
         seconds = time.monotonic() - start
         return Phase(name, told, self._readings(kept), made, seconds)
 

@@ -25,6 +25,8 @@ AT_ONCE = 4
 MODEL_GONE = "MODEL_GONE"
 LEAD = 0.3
 """Seconds between these and the end of the engine."""
+FIRST_ANSWER = 120.0
+"""Seconds in which an answer of the model before must have come."""
 LONGEST = Spec("longest", "Once upon a time", options={"temperature": 0.0, "max_tokens": 850, "ignore_eos": True})
 """Asked for right before an engine is replaced, so that something of it must go on elsewhere, or ends."""
 
@@ -118,11 +120,12 @@ async def _roll_out(
 ) -> tuple[Rollout, dict[str, Outcome]]:
     """What came of it, and the right answers of the new model."""
     start = time.monotonic()
-    stopping = asyncio.Event()
-    load = asyncio.create_task(_load(client, specs, options.rate, stopping))
+    asked: list[tuple[Spec, asyncio.Task[Outcome]]] = []
+    load = asyncio.create_task(_load(client, specs, options.rate, asked))
     problems = []
     longest: list[asyncio.Task[Outcome]] = []
     await asyncio.sleep(options.calm)
+    await asyncio.wait([task for _, task in asked], timeout=FIRST_ANSWER, return_when=asyncio.FIRST_COMPLETED)
     for name in fleet.names["engine"]:
         engine = fleet.processes[name]
         longest += [asyncio.create_task(ask(client, LONGEST)) for _ in range(2 * options.size)]
@@ -133,8 +136,8 @@ async def _roll_out(
         engine.start()
         await fleet.wait_serving(name)
         await asyncio.sleep(options.calm)
-    stopping.set()
-    answers = await load + [(LONGEST, await task) for task in longest]
+    load.cancel()
+    answers = [(spec, await task) for spec, task in [*asked, *((LONGEST, task) for task in longest)]]
     rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
     after = await _right_answers(client, specs)
     _judge(rollout, answers, before, after)
@@ -144,16 +147,12 @@ async def _roll_out(
 
 
 async def _load(
-    client: AsyncClient, specs: Sequence[Spec], rate: float, stopping: asyncio.Event
-) -> list[tuple[Spec, Outcome]]:
-    """Requests at a steady rate, until told to stop; what came of each."""
-    asked: list[tuple[Spec, asyncio.Task[Outcome]]] = []
+    client: AsyncClient, specs: Sequence[Spec], rate: float, asked: list[tuple[Spec, asyncio.Task[Outcome]]]
+) -> None:
+    """Requests at a steady rate, which are added to ``asked``, until it is cancelled."""
     for spec in itertools.cycle(specs):
-        if stopping.is_set():
-            return [(spec, await task) for spec, task in asked]
         asked.append((spec, asyncio.create_task(ask(client, spec))))
         await asyncio.sleep(1 / rate)
-    raise AssertionError("there is always one more")
 
 
 def _judge(
