@@ -101,7 +101,7 @@ class Processors:
     """Both."""
 
     def __init__(self, ring: Ring, directory: Path) -> None:
-        self._engine = ring.pid("engine")
+        self._supervisor, self._engine = ring.process.pid, ring.pid("engine")
         self.all = [Processor(name, ring, directory / f"{name}.log") for name in ("one", "other")]
 
     @property
@@ -151,12 +151,18 @@ class Processors:
 
     @contextlib.contextmanager
     def engine_paused(self) -> Iterator[None]:
-        """Nothing is computed meanwhile, so that nothing ends before its processor does."""
-        os.kill(self._engine, signal.SIGSTOP)
+        """Nothing is computed meanwhile, so that nothing ends before its processor does.
+
+        Its supervisor does not see that, or would end it if this took long.
+        """
+        stopped = (self._supervisor, self._engine)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(self._engine, signal.SIGCONT)
+            for pid in reversed(stopped):
+                os.kill(pid, signal.SIGCONT)
 
     async def kill_holder(self, begin: Callable[[], Awaitable[Asked]]) -> tuple[Asked, Processor]:
         """Ask, and end the processor that has it, in the middle; begin its next life."""
