@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 from ringline.engine.v1 import engine_pb2
 from torch._C._profiler import _ExperimentalConfig
@@ -22,7 +23,8 @@ class StepProfile:
         self._seconds: list[float] = []
         self._tokens: list[int] = []
         # Not torch.profiler's: to begin, that imports torch's compiler, which takes seconds.
-        self._profiler = profile(use_kineto=True, experimental_config=_ExperimentalConfig(profile_all_threads=True))
+        every_thread = _ExperimentalConfig(profile_all_threads=True)
+        self._profiler: Any = profile(use_kineto=True, experimental_config=every_thread)
         self.result: Future[engine_pb2.ProfileResponse] = Future()
 
     def start(self) -> None:
