@@ -16,7 +16,7 @@ from services.runtime.attach_client import EngineLink
 from services.runtime.claims import Claims
 from services.runtime.discovery import Discovery
 from services.runtime.drain import wait_until_idle
-from services.runtime.garbage import spare_what_is_loaded
+from services.runtime.garbage import keep_little_free_memory, spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.metrics_endpoint import start_metrics
@@ -36,6 +36,7 @@ def run(settings: DetokenizerSettings) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
     forbid_modules()
+    keep_little_free_memory()
     configure_logs(settings.telemetry, "detokenizer")
     warn_of_unknown_variables()
 

@@ -17,6 +17,10 @@ to in every step, without anything to be found."""
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc's; it keeps freed memory otherwise, where anything above it is still in use."""
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_FREE_AT_TOP = 512 << 10
+_LEAST_MAPPED = 256 << 10
 
 
 def spare_what_is_loaded() -> None:
@@ -24,6 +28,19 @@ def spare_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_THRESHOLD)
+
+
+def keep_little_free_memory() -> None:
+    """From now on let no part of the C allocator keep much that is free. Call it before threads begin.
+
+    glibc has an arena for each of several threads, and keeps what is free at the top of each, up to twice the largest
+    block that was ever freed (at most 64 MiB): after a few large messages that is megabytes in each of them, and
+    ``malloc_trim`` gives back only the main arena's. With fixed limits it keeps 512 KiB, and maps large blocks apart.
+    Not for an engine: its tensors are as large, and come and go with every step.
+    """
+    if _mallopt is not None:
+        _mallopt(_M_TRIM_THRESHOLD, _MOST_FREE_AT_TOP)
+        _mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED)
 
 
 def give_back_free_memory() -> None:
