@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,15 +49,18 @@ _MODEL_DEFAULTS = frozenset(engine_pb2.SamplingDefaults.DESCRIPTOR.fields_by_nam
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request as it was taken."""
+    """A request as it was taken. It is kept for as long as the request is under way, so its messages are serialized:
+    parsed, they would take up to twenty times as much memory.
+    """
 
-    admitted: inference_pb2.Admitted
-    """What the client is told."""
-    submit: engine_pb2.Submit
-    """What an engine is told; without id, epoch, receiver, time and resumed ids."""
+    packed_admitted: bytes
+    packed_submit: bytes
     output_context: bytes
     """What the detokenizer is told."""
-    choices: dict[int, tuple[int, ...]]
+    prompt_tokens: int
+    num_choices: int
+    """Finished ones, which a resume leaves out, among them."""
+    choices: dict[int, array[int]]
     """Unfinished choices and the ids they have."""
     wants_prefill_progress: bool
     prefixes: Prefixes
@@ -67,6 +71,16 @@ class Admission:
     """Those that computed the resumed ids, as far as the client knows them."""
     model: engine_pb2.GetModelResponse
     """What it was checked against and tokenized for."""
+
+    @property
+    def admitted(self) -> inference_pb2.Admitted:
+        """What the client is told; made anew each time."""
+        return inference_pb2.Admitted.FromString(self.packed_admitted)
+
+    @property
+    def submit(self) -> engine_pb2.Submit:
+        """What an engine is told; without id, epoch, receiver, time and resumed ids. Made anew each time."""
+        return engine_pb2.Submit.FromString(self.packed_submit)
 
     @property
     def generation(self) -> Generation:
@@ -87,7 +101,7 @@ def admit(
     prompt = prompt_ids(request, vocabulary)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
-    choices = {resumed.choice: tuple(resumed.token_ids) for resumed in request.resume.choices}
+    choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
     room = limits.max_model_len - len(prompt)
     if any(len(ids) > room for ids in choices.values()):
         raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
@@ -134,10 +148,12 @@ def admit(
         model_digest=model.model_digest,
     )
     return Admission(
-        admitted=admitted,
-        submit=submit,
+        packed_admitted=admitted.SerializeToString(),
+        packed_submit=submit.SerializeToString(),
         output_context=context.SerializeToString(),
-        choices=choices or dict.fromkeys(range(sampling.n), ()),
+        prompt_tokens=len(prompt),
+        num_choices=sampling.n,
+        choices=choices or dict.fromkeys(range(sampling.n), array("I")),
         wants_prefill_progress=output.prefill_progress,
         prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,

@@ -31,6 +31,11 @@ MAX_REFUSALS = 1000
 REFUSALS_WAIT = 0.005
 """Seconds that a refusal waits for others, or for other news: a flood's are written together, at little cost."""
 
+# Upper estimates of what a request that is under way takes in memory, bytes.
+_REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
+_COPIES = 2
+"""Of what an engine is told: here, and on the way to it."""
+
 
 class ClientStream(OutputStream):
     """What a Session (or one Generate) has under way."""
@@ -186,6 +191,15 @@ class LiveRequest:
     """When the first tokens of it came."""
     last_delta_at: dict[int, float] = field(default_factory=dict)
     """By choice."""
+    size: int = field(init=False)
+    """Bytes: about what is held of it, and no less, its output aside."""
+
+    def __post_init__(self) -> None:
+        admission = self.admission
+        self.size = _REQUEST_HELD + len(admission.packed_admitted)
+        self.size += _COPIES * (len(admission.packed_submit) + len(admission.output_context))
+        for ids in admission.choices.values():
+            self.size += _CHOICE_HELD + _RESUMED_ID_HELD * len(ids)
 
     def computed(self) -> Prefixes | None:
         """What its engine has of it: of the prompt, and of the answer where there is one that may be asked on."""
@@ -198,8 +212,3 @@ class LiveRequest:
         """News of it came from where it was sent."""
         self.computing = True
         self.outage.heard()
-
-    @property
-    def size(self) -> int:
-        """Bytes that an engine is told at first; about what is held of it, its output aside."""
-        return self.admission.submit.ByteSize() + len(self.admission.output_context)

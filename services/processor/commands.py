@@ -12,8 +12,7 @@ from services.processor.client import LiveRequest
 
 def submit_of(live: LiveRequest, deliver_to: str) -> engine_pb2.Submit:
     """Begin it, or go on with it from what was delivered, under a new epoch."""
-    submit = engine_pb2.Submit()
-    submit.CopyFrom(live.admission.submit)
+    submit = live.admission.submit
     submit.request_id = live.ring.request_id
     submit.epoch = live.ring.next_epoch()
     submit.deliver_to = deliver_to
@@ -21,7 +20,7 @@ def submit_of(live: LiveRequest, deliver_to: str) -> engine_pb2.Submit:
     if live.call.deadline is not None:
         submit.timeout_ms = max(1, round((live.call.deadline - time.monotonic()) * 1000))
     unfinished = live.ring.unfinished()
-    if any(unfinished.values()) or len(unfinished) < live.admission.admitted.sampling.n:
+    if any(unfinished.values()) or len(unfinished) < live.admission.num_choices:
         submit.resume.extend(
             sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
         )

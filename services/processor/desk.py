@@ -310,7 +310,7 @@ class Desk:
         return admission.generation in self._vocabularies.preferred()
 
     def _start(self, call: ClientRequest, admission: Admission) -> None:
-        ring = RingRequest(call.ring_id, admission.admitted.prompt_tokens, admission.choices)
+        ring = RingRequest(call.ring_id, admission.prompt_tokens, admission.choices)
         try:
             self._ring.start(LiveRequest(call, admission, ring, numerics=admission.numerics))
         except Refused as refused:

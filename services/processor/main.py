@@ -45,6 +45,8 @@ log = structlog.get_logger(__name__)
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _SESSION_AGE = 1.2
 """Of a connection's age, a session's: by then gRPC, which adds up to a tenth, takes new calls on another connection."""
+_BUDGET_PER_LIVE = 4
+"""Of the memory budget, the part that requests under way may take. From half of it on, connections are closed."""
 _TICK = 0.05
 """Seconds between looks at who lives and who waits."""
 
@@ -81,6 +83,7 @@ class _Processor:
             backlog,
             patience=settings.patience,
             max_crash_resubmits=settings.max_crash_resubmits,
+            max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
             meter=Meter(policies),
         )
         self._peers.events = self._ring

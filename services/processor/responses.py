@@ -33,8 +33,8 @@ def write_news(frame: inference_pb2.SessionResponse, news: RequestNews, name: st
     token is made in its place: protobuf copies a message that is put into another.
     """
     add = frame.responses.add
-    if isinstance(news.opening, inference_pb2.Admitted):
-        add(request_id=name, admitted=news.opening)
+    if isinstance(news.opening, bytes):
+        add(request_id=name).admitted.MergeFromString(news.opening)
     for notice in news.notices:
         if isinstance(notice, inference_pb2.Started):
             add(request_id=name, started=notice)

@@ -31,8 +31,8 @@ from services.ring.retry import retry_after_ms
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import read_logprobs, status_from_proto
 
-MAX_LIVE_BYTES = 512 << 20
-"""What requests that are under way would be submitted with is held up to this size together, of one always."""
+MAX_LIVE_BYTES = 256 << 20
+"""What requests that are under way take in memory together; one alone may take more."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
 """What one engine lacks another of the ring may have, while versions or models are being changed."""
 RETRY_AFTER_MS = 500
@@ -97,9 +97,10 @@ class Ring:
         self._vocabularies.enter(live.admission.generation)
         live.call.live = live
         self._live[live.ring.request_id] = live
-        admitted = live.admission.admitted
-        admitted.server_request_id = live.ring.request_id
-        live.call.client.outbox.open(live.ring.request_id, CLIENT_EPOCH, admitted, admitted.ByteSize())
+        # Serialized messages of a kind, one behind the other, are one that has the fields of both.
+        name = inference_pb2.Admitted(server_request_id=live.ring.request_id)
+        admitted = live.admission.packed_admitted + name.SerializeToString()
+        live.call.client.outbox.open(live.ring.request_id, CLIENT_EPOCH, admitted, len(admitted))
         live.call.client.wake.set()
         now = time.monotonic()
         self._metrics.admitted(now - live.call.arrived)

@@ -160,10 +160,9 @@ class InferenceService:
         while True:
             await client.wake.wait()
             client.wake.clear()
-            if (frame := client.take()) is not None:
-                for response in frame.responses:
-                    await self._send(client, context, response)
-                    error = _failure_in(response) or error
+            for response, failure in _packed(client.take()):
+                await self._send(client, context, response)
+                error = failure or error
             client.written()
             if client.num_live == 0:
                 return error
@@ -198,7 +197,8 @@ class InferenceService:
                 draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
                 await self._send(client, context, draining)
             while (frame := client.take()) is not None:
-                await self._send(client, context, frame)
+                packed, frame = frame.SerializeToString(), None
+                await self._send(client, context, packed)
                 client.written()
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
@@ -262,6 +262,11 @@ class InferenceService:
             return await self._desk.look_up(known, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
+
+
+def _packed(frame: inference_pb2.SessionResponse | None) -> list[tuple[bytes, Status | None]]:
+    """The responses in a frame, each with the status that it ends its request with, if it does."""
+    return [] if frame is None else [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
 
 
 def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:

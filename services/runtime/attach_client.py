@@ -76,7 +76,8 @@ class EngineLink:
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._server_name = server_name
-        self._commands: list[engine_pb2.Command] = []
+        self._commands: list[bytes] = []
+        """Frames of one command each, serialized: one behind the other they are a frame of all of them."""
         self._wake = asyncio.Event()
         self._call: Any = None
         self.up = False
@@ -86,7 +87,7 @@ class EngineLink:
     def send(self, commands: Iterable[engine_pb2.Command]) -> None:
         """Send commands in order; they are dropped with the stream if it ends first."""
         if self.up:
-            self._commands.extend(commands)
+            self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
             self._wake.set()
 
     def give_up(self, reason: str) -> None:
@@ -154,7 +155,7 @@ class EngineLink:
                 batch = self._next_batch()
                 try:
                     async with asyncio.timeout(self._stall_timeout):
-                        await self._call.write(engine_pb2.AttachRequest(commands=batch))
+                        await self._call.write(engine_pb2.AttachRequest.FromString(b"".join(batch)))
                 except TimeoutError:
                     self.give_up(f"it took no command for {self._stall_timeout:g} s")
                     return
@@ -165,10 +166,10 @@ class EngineLink:
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
             self.give_up(f"commands cannot be written: {error!r}")  # those: the call ended, and the reader learns why
 
-    def _next_batch(self) -> list[engine_pb2.Command]:
+    def _next_batch(self) -> list[bytes]:
         size = 0
         for index, command in enumerate(self._commands):
-            size += command.ByteSize()
+            size += len(command)
             if size > MAX_FRAME_BYTES and index > 0:
                 batch, self._commands = self._commands[:index], self._commands[index:]
                 return batch

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from operator import methodcaller
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
 
 from services.ring.events import Code, Refused
 
@@ -47,7 +47,8 @@ def rpc_handlers(
 ) -> grpc.GenericRpcHandler:
     """Handlers for every RPC of ``service``: the coroutine methods of ``servicer`` of the same names.
 
-    They take the bytes of the request, or of a stream the ``Incoming``, and the context.
+    They take the bytes of the request, or of a stream the ``Incoming``, and the context. What they answer may be
+    serialized: then nobody holds it as a message, which takes several times as much, until the client takes it.
     """
     handlers = {m.name: _handler(m, getattr(servicer, m.name), delivered) for m in service.methods}
     generic: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(service.full_name, handlers)
@@ -63,10 +64,12 @@ def _handler(
         return await behavior(await _whole(context, delivered), context)
 
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
-    handler: grpc.RpcMethodHandler[Any, Any] = make(
-        call, request_deserializer=None, response_serializer=methodcaller("SerializeToString")
-    )
+    handler: grpc.RpcMethodHandler[Any, Any] = make(call, request_deserializer=None, response_serializer=_serialized)
     return handler
+
+
+def _serialized(answer: Message | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 async def _whole(context: Context, delivered: Delivered) -> bytes:

@@ -126,11 +126,13 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]
     call = ClientRequest("1-1", "", 1, ClientStream(""), 0.0, None)
-    live = LiveRequest(call, admission, RingRequest("1-1", admission.admitted.prompt_tokens, admission.choices))
+    live = LiveRequest(call, admission, RingRequest("1-1", admission.prompt_tokens, admission.choices))
     ring._placement._submit(live, Route(engine, PeerId("detokenizer", 1)), "")
     (command,) = wire.sent
     submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
-    assert submission.choices == admission.choices
+    assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
+        choice: [*ids] for choice, ids in admission.choices.items()
+    }
     assert isinstance(submission.order, Request)
     return submission.order
 

@@ -162,7 +162,8 @@ async def test_a_link_over_which_nothing_can_be_sent_is_dialled_again(addresses:
         task = asyncio.create_task(link.run())
         async with asyncio.timeout(20):
             assert (await diary.news.get())[0] == "up"
-            link.send([None])  # type: ignore[list-item]  # no command
+            link._commands.append(b"\xff")  # no command
+            link._wake.set()
             assert [(await diary.news.get())[0] for _ in range(2)] == ["down", "up"]
         await end(task)
     assert any("cannot be written" in entry.get("reason", "") for entry in logs)

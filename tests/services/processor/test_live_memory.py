@@ -1,0 +1,97 @@
+"""A request that is under way is charged with at least what is held of it, however small it came."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import sampling_pb2
+
+from services.processor.admission import admit
+from services.processor.client import ClientRequest, ClientStream, LiveRequest
+from services.processor.commands import submit_of
+from services.processor.validation import ModelLimits
+from services.ring.identity import PeerId, ring_id
+from services.ring.request import RingRequest
+from services.runtime.garbage import give_back_free_memory
+from services.runtime.memory_guard import resident
+from tests.services.processor.vocabularies import MAX_LOGPROBS, vocabulary
+
+ROOT = Path(__file__).resolve().parents[3]
+CONTEXT, WORDS = 32768, 151_000
+CHARGED = 8 << 20
+"""Bytes that the requests of a measurement are charged with together, or so many of them as follows."""
+MOST = 40
+NOISE = 3 << 20
+
+
+def wide(kind: str) -> inference_pb2.GenerateRequest:
+    """One whose message is small beside what it becomes."""
+    request = inference_pb2.GenerateRequest(token_ids=sampling_pb2.TokenIds(ids=[5] * 8))
+    match kind:
+        case "prompt":
+            request.token_ids.ids.extend([5] * (CONTEXT - 100))
+            request.output.return_prompt_token_ids = True
+        case "allowed":
+            request.sampling.allowed_token_ids.extend([5] * WORDS)
+        case "biases":
+            request.sampling.logit_bias.update(dict.fromkeys(range(256), 1.0))
+        case "bad words":
+            request.stopping.bad_words.extend(f"a{letter}" for letter in "bcdefghijklmnop" * 8)
+        case "choices":
+            request.sampling.n = 128
+        case "resumed":
+            request.sampling.n, request.sampling.seed, request.resume.model_digest = 128, 1, "model"
+            for choice in range(128):
+                request.resume.choices.add(choice=choice, token_ids=[200] * 4000)
+    return request
+
+
+KINDS = ("prompt", "allowed", "biases", "bad words", "choices", "resumed")
+
+
+def measure(kind: str) -> None:
+    """Hold requests, and each once more on its way to an engine."""
+    known = vocabulary()
+    known.model.max_model_len, known.model.vocab_size, known.model.block_size = CONTEXT, 256, 16
+    known = replace(known, limits=ModelLimits("m", WORDS, CONTEXT, MAX_LOGPROBS))
+    request, client = wide(kind), ClientStream("")
+    held, charged = [], 0
+
+    def hold() -> LiveRequest:
+        admission = admit(request, known, "", PeerId("processor", 1))
+        call = ClientRequest(ring_id(1, len(held)), str(len(held)), 1, client, time.monotonic(), None)
+        ring = RingRequest(call.ring_id, admission.prompt_tokens, admission.choices)
+        live = LiveRequest(call, admission, ring)
+        command = engine_pb2.AttachRequest(commands=[engine_pb2.Command(submit=submit_of(live, "detokenizer"))])
+        held.append((live, command.SerializeToString()))
+        client.add(call)
+        return live
+
+    hold()  # what is made once
+    gc.collect()
+    give_back_free_memory()
+    before = resident()
+    while charged < CHARGED and len(held) < MOST:
+        charged += hold().size
+    gc.collect()
+    give_back_free_memory()
+    grown = resident() - before
+    assert grown <= charged + NOISE, f"{kind}: {len(held)} requests took {grown} bytes, and were charged {charged}"
+
+
+def test_what_is_held_of_a_request_is_charged() -> None:
+    """In a process of its own, which had nothing to reuse."""
+    code = f"from {__name__} import KINDS, measure; [measure(kind) for kind in KINDS]"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
