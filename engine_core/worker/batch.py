@@ -38,6 +38,11 @@ class BatchLimits:
         """Blocks of the longest sequence."""
         return -(-self.max_model_len // self.block_size)
 
+    @property
+    def max_rows(self) -> int:
+        """Of a step; as many sequences as there may be can have fewer than ``max_num_batched_tokens``."""
+        return min(self.max_num_batched_tokens, self.max_num_seqs * max(1, self.max_model_len - 1))
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:

@@ -18,12 +18,13 @@ from engine_core.worker.batch import BatchLimits, PersistentBatch
 from engine_core.worker.device import Device, NewBatch
 from engine_core.worker.draws import Draws
 from engine_core.worker.dummy_steps import largest_step, row_counts, small_step
-from engine_core.worker.forward import HostForward, TimedForward
+from engine_core.worker.forward import HostForward
 from engine_core.worker.host import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.worker.memory import MemoryProfile, request_memory, size
 from engine_core.worker.model_runner import ModelRunner
 from engine_core.worker.numerics import cpu_numerics
 from engine_core.worker.sampler import Sampler, SamplingRows
+from engine_core.worker.step_time import step_seconds
 
 # For layers that compile per size alone, which native ones do not.
 _PROBED_SIZES = 4
@@ -86,12 +87,9 @@ class CpuDevice(Device):
         kv_caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
         plan = largest_step(limits, model.vocab_size, Sampler.rows_at_once(model.vocab_size))
         resident = resident_memory()
-        forward = runner.forward = TimedForward(runner.forward)
-        start = time.perf_counter()
+        num_layers = model.kv_cache_spec(limits.block_size).num_layers
         with measure_peak() as peak:
-            runner.launch(plan, kv_caches).result()
-        more_layers = model.kv_cache_spec(limits.block_size).num_layers - 1
-        self.largest_step_seconds = time.perf_counter() - start + more_layers * forward.seconds
+            self.largest_step_seconds = step_seconds(runner, plan, kv_caches, num_layers)
         kernels = 0
         if self.layers.compiles_per_size:
             kernels = _kernel_memory(runner, kv_caches, limits, model.vocab_size, plan.seq_ids)

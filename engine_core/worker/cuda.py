@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import time
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +24,7 @@ from engine_core.worker.dummy_steps import largest_step
 from engine_core.worker.host import usable_memory
 from engine_core.worker.memory import request_memory, size
 from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.step_time import step_seconds
 
 _LEAST_CAPABILITY = (8, 0)
 """Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
@@ -132,13 +132,13 @@ class CudaDevice(Device):
             graphs=self._graphs_expected,
         )
 
-    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> None:
-        """All layers are alike and leave nothing behind but their output, so one tells the peak of them all."""
+    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
+        """How long it takes with all layers. One is run: all are alike, and leave nothing behind but their output."""
         runner = self.runner(model.first_layers(1), new_batch())
         vocab_size = model.vocab_size
         plan = largest_step(self._limits, vocab_size, DeviceSampler.rows_at_once(vocab_size))
-        runner.launch(plan, kv_caches[:1]).result()
-        torch.cuda.synchronize()
+        num_layers = model.kv_cache_spec(self._limits.block_size).num_layers
+        return step_seconds(runner, plan, kv_caches[:1], num_layers, torch.cuda.synchronize)
 
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())
@@ -165,7 +165,8 @@ class CudaDevice(Device):
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
         """Capture graphs, then compile what else there is to compile and take the memory of the largest step.
 
-        In this order, because before a capture torch returns what memory is free.
+        In this order, because before a capture torch returns what memory is free. The largest step is run twice, as the
+        time of the first counts the compiler's.
         """
         made = ""
         if not self._eager:
@@ -177,9 +178,8 @@ class CudaDevice(Device):
             made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
             if self._graphs_expected is not None:
                 made += f", {size(self._graphs_expected)} were expected"
-        start = time.perf_counter()
         self._run_largest_step(runner.model, new_batch, kv_caches)
-        self.largest_step_seconds = time.perf_counter() - start
+        self.largest_step_seconds = self._run_largest_step(runner.model, new_batch, kv_caches)
         return made
 
     def make_current(self) -> None:

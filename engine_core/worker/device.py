@@ -37,7 +37,7 @@ class Device(ABC):
     """Whether it computes by itself: what it is told to compute returns before that is done."""
 
     largest_step_seconds: float = 0.0
-    """How long the largest step takes, once it was run (``profile``, ``prepare``)."""
+    """How long the largest step takes, once it was run (``profile``, ``prepare``), but for attention."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -49,7 +49,7 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
 
 def row_counts(limits: BatchLimits) -> list[int]:
     """The numbers of rows for which ``Linear`` has kernels of their own, ascending, up to the largest step's."""
-    largest = min(limits.max_num_batched_tokens, limits.max_num_seqs * max(1, limits.max_model_len - 1))
+    largest = limits.max_rows
     return sorted({min(padded_rows(rows), largest) for rows in range(1, largest + 1)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,8 +62,10 @@ class HostForward:
 class TimedForward:
     """Another one, and how long it took."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, synchronize: Callable[[], None]) -> None:
+        """``synchronize`` waits for what was launched on the device."""
         self._forward = forward
+        self._synchronize = synchronize
         self.seconds = 0.0
         """Of the last call."""
 
@@ -70,7 +73,9 @@ class TimedForward:
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
     ) -> torch.Tensor:
         """As ``Forward`` says."""
+        self._synchronize()
         start = time.perf_counter()
         hidden = self._forward(inputs, kv_caches, awaited, rows)
+        self._synchronize()
         self.seconds = time.perf_counter() - start
         return hidden

@@ -22,6 +22,7 @@ from engine_core.worker.memory import Profile, require_room_for_weights, size
 from engine_core.worker.model_runner import LaunchedStep, ModelRunner
 from engine_core.worker.numerics import numerics_digest
 from engine_core.worker.self_test import is_bitwise_stable
+from engine_core.worker.step_time import attention_seconds
 
 
 class Worker:
@@ -109,8 +110,13 @@ class Worker:
         self._runner.batch.update(release)
         made = self.device.prepare(self._runner, self._new_batch, self._kv_caches)
         estimate = seconds_per_token * self.limits.max_num_batched_tokens
-        self.largest_step_seconds = self.device.largest_step_seconds or estimate
+        self.largest_step_seconds = (self.device.largest_step_seconds or estimate) + self._attention_seconds()
         return made
+
+    def _attention_seconds(self) -> float:
+        device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
+        num_heads = self.checkpoint.shape.num_heads
+        return attention_seconds(device.attention, spec, num_heads, self.limits, device.torch_device)
 
     def is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on the first layer and the head."""

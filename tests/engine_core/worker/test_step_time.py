@@ -1,0 +1,115 @@
+"""What the largest step is said to take, on a clock that only what is computed moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine_core.attention.base import AttentionMetadata
+from engine_core.config import CacheSize
+from engine_core.llm import configure
+from engine_core.loading.checkpoint import open_checkpoint
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.cuda import CudaDevice
+from engine_core.worker.dummy_steps import GREEDY
+from engine_core.worker.worker import Worker
+
+TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
+ROWS, LENGTH, BLOCK = 32, 2048, 16
+LARGEST_STEP_FACTOR = 5
+"""An engine in a step is left alone for that many times its estimate."""
+
+
+class Clock:
+    """A microsecond for each pair of a row and a token that it sees; nothing else takes any time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def attended(self, metadata: AttentionMetadata) -> None:
+        rows, lengths = metadata.query_starts.diff().tolist(), metadata.seq_lens.tolist()
+        self.now += sum(count * length for count, length in zip(rows, lengths, strict=True)) * 1e-6
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def worker(clock: Clock) -> Iterator[Worker]:
+    """With attention in Python, which the clock can see."""
+    options = {"max_num_batched_tokens": ROWS, "max_num_seqs": 4, "block_size": BLOCK, "attention_backend": "torch"}
+    config = configure(model=str(TINY), max_model_len=LENGTH, num_threads=1, **options)
+    worker = Worker(config, open_checkpoint(config.model, config.load))
+    worker.init_device()
+    attention: Any = worker.device.attention
+    forward = attention.forward
+
+    def timed(*args: Any) -> torch.Tensor:
+        clock.attended(args[4])
+        output: torch.Tensor = forward(*args)
+        return output
+
+    attention.forward = timed
+    worker.load_model(lambda done, total: None)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+def test_a_chunk_behind_a_long_cached_prefix_is_within_the_estimate(
+    profiled: bool, worker: Worker, clock: Clock
+) -> None:
+    if profiled:
+        worker.profile()
+    worker.allocate(CacheSize(LENGTH // BLOCK, BLOCK, worker.bytes_per_block))
+    worker.warm_up()
+    prompt = [0] * (LENGTH - 1)
+    new = NewSequence(9, 0, prompt, len(prompt), len(prompt) - ROWS, list(range(LENGTH // BLOCK)), GREEDY)
+    start = clock.now
+    worker.launch(StepPlan(0, [], [new], [9], [ROWS], [True], {})).result()
+    took = clock.now - start
+    assert took > 0
+    assert took <= worker.largest_step_seconds <= LARGEST_STEP_FACTOR * took
+
+
+class Gpu(CudaDevice):
+    """One whose layers take two seconds each, and embedding, head and sampler together three."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._limits, self._eager, self._clock = SimpleNamespace(block_size=BLOCK), True, clock  # type: ignore[assignment]
+
+    def runner(self, model: Any, batch: Any) -> Any:
+        runner: Any = SimpleNamespace(forward=lambda *args: self._pass(2.0))
+
+        def launch(plan: StepPlan, kv_caches: list[torch.Tensor]) -> Any:
+            runner.forward(None, kv_caches, None, None)
+            self._pass(3.0)
+            return SimpleNamespace(result=lambda: None)
+
+        runner.launch = launch
+        return runner
+
+    def _pass(self, seconds: float) -> None:
+        self._clock.now += seconds
+
+
+def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("engine_core.worker.cuda.largest_step", lambda *args: None)
+    monkeypatch.setattr("engine_core.worker.cuda.DeviceSampler", SimpleNamespace(rows_at_once=lambda vocab: 1))
+    model: Any = SimpleNamespace(
+        vocab_size=1, first_layers=lambda count: None, kv_cache_spec=lambda block_size: SimpleNamespace(num_layers=28)
+    )
+    gpu = Gpu(clock)
+    gpu.prepare(SimpleNamespace(model=model), lambda: None, [])  # type: ignore[arg-type, return-value]
+    assert gpu.largest_step_seconds == 28 * 2.0 + 3.0
