@@ -34,7 +34,7 @@ from services.runtime.incarnation import new_incarnation
 from services.runtime.metrics_endpoint import start_metrics
 from services.runtime.process import die_with_parent, forbid_modules, run_service
 from services.runtime.processor_metrics import ProcessorMetrics, ProcessorReading
-from services.runtime.security import dialling_credentials, listening_credentials
+from services.runtime.security import certificate_gate, dialling_credentials, listening_credentials
 from services.runtime.server import Server
 from services.runtime.settings import ProcessorSettings
 from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
@@ -126,7 +126,7 @@ class _Processor:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
-            interceptors=client_gate(settings.auth),
+            interceptors=[*certificate_gate(settings, internal=False), *client_gate(settings.auth)],
             max_connection_age=settings.max_connection_age,
         )
         self._tracing = start_tracing(settings)

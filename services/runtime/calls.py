@@ -93,6 +93,11 @@ def end_soon() -> None:
         call.end_within(_LAST_WORDS)
 
 
+def current_call() -> Call | None:
+    """The call of this handler."""
+    return _current.get()
+
+
 class Calls:
     """All calls of one server, of which there may be so many.
 

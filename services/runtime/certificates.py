@@ -31,12 +31,18 @@ def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
     """Check the files given by flag; raises ``Unusable``."""
     chain, key, authorities = (contents.get(flag) for flag in (CERT_FLAG, KEY_FLAG, CA_FLAG))
     if chain is not None and key is not None:
-        own = _certificates(CERT_FLAG, chain)[0]
+        own = read_certificates(CERT_FLAG, chain)[0]
         _check_valid_now(CERT_FLAG, own)
         _check_key(own, key)
     if authorities is not None:
-        _certificates(CA_FLAG, authorities)
+        read_certificates(CA_FLAG, authorities)
     return TlsFiles(chain, key, authorities)
+
+
+def lacks_any(now: bytes, before: bytes) -> bool:
+    """Whether of the certificates of one file any is not in another that took its place."""
+    kept = x509.load_pem_x509_certificates(now)
+    return any(one not in kept for one in x509.load_pem_x509_certificates(before))
 
 
 def host_of(chain: bytes) -> str:
@@ -50,7 +56,8 @@ def host_of(chain: bytes) -> str:
     return hosts[0].replace("*", "any", 1) if hosts else "localhost"
 
 
-def _certificates(flag: str, pem: bytes) -> list[x509.Certificate]:
+def read_certificates(flag: str, pem: bytes) -> list[x509.Certificate]:
+    """Those of a file given by a flag; raises ``Unusable``."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

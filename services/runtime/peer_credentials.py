@@ -24,6 +24,11 @@ class PeerCredentials:
         self._tls = tls
         self._token = token
 
+    @property
+    def authorities(self) -> bytes | None:
+        """Whose certificates are believed now, in PEM form; None where no files say so."""
+        return None if self._tls is None else self._tls().authorities
+
     def open(self, address: str, server_name: str | None, options: Options) -> grpc.aio.Channel:
         """A channel to ``address``; ``server_name`` is whose certificate it must show, else the address's own host."""
         if self._tls is None or address.startswith("unix:"):

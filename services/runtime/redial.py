@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import structlog
@@ -33,6 +34,8 @@ _REFUSALS = frozenset(
 )
 """What a peer that is there answers a process that it will never have a link with."""
 _NO_CONNECTION = "failed to connect to all addresses"
+TRUST_INTERVAL = 1.0
+"""Seconds between looks at whether the authorities that are believed have changed."""
 SILENCE = 10.0
 """Seconds without a link before it is worth a line: peers start in any order, and an engine takes a few."""
 
@@ -72,9 +75,11 @@ async def keep_linked(
     while True:
         links, refused = backoff.successes, False
         try:
-            async with open_channel(
-                address, max_message_bytes, credentials=credentials, server_name=server_name
-            ) as channel:
+            believed = credentials.authorities
+            async with (
+                open_channel(address, max_message_bytes, credentials=credentials, server_name=server_name) as channel,
+                _closed_when_distrusted(channel, address, credentials, believed),
+            ):
                 await carry(channel, backoff)
             reason = "the peer ended the link"
         except asyncio.CancelledError:
@@ -93,6 +98,39 @@ async def keep_linked(
             told = reason
             log.info("not linked", address=address, reason=reason)
         await asyncio.sleep(backoff.next())
+
+
+@asynccontextmanager
+async def _closed_when_distrusted(
+    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, believed: bytes | None
+) -> AsyncIterator[None]:
+    """Close a channel when an authority is not believed any more that was when it was opened.
+
+    gRPC does not tell the dialling end whose certificate it was shown; the next connection asks for it anew.
+    """
+    if believed is None or address.startswith("unix:"):
+        yield
+        return
+    watching = asyncio.create_task(_watch_trust(channel, address, credentials, believed))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch_trust(channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, believed: bytes) -> None:
+    from services.runtime.certificates import lacks_any  # cryptography takes a tenth of a second to load
+
+    seen = believed
+    while True:
+        await asyncio.sleep(TRUST_INTERVAL)
+        now = credentials.authorities
+        if now is not None and now != seen:
+            seen = now
+            if lacks_any(now, believed):
+                log.warning("link is made anew: an authority is not believed any more", address=address)
+                await channel.close()
+                return
 
 
 def _cancelled_from_outside() -> bool:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from services.runtime.errors import FatalError
 from services.runtime.gate import Gate
 from services.runtime.peer_credentials import PLAIN, PeerCredentials, peer_credentials
 from services.runtime.roles import Identities, Role
@@ -37,6 +38,22 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
     return server_credentials(files, require_client_certificate=required)
 
 
+def certificate_gate(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
+    """Where callers must show certificates: ends the calls of those whose certificates hold no longer.
+
+    Raises ``FatalError`` for files that cannot be used.
+    """
+    tls = settings.tls
+    if tls.tls_ca_file is None or not requires_client_certificate(tls, internal=internal):
+        return []
+    from services.runtime.trust import CRL_FLAG, Trust, watched_authorities
+
+    authorities = watched_authorities(tls.tls_ca_file, tls.tls_crl_file)
+    if tls.tls_crl_file is not None and not authorities.value.revocations:
+        raise FatalError(f"{CRL_FLAG}: none of its lists is signed by an authority of --tls-ca-file")
+    return [Gate(Trust(authorities).admit)]
+
+
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
     """What a service dials its peers with. Raises ``FatalError`` for files that cannot be used."""
     tls, token_file = settings.tls, settings.peers.service_token_file
@@ -58,7 +75,7 @@ def service_gate(
     service: ServiceDescriptor,
     roles: Mapping[str, Collection[Role]],
 ) -> list[grpc.aio.ServerInterceptor]:
-    """The gate of a service that services alone may call; none where nothing is asked of callers.
+    """The gates of a service that services alone may call; none where nothing is asked of callers.
 
     ``roles``: who may call each of the methods of ``service``.
     """
@@ -69,4 +86,4 @@ def service_gate(
         return []
     identities = Identities(settings.callee.service_identities) if required else None
     methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
-    return [Gate(ServiceIdentity(identities, tokens, methods).admit)]
+    return [*certificate_gate(settings, internal=True), Gate(ServiceIdentity(identities, tokens, methods).admit)]

@@ -28,6 +28,11 @@ class TlsSettings:
         "PEM file of the authorities whose certificates are believed. With it peers are dialled by TLS (but for unix "
         "sockets).",
     )
+    tls_crl_file: str | None = option(
+        None,
+        "PEM file of the authorities' revocation lists. Callers must not show a certificate that is in one; their "
+        "calls end when it comes into one. Read again when it changes.",
+    )
     tls_client_auth: str | None = option(
         None,
         "Whether callers must show a certificate of --tls-ca-file (mutual TLS). Default: require at an engine or "
@@ -132,6 +137,12 @@ def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
     if tls.tls_client_auth is not None:
         return tls.tls_client_auth == "require"
     return internal and tls.tls_cert_file is not None and tls.tls_ca_file is not None
+
+
+def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
+    """Raise ``SettingError`` for revocation lists where nobody is asked for a certificate."""
+    if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
+        raise SettingError("tls_crl_file", tls.tls_crl_file, "--tls-client-auth require with it")
 
 
 def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:

@@ -26,6 +26,7 @@ from services.runtime.security_settings import (
     check_dialling,
     check_internal,
     check_listening,
+    check_revocations,
 )
 
 PROCESSOR_PORT = 50051
@@ -307,6 +308,7 @@ class ProcessorSettings(ServiceSettings):
         check_addresses("detokenizers", self.detokenizers)
         secrets = [(name, getattr(self.auth, name)) for name in ("auth_token_file", "auth_jwks_file")]
         check_listening(self.tls, self.server.host, self.server.uds, secrets)
+        check_revocations(self.tls, internal=False)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
 
@@ -362,3 +364,4 @@ def _check_callee(settings: ServiceSettings) -> None:
     token_file = settings.peers.service_token_file
     check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
     check_internal(settings.tls, token_file)
+    check_revocations(settings.tls, internal=True)

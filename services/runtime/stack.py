@@ -6,13 +6,14 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from services.runtime.addresses import join_address
 from services.runtime.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.runtime.peer_credentials import PLAIN, PeerCredentials, own_credentials
 from services.runtime.run_dir import ProcessState, RunDirectory, StackState
+from services.runtime.security_settings import TlsSettings
 from services.runtime.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
 from services.runtime.supervisor import ChildSpec, Supervisor
 
@@ -23,7 +24,7 @@ SERVICES = ("engine", "detokenizer", "processor")
 # are those of three services that were started one by one.
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
 
-_FRONT_ALONE = dict.fromkeys(("host", "port", "tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_auth"), None)
+_FRONT_ALONE = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
 """Options of the front door, not of the services behind it: they are linked by sockets that are this user's own."""
 
 

@@ -26,7 +26,9 @@ import jwt
 import pytest
 import ringline
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from jwt.algorithms import ECAlgorithm
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -46,10 +48,13 @@ class Certificates:
 
     folder: Path
     authority: Authority = field(default_factory=lambda: Authority.make("test", valid=HOUR))
+    serials: dict[str, list[int]] = field(default_factory=dict)
+    """Of all certificates that were issued, by the names of their files."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         (self.folder / "ca.pem").write_bytes(self.authority.certificate)
+        self.revoke()
 
     def issue(
         self, role: str, *, age: timedelta = timedelta(0), name: str | None = None, peer: str | None = None
@@ -60,6 +65,17 @@ class Certificates:
         issued = self.authority.issue(role, hosts=HOSTS, uri=uri, begin=begin, end=begin + HOUR)
         replace_file(self.folder / f"{name or role}-key.pem", issued.key, 0o600)
         replace_file(self.folder / f"{name or role}.pem", issued.certificate, 0o644)
+        self.serials.setdefault(name or role, []).append(self.issued_serial(name or role))
+
+    def revoke(self, *serials: int) -> None:
+        """Have the authority's list name these certificates and no others."""
+        authority, now = x509.load_pem_x509_certificate(self.authority.certificate), datetime.now(UTC)
+        made = x509.CertificateRevocationListBuilder(authority.subject, now - HOUR, now + HOUR)
+        for serial in serials:
+            made = made.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now - HOUR).build())
+        key = load_pem_private_key(self.authority.key, password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        replace_file(self.folder / "crl.pem", made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), 0o644)
 
     def path(self, name: str) -> str:
         return str(self.folder / f"{name}.pem")
@@ -228,9 +244,10 @@ def start_secured(folder: Path) -> SecuredRing:
     def start(name: str, role: str, *flags: str) -> Service:
         return start_service(folder, name, role, *certificates.flags(name), *shared, *flags)
 
-    engine = start("engine", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB")
+    revocations = f"--tls-crl-file={certificates.path('crl')}"
+    engine = start("engine", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB", revocations)
     engines = f"--engines={engine.address}"
-    detokenizer = start("detokenizer", "detokenizer", engines)
+    detokenizer = start("detokenizer", "detokenizer", engines, revocations)
     peers = (engines, f"--detokenizers={detokenizer.address}")
     processor = start("processor", "processor", *peers)
     guarded = start(

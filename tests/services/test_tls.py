@@ -24,7 +24,7 @@ from ringline.types.v1 import link_pb2
 from services.ring.events import Code, Reason, Status
 from services.runtime.wire import status_from_proto
 from tests.services.door import Door
-from tests.services.lasting import check_streams_outlast
+from tests.services.lasting import TOKENS, check_streams_outlast, link_losses
 from tests.services.secured import (
     SECONDS,
     Certificates,
@@ -273,3 +273,30 @@ async def test_files_that_do_not_fit_are_not_taken(secured: SecuredRing) -> None
     assert [line["reason"] for line in told] == ["--tls-cert-file: it holds no certificate in PEM form"]
     ours.issue("engine")
     assert ours.serial(secured.engine.address, "operator") != before
+
+
+async def test_revoked_certificates_end_links_and_streams_go_on_over_those_that_take_their_place(
+    secured: SecuredRing,
+) -> None:
+    ours = secured.certificates
+    asked = {"max_tokens": TOKENS // 4, "temperature": 0.0, "ignore_eos": True}
+    async with ringline.AsyncClient(secured.processor.address, ca=ours.path("ca")) as client:
+        expected = await client.generate("Once upon a time", **asked)
+        old, links = tuple(ours.serials["processor"]), link_losses(secured)
+        stream = client.stream("Once upon a time", **asked)
+        await anext(aiter(stream))
+        ours.issue("processor")
+        ours.revoke(*old)
+        try:
+            async with asyncio.timeout(SECONDS):
+                while link_losses(secured)["processor"] < links["processor"] + 2:  # noqa: ASYNC110 - in its log
+                    await asyncio.sleep(0.05)
+            answer = await stream.result()
+            again = await client.generate("Once upon a time", **asked)
+        finally:
+            ours.revoke()
+    assert answer.token_ids == again.token_ids == expected.token_ids
+    reasons = [str(line["reason"]) for line in secured.processor.records() if line["event"] == "link ended"]
+    assert any(f"{serial:x}, was revoked" in reason for reason in reasons for serial in old)
+    untouched = {name: lost for name, lost in link_losses(secured).items() if name != "processor"}
+    assert untouched == {name: links[name] for name in untouched}

@@ -39,6 +39,8 @@ ELSEWHERE = {"engines": ("engine-1:50061",)}
         (DetokenizerSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
         (ProcessorSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
         (ProcessorSettings, {"tls_client_auth": "require"}, "tls_client_auth"),
+        (ProcessorSettings, {**MUTUAL, "tls_crl_file": "r"}, "tls_crl_file"),
+        (EngineServiceSettings, {**MUTUAL, "tls_client_auth": "none", "tls_crl_file": "r"}, "tls_crl_file"),
         (ProcessorSettings, {**CERT, "tls_client_auth": "require"}, "tls_client_auth"),
     ],
 )

@@ -1,0 +1,186 @@
+"""Calls and links end when what vouched for them does so no longer: over real TLS, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.commands.certs import replace_file
+from services.runtime.authority import Authority
+from services.runtime.errors import FatalError
+from services.runtime.gate import Gate
+from services.runtime.options import build
+from services.runtime.peer_credentials import peer_credentials
+from services.runtime.redial import keep_linked
+from services.runtime.security import certificate_gate
+from services.runtime.server import Server
+from services.runtime.settings import EngineServiceSettings, ServerSettings
+from services.runtime.tls import server_credentials, tls_files
+from services.runtime.trust import Authorities, Trust, verdict_on, watched_authorities
+from tests.services.secured import HOUR, Certificates
+
+SERVICE = "ringline.inference.v1.InferenceService"
+SECONDS = 60.0
+
+
+class Sessions(inference_pb2_grpc.InferenceServiceServicer):
+    """Has what it is sent come back."""
+
+    async def Session(self, requests: Any, context: Any) -> None:
+        async for _ in requests:
+            await context.write(inference_pb2.SessionResponse())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.runtime.trust.LOOK_INTERVAL", 0.02)
+    monkeypatch.setattr("services.runtime.redial.TRUST_INTERVAL", 0.02)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Certificates:
+    certificates = Certificates(tmp_path)
+    for role in ("engine", "processor", "operator"):
+        certificates.issue(role)
+    return certificates
+
+
+@asynccontextmanager
+async def serving(ours: Certificates, now: Any = None) -> AsyncIterator[str]:
+    """The address of a server that asks for certificates."""
+    files = tls_files(cert_file=ours.path("engine"), key_file=ours.path("engine-key"), ca_file=ours.path("ca"))
+    clock = () if now is None else (now,)
+    trust = Trust(watched_authorities(ours.path("ca"), ours.path("crl")), *clock)
+    credentials = server_credentials(files, require_client_certificate=True)
+    server = Server(ServerSettings(port=0), [SERVICE], credentials=credentials, interceptors=[Gate(trust.admit)])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Sessions(), server.grpc)
+    try:
+        yield await server.start()
+    finally:
+        await server.stop()
+
+
+async def begin(stub: Any) -> Any:
+    """A session that is heard."""
+    call = stub.Session(timeout=SECONDS)
+    await call.write(inference_pb2.SessionRequest())
+    assert await call.read() is not grpc.aio.EOF
+    return call
+
+
+async def ends(call: Any) -> tuple[grpc.StatusCode, str]:
+    return await call.code(), await call.details()
+
+
+def channel(address: str, ours: Certificates, name: str) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(address.replace("127.0.0.1", "localhost"), ours.credentials(name))
+
+
+async def test_a_revoked_certificate_ends_its_calls_and_begins_none_while_others_go_on(ours: Certificates) -> None:
+    async with (
+        serving(ours) as address,
+        channel(address, ours, "processor") as one,
+        channel(address, ours, "operator") as two,
+    ):
+        stubs = [inference_pb2_grpc.InferenceServiceStub(each) for each in (one, two)]
+        revoked, other = [await begin(stub) for stub in stubs]
+        serial = ours.issued_serial("processor")
+        ours.revoke(serial)
+        expected = (
+            grpc.StatusCode.UNAUTHENTICATED,
+            f"the caller's certificate, with the serial number {serial:x}, was revoked",
+        )
+        assert await ends(revoked) == expected
+        assert await ends(stubs[0].Session(timeout=SECONDS)) == expected, "on the connection that stands"
+        await other.write(inference_pb2.SessionRequest())
+        assert await other.read() is not grpc.aio.EOF
+        other.cancel()
+
+
+async def test_calls_end_when_their_certificate_expires(ours: Certificates) -> None:
+    ahead = timedelta(0)
+    async with serving(ours, lambda: datetime.now(UTC) + ahead) as address, channel(address, ours, "processor") as one:
+        call = await begin(inference_pb2_grpc.InferenceServiceStub(one))
+        ahead = 2 * HOUR
+        code, details = await ends(call)
+        assert (code, ", expired on " in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
+
+
+async def test_calls_end_when_their_authority_is_not_believed_any_more(ours: Certificates, tmp_path: Path) -> None:
+    others = Certificates(tmp_path / "others")
+    both = ours.authority.certificate + others.authority.certificate
+    replace_file(tmp_path / "ca.pem", both, 0o644)
+    async with serving(ours) as address, channel(address, ours, "processor") as one:
+        call = await begin(inference_pb2_grpc.InferenceServiceStub(one))
+        replace_file(tmp_path / "ca.pem", others.authority.certificate, 0o644)
+        code, details = await ends(call)
+    assert (code, details.endswith("is of no authority that is believed")) == (grpc.StatusCode.UNAUTHENTICATED, True)
+
+
+async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_one_comes(
+    ours: Certificates, tmp_path: Path
+) -> None:
+    first, second = ours.authority.certificate, Authority.make("second", valid=HOUR).certificate
+    third = Authority.make("third", valid=HOUR).certificate
+    believed = tmp_path / "believed.pem"
+    believed.write_bytes(first + second)
+    credentials = peer_credentials(
+        tls=True, ca_file=str(believed), cert_file=ours.path("processor"), key_file=ours.path("processor-key")
+    )
+    links: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def carry(channel: grpc.aio.Channel, backoff: Any) -> None:
+        call = await begin(inference_pb2_grpc.InferenceServiceStub(channel))
+        backoff.reset()
+        links.put_nowait(call)
+        await call.read()
+
+    async with serving(ours) as address:
+        task = asyncio.create_task(
+            keep_linked(address, carry, max_message_bytes=1 << 20, credentials=credentials, server_name="localhost")
+        )
+        link = await links.get()
+        replace_file(believed, first + second + third, 0o644)
+        await asyncio.sleep(0.1)  # time to be seen; it is no error if it is not
+        assert not link.done()
+        replace_file(believed, first, 0o644)
+        again = await asyncio.wait_for(links.get(), SECONDS)
+        assert (link.done(), again.done()) == (True, False)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_certificate_may_be_of_an_authority_below_one_that_is_believed(ours: Certificates) -> None:
+    leaf = x509.load_pem_x509_certificate(Path(ours.path("processor")).read_bytes())
+    root = x509.load_pem_x509_certificate(ours.authority.certificate)
+    other = x509.load_pem_x509_certificate(Authority.make("other", valid=HOUR).certificate)
+    assert verdict_on([leaf], Authorities((other, root))).problem is None
+    assert verdict_on([leaf, root], Authorities((other,))).problem == "is of no authority that is believed"
+    assert verdict_on([leaf], Authorities((leaf,))).problem is None
+    assert verdict_on([leaf], Authorities((root,))).expires == min(leaf.not_valid_after_utc, root.not_valid_after_utc)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"text", "it holds no revocation list"), (None, "none of its lists is signed by an authority of --tls-ca-file")],
+)
+def test_a_list_that_would_be_in_vain_ends_a_process(
+    ours: Certificates, tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    strange = Certificates(tmp_path / "others").folder / "crl.pem"
+    if content is not None:
+        strange.write_bytes(content)
+    names = {"tls_cert_file": "engine", "tls_key_file": "engine-key", "tls_ca_file": "ca"}
+    files = {option: ours.path(name) for option, name in names.items()}
+    settings = build(EngineServiceSettings(), {**files, "tls_crl_file": str(strange)})
+    with pytest.raises(FatalError, match=words):
+        certificate_gate(settings, internal=True)
