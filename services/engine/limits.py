@@ -22,11 +22,16 @@ MAX_TENANT_BYTES = 512
 
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
+_BYTES_PER_ID = 3
+"""What an id of the largest vocabularies takes in a list of them."""
 
 
 def frame_limits(model: ModelSpec) -> MessageLimits:
-    """Of one frame of a peer: as much as links send at a time, or one Submit that is larger."""
-    return MessageLimits(_LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size, MAX_FRAME_FIELDS)
+    """Of one frame of a peer: as much as links send at a time, and one Submit that resumes every choice."""
+    resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
+    return MessageLimits(
+        _LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed, MAX_FRAME_FIELDS
+    )
 
 
 def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import structlog
@@ -30,7 +30,7 @@ from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.incarnation import new_incarnation
 from services.runtime.memory_guard import resident
 from services.runtime.metrics_endpoint import start_metrics
-from services.runtime.process import die_with_parent, run_service
+from services.runtime.process import Workers, die_with_parent, run_service
 from services.runtime.security import listening_credentials, service_gate
 from services.runtime.server import Server
 from services.runtime.settings import EngineServiceSettings
@@ -156,7 +156,7 @@ class _Engine:
 
         cuBLAS's handle and its workspace on a GPU would else be made a second time, behind the measured memory.
         """
-        thread = ThreadPoolExecutor(1, "start")
+        thread = Workers(1, "start")
         try:
             start = asyncio.get_running_loop().run_in_executor(
                 thread, start_engine, self._config, StartupProgress(StageLog())

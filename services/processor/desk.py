@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -38,6 +37,7 @@ from services.ring.retry import retry_after_ms
 from services.ring.shares import Shares
 from services.runtime.garbage import give_back_free_memory
 from services.runtime.parsing import MalformedMessage
+from services.runtime.process import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class Desk:
         self._patience = patience
         self._me = me
         self._seats = seats
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._pool = Workers(THREADS, "tokenize")
         self._free = THREADS
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._look_ups = itertools.count(1)

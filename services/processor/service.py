@@ -92,7 +92,7 @@ class InferenceService:
         name = ""
         try:
             try:
-                request = parse(inference_pb2.GenerateRequest, data, self._vocabularies.message_limits)
+                request = parse(inference_pb2.GenerateRequest, data, self._vocabularies.request_limits)
             except Refused as refused:
                 self._metrics.request_refused(refused.status.code.name, client.tenant)
                 raise
@@ -143,7 +143,7 @@ class InferenceService:
         while (data := await incoming.read()) is not None:
             ordinal += 1
             try:
-                frame = parse(inference_pb2.SessionRequest, data, self._vocabularies.message_limits)
+                frame = parse(inference_pb2.SessionRequest, data, self._vocabularies.request_limits)
             except Refused as refused:
                 self._intake.refuse_frame(client, ordinal, refused.status)
             else:
@@ -160,10 +160,11 @@ class InferenceService:
         while True:
             await client.wake.wait()
             client.wake.clear()
-            for response, failure in _packed(client.take()):
-                await self._send(client, context, response)
-                error = failure or error
-            client.written()
+            while responses := _packed(client.take()):
+                for response, failure in responses:
+                    await self._send(client, context, response)
+                    error = failure or error
+                client.written()
             if client.num_live == 0:
                 return error
 
@@ -182,7 +183,7 @@ class InferenceService:
     ) -> None:
         limits = inference_pb2.SessionLimits(
             max_live_requests=self._bounds.max_live_requests,
-            max_message_bytes=min(self._bounds.max_message_bytes, self._vocabularies.message_limits.max_bytes),
+            max_message_bytes=self._bounds.max_message_bytes,  # whatever models come: a session outlives them
             stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
         )
         await self._send(client, context, inference_pb2.SessionResponse(limits=limits))
@@ -249,7 +250,7 @@ class InferenceService:
     ) -> _Response:
         """Off the event loop; a refusal becomes the RPC's status."""
         tenant = (await self._caller(context)).tenant
-        served, limits = self._vocabularies.served(), self._vocabularies.message_limits
+        served, limits = self._vocabularies.served(), self._vocabularies.lookup_limits
 
         def known() -> _Response:
             request = parse(kind, data, limits)

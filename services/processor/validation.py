@@ -25,6 +25,8 @@ MAX_PROBLEM_LENGTH = 1000
 
 BYTES_PER_TOKEN = 8
 """What a token of text takes at most, on average over a whole context; text of any language takes 3 to 5."""
+BYTES_PER_ID = 3
+"""What an id of the largest vocabularies takes in a list of them."""
 LEAST_TEXT_BYTES = 64 << 10
 LEAST_MESSAGE_BYTES = 256 << 10
 LEAST_FIELDS, MOST_FIELDS = 8192, 32768
@@ -47,12 +49,18 @@ class ModelLimits:
         return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
 
     @property
-    def message(self) -> MessageLimits:
-        """Of a request's message: a prompt and as much again to resume, lists as long as the vocabulary, and tools."""
+    def lookup(self) -> MessageLimits:
+        """Of a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
         return MessageLimits(
             max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
             max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
         )
+
+    @property
+    def request(self) -> MessageLimits:
+        """Of a message with a request: lists as long as the vocabulary, and what every choice resumes from."""
+        resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
+        return MessageLimits(self.lookup.max_bytes + resumed, self.lookup.max_fields)
 
 
 def refuse(field: str, problem: str) -> Refused:

@@ -6,7 +6,7 @@ and a request keeps to the one that admitted it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,14 @@ class Vocabularies:
         """The generations that new requests may belong to, the best first; set by the one who knows the routes."""
 
     @property
-    def message_limits(self) -> MessageLimits:
-        """How large a client's message may be: as large as any of the models allows."""
-        limits = [held.limits.message for held in self._held.values()] or [UNKNOWN_MODEL]
-        return MessageLimits(max(each.max_bytes for each in limits), max(each.max_fields for each in limits))
+    def request_limits(self) -> MessageLimits:
+        """How large a message with a request may be: as large as any of the models allows."""
+        return _widest(held.limits.request for held in self._held.values())
+
+    @property
+    def lookup_limits(self) -> MessageLimits:
+        """How large a message to ``Tokenize`` or ``Detokenize`` may be."""
+        return _widest(held.limits.lookup for held in self._held.values())
 
     async def learn(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Ask an engine what it serves.
@@ -172,3 +176,9 @@ def _texts_of(files: dict[str, bytes]) -> Texts:
 def named(name: str, found: Sequence[Vocabulary]) -> Vocabulary | None:
     """The first of that name, else the first: what is wrong with the name is said of that."""
     return next((each for each in found if each.limits.name == name), found[0] if found else None)
+
+
+def _widest(limits: Iterable[MessageLimits]) -> MessageLimits:
+    """What any of ``limits`` allows; without any, what is allowed before a model is known."""
+    known = list(limits) or [UNKNOWN_MODEL]
+    return MessageLimits(max(each.max_bytes for each in known), max(each.max_fields for each in known))

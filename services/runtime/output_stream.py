@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from services.ring.outbox import Outboxes
 
@@ -51,5 +51,6 @@ class OutputStream:
     def _lose(self) -> None:
         self.lost = True
         if self._write is not None:
-            self._write.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # its time has just passed
+                self._write.reschedule(asyncio.get_running_loop().time())
         self.wake.set()

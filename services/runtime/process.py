@@ -27,7 +27,7 @@ HEAVY_MODULES = ("torch", "transformers", "engine_core")
 _PR_SET_PDEATHSIG = 1
 
 _WORKERS = "worker"
-"""Prefix of the names of the threads of ``asyncio.to_thread``."""
+"""Prefix of the names of the threads of ``Workers``."""
 _WORK_TIMEOUT = 1.0
 """Seconds that work in such a thread has to end when the process does."""
 
@@ -38,8 +38,8 @@ def run_service(
     """Run ``main()`` in a new event loop and return the process's exit code.
 
     A ``FatalError``, or an exception of a type in ``expected``, ends it with its code and one readable line;
-    anything else with FAILURE and a traceback in the log. Work that ``main`` left behind in ``asyncio.to_thread`` is
-    not waited for: a process that was told to end while it loads a large model ends.
+    anything else with FAILURE and a traceback in the log. Work that ``main`` left behind in ``Workers``, such as those
+    of ``asyncio.to_thread``, is not waited for: a process that was told to end while it loads a large model ends.
     """
     code = _run(main, expected or {})
     if _working_threads(_WORK_TIMEOUT):
@@ -51,7 +51,7 @@ def run_service(
 
 def _run(main: Callable[[], Coroutine[Any, Any, int]], expected: Mapping[type[Exception], ExitCode]) -> int:
     async def with_workers() -> int:
-        asyncio.get_running_loop().set_default_executor(_Workers(thread_name_prefix=_WORKERS))
+        asyncio.get_running_loop().set_default_executor(_LoopWorkers())
         return await main()
 
     # uvloop was measured with grpc.aio: within noise for round trips on a stream and for pushed frames, up to 10 % on
@@ -77,15 +77,22 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-class _Workers(ThreadPoolExecutor):
-    """The threads of ``asyncio.to_thread``; the end of the loop does not wait for them."""
+class Workers(ThreadPoolExecutor):
+    """Threads whose work the end of the process does not wait for."""
+
+    def __init__(self, max_workers: int | None = None, name: str = "") -> None:
+        super().__init__(max_workers, f"{_WORKERS} {name}".rstrip())
+
+
+class _LoopWorkers(Workers):
+    """The threads of ``asyncio.to_thread``; the end of the loop does not wait for them either."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
 
 
 def _working_threads(seconds: float) -> bool:
-    """Whether a thread of ``_Workers`` is still at work after ``seconds``."""
+    """Whether a thread of ``Workers`` is still at work after ``seconds``."""
     end = time.monotonic() + seconds
     for thread in threading.enumerate():
         if thread.name.startswith(_WORKERS):

@@ -132,6 +132,18 @@ async def test_choices_that_ended_are_not_asked_for_again_and_count(server, ask)
     assert asked == [[], [(1, [20]), (2, [])], [(1, [20])]]
 
 
+@pytest.mark.parametrize("end", ENDS)
+async def test_an_answer_of_which_only_the_usage_was_lost_is_whole(server, ask, end):
+    server.plays(
+        play(taken(n=2), delta(0, [10], "a"), ended(choice=0), delta(0, [20], "b", choice=1), ended(choice=1), end)
+    )
+    outcome = await ask(n=2)
+    assert outcome.error is None
+    assert [choice.text for choice in outcome.generation.choices] == ["a", "b"]
+    assert outcome.generation.usage == ringline.Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=2)
+    assert len(server.service.requests) == 1, "nothing is left to ask for"
+
+
 def scores(offset: int, *ranks: int) -> pb.GenerateResponse:
     packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
     return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))

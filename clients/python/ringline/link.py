@@ -85,7 +85,7 @@ class Exchange:
     def fail(self, cause: RingError) -> None:
         """End it, unless it has ended."""
         if not self.over:
-            self.error = self._course.reader.ended(cause)
+            self.error = self._course.reader.lost(cause) or self._course.reader.failure
         self._wake()
 
     def cancel(self) -> None:

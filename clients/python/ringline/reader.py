@@ -87,6 +87,8 @@ class ResponseReader:
         self._hides_prompt = hides_prompt
         self._logs: list[_Log] = []
         self._usage: Usage | None = None
+        self._cached_tokens = 0
+        """As a Prefill said it."""
         self._started: pb.Started | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._attempt = _Attempt()
@@ -139,6 +141,7 @@ class ResponseReader:
         if not self._attempt.admitted or self.done:
             raise self._breach(f"{kind} outside of a request's life")
         if kind == "prefill":
+            self._cached_tokens = response.prefill.cached_tokens
             return Prefill(response.prefill.computed_tokens, response.prefill.cached_tokens)
         if kind == "prompt_logprobs":
             return self._read_prompt_logprobs(response.prompt_logprobs)
@@ -155,13 +158,23 @@ class ResponseReader:
         prompt_logprobs = None if self._prompt_logprobs is None else tuple(self._prompt_logprobs)
         return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs, self.resumed)
 
+    def lost(self, cause: RingError) -> RingError | None:
+        """The error of a stream that was lost; None where only the end of the request was, so it is done now."""
+        if isinstance(cause, _FINAL) or not self._logs or any(log.finished is None for log in self._logs):
+            return self.ended(cause)
+        assert self.admitted is not None
+        tokens = self._num_tokens(range(len(self._logs)))
+        self._usage = Usage(self.admitted.prompt_tokens, self._cached_tokens, tokens)
+        self._note_failure()
+        return None
+
     def ended(self, cause: RingError) -> RingError:
         """The error of a stream that ended before the request did, ``cause`` being what is known of it."""
         if isinstance(cause, _FINAL) or not self._attempt.admitted:
             return self._with_partial(cause)
-        return self._lost(Truncated(f"the stream ended before the request did: {cause}"))
+        return self._cut(Truncated(f"the stream ended before the request did: {cause}"))
 
-    def _lost(self, error: RingError) -> RingError:
+    def _cut(self, error: RingError) -> RingError:
         self.cut = error
         return self._with_partial(error)
 
@@ -252,7 +265,10 @@ class ResponseReader:
         usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # with choices that had ended before a cut
         self._usage = usage_from(usage)
         if self._attempt.unavailable is not None:
-            raise self._lost(self._attempt.unavailable)
+            raise self._cut(self._attempt.unavailable)
+        self._note_failure()
+
+    def _note_failure(self) -> None:
         errors = [log.finished.error for log in self._logs if log.finished and log.finished.error]
         if errors:
             self.failure = self._with_partial(errors[0])

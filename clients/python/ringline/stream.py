@@ -120,13 +120,19 @@ class Stream(Iterator[Delta]):
         try:
             response = next(call)
         except StopIteration:
-            raise self._course.reader.ended(Truncated("the stream ended before the request did")) from None
+            self._lost(Truncated("the stream ended before the request did"))
+            return None
         except grpc.RpcError as failure:
-            raise self._course.reader.ended(from_lost_call(failure)) from None
+            self._lost(from_lost_call(failure))
+            return None
         event = self._course.read(response)
         if self._server is not None and isinstance(event, Admitted | Resumed):
             self._servers.worked(self._server)
         return event
+
+    def _lost(self, cause: RingError) -> None:
+        if (error := self._course.reader.lost(cause)) is not None:
+            raise error from None
 
     def _finish(self) -> None:
         """After the last terminal: see that nothing follows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from ringline.engine.v1 import engine_pb2
@@ -13,7 +14,8 @@ from ringline.types.v1 import sampling_pb2
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError, QueueFullError
 from engine_core.request import Finish, FinishCause, Request, SamplingParams
-from engine_core.validation import validate_request
+from engine_core.validation import MAX_CHOICES, validate_request
+from services.engine.limits import check_size, frame_limits
 from services.engine.wire import end_of, status_of, submission_of
 from services.ring.events import Cause, ChoiceEnd, Code, Refused
 
@@ -195,6 +197,16 @@ def test_the_limits_themselves_are_accepted() -> None:
     order = submission_of(at_most, MODEL, time.monotonic()).order
     assert isinstance(order, Request)
     validate_request(order, MODEL)
+
+
+def test_a_frame_has_room_for_every_choice_that_goes_on() -> None:
+    """From the end of a context, with the largest ids and every list full."""
+    model = replace(MODEL, vocab_size=1 << 18, max_model_len=1 << 15)
+    ids = [model.vocab_size - 1] * (model.max_model_len - 1)
+    resume = [sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice in range(MAX_CHOICES)]
+    message = submit(prompt_token_ids=ids, resume=resume, sampling=engine_pb2.SamplingParams(n=MAX_CHOICES))
+    check_size(message, model)
+    assert message.ByteSize() <= frame_limits(model).max_bytes
 
 
 def test_refusals_of_the_core_have_codes() -> None:

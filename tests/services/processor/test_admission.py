@@ -13,7 +13,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission import Admission, admit, cache_salt, prompt_ids, render_chat
-from services.processor.validation import MAX_PROBLEM_LENGTH
+from services.processor.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
 from services.ring.capabilities import CHAT, ENGINE, PROCESSOR
 from services.ring.events import Code, Reason, Refused
 from services.ring.identity import PeerId
@@ -383,6 +383,17 @@ def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
     with pytest.raises(Refused, match=r"'constraint\.regex' is not known here") as refused:
         admit(request, known, "", ME)
     assert refused.value.status.reason is Reason.CAPABILITY_MISSING
+
+
+def test_a_message_has_room_for_every_choice_that_goes_on() -> None:
+    """From the end of a context, with the largest ids."""
+    limits = ModelLimits("m", vocab_size=1 << 18, max_model_len=1 << 15, max_logprobs=20)
+    ids = [limits.vocab_size - 1] * limits.max_model_len
+    request = inference_pb2.GenerateRequest()
+    request.token_ids.ids.extend(ids)
+    for choice in range(MAX_CHOICES):
+        request.resume.choices.add(choice=choice, token_ids=ids)
+    assert request.ByteSize() <= limits.request.max_bytes
 
 
 def test_a_token_that_the_model_lacks_is_refused() -> None:

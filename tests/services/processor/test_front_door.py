@@ -11,7 +11,7 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.client import CLIENT_EPOCH
+from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
 from services.processor.main import DESCRIPTION
 from services.ring.events import Cause, Code, Status
 from services.ring.logprobs import PackedLogprobs
@@ -138,6 +138,23 @@ async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(
         assert end.request_id == "beside"
         await beside.done_writing()
     door.desk.close()
+
+
+async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(door: FrontDoor, front) -> None:
+    call = front.Generate(ask("waits"))
+    (client,) = await until(lambda: door.intake._clients)
+    request = await until(lambda: next((r for r in client.requests() if r.live is not None), None))
+    entries = 3 * MAX_FRAME_BYTES // 200
+    scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
+    client.outbox.prompt_logprobs(request.ring_id, CLIENT_EPOCH, 0, scores)
+    door.ring.end(request, Cause.CANCELLED)
+    shown: list[inference_pb2.GenerateResponse] = []
+    async with asyncio.timeout(60):
+        await read_into(shown, call)
+    parts = [len(one.prompt_logprobs.logprobs.logprobs) for one in shown if one.HasField("prompt_logprobs")]
+    assert sum(parts) == entries
+    assert len(parts) > 1
+    assert shown[-1].HasField("request_finished")
 
 
 async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDoor, front) -> None:

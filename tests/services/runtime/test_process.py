@@ -87,12 +87,15 @@ def test_an_error_that_was_not_expected_shows_its_traceback_and_is_named(error):
     assert [(entry["log_level"], entry["error"]) for entry in logs] == [("critical", "Expected: what is this")]
 
 
-def test_work_that_is_left_in_a_thread_does_not_keep_the_process():
-    code = """
+@pytest.mark.parametrize("begin", ["asyncio.to_thread", "partial(loop.run_in_executor, Workers(1, 'start'))"])
+def test_work_that_is_left_in_a_thread_does_not_keep_the_process(begin):
+    code = f"""
 import asyncio, sys, time
-from services.runtime.process import run_service
+from functools import partial
+from services.runtime.process import Workers, run_service
 async def main():
-    work = asyncio.ensure_future(asyncio.to_thread(time.sleep, 1000))
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future({begin}(time.sleep, 1000))
     assert await asyncio.to_thread(str.upper, "done") == "DONE"
     work.cancel()
     print("last words", end="")
