@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,19 @@ DRAIN_GRACE = 0.2
 
 
 @dataclass(frozen=True)
+class Release:
+    """Code that services run: this tree's, or another's."""
+
+    name: str
+    root: Path
+    module: str = "services.cli"
+    """The command line."""
+
+
+THIS = Release("this", ROOT)
+
+
+@dataclass(frozen=True)
 class Held:
     """What a service holds when it should hold nothing."""
 
@@ -49,9 +62,9 @@ class Held:
 class Process:
     """One service, in all of its lives."""
 
-    def __init__(self, name: str, address: str, log: Path, flags: list[str]) -> None:
+    def __init__(self, name: str, address: str, log: Path, flags: list[str], release: Release = THIS) -> None:
         """It listens at ``address``."""
-        self.name, self.address, self.log = name, address, log
+        self.name, self.address, self.log, self.release = name, address, log, release
         self.kind = name.partition("-")[0]
         self.flags = flags
         """Of the lives that begin from now on."""
@@ -72,13 +85,13 @@ class Process:
         """Begin a life, unless it has one."""
         if self.alive:
             return
-        command = [sys.executable, "-m", "services.cli", self.kind, "--name", self.name, *listen_flags(self.address)]
+        root, module = self.release.root, self.release.module
+        command = [sys.executable, "-m", module, self.kind, "--name", self.name, *listen_flags(self.address)]
         command += ["--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self.flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        environment |= {"PYTHONPATH": f"{root}:{root / 'clients' / 'python'}", PARENT_VARIABLE: str(os.getpid())}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env={**environment, PARENT_VARIABLE: str(os.getpid())}
-            )
+            self._process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log, env=environment)
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.alive:
@@ -123,8 +136,12 @@ class Fleet:
         *,
         model: Sequence[str] = (str(MODEL),),
         patience: float = 120.0,
+        releases: Mapping[str, Release] | None = None,
     ) -> None:
-        """``model``: the flags that name it to engines; ``patience``: the processors', in seconds."""
+        """``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
+
+        ``releases``: what processes run, by their names. Default: all run this tree.
+        """
         self._directory = directory
         self._model = model
         self._patience = patience
@@ -133,8 +150,8 @@ class Fleet:
         self.wires: dict[str, Wire] = {}
         self.processes: dict[str, Process] = {}
         for name in (name for names in self.names.values() for name in names):
-            log = directory / f"{name}.log"
-            self.processes[name] = Process(name, f"unix:{directory / name}.sock", log, self._flags(name))
+            log, release = directory / f"{name}.log", (releases or {}).get(name, THIS)
+            self.processes[name] = Process(name, f"unix:{directory / name}.sock", log, self._flags(name), release)
         self._fronts = self._wires("client", "processor")
 
     def _flags(self, name: str) -> list[str]:

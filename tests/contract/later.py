@@ -59,13 +59,18 @@ def _merged(text: str, additions: str) -> str:
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    pool = descriptor_pool.DescriptorPool()
     with TemporaryDirectory() as folder:
         image = Path(folder) / "image.binpb"
         protos = lay_over(Path(folder) / "protos")
         subprocess.run([BUF, "build", protos, "--exclude-source-info", "-o", image], check=True, timeout=250)
-        for file in descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes()).file:
-            pool.Add(file)
+        return pool_of(image)
+
+
+def pool_of(image: Path) -> descriptor_pool.DescriptorPool:
+    """The messages of an image that buf built, such as the baseline."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes()).file:
+        pool.Add(file)
     return pool
 
 
@@ -73,18 +78,19 @@ def later(message: Message, **values: object) -> bytes:
     """The message on the wire as a later version would send it: with all that it and what is in it gain."""
     kind = message_factory.GetMessageClass(_pool().FindMessageTypeByName(message.DESCRIPTOR.full_name))
     grown = kind.FromString(message.SerializeToString())
-    _fill(grown)
+    fill(grown, descriptor_pool.Default())
     return bytes(grown.SerializeToString())
 
 
-def _fill(message: Message) -> None:
-    known = _known_numbers(message)
+def fill(message: Message, known: descriptor_pool.DescriptorPool) -> None:
+    """Set every field, in it and in what it has, that its message in the pool ``known`` does not have."""
+    numbers = _known_numbers(message, known)
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for inner in value if field.is_repeated else [value]:
-                _fill(inner)
+                fill(inner, known)
     for field in message.DESCRIPTOR.fields:
-        if field.number not in known and field.containing_oneof is None:
+        if field.number not in numbers and field.containing_oneof is None:
             _set(message, field)
 
 
@@ -100,10 +106,10 @@ def _set(message: Message, field: FieldDescriptor) -> None:
         setattr(message, field.name, value)
 
 
-def _known_numbers(message: Message) -> set[int]:
-    """Of the fields that this version has."""
+def _known_numbers(message: Message, known: descriptor_pool.DescriptorPool) -> set[int]:
+    """Of the fields that a version has; of a message that it has not, all: nothing of it is news."""
     try:
-        known = descriptor_pool.Default().FindMessageTypeByName(message.DESCRIPTOR.full_name)
+        found = known.FindMessageTypeByName(message.DESCRIPTOR.full_name)
     except KeyError:
         return {field.number for field in message.DESCRIPTOR.fields}
-    return {field.number for field in known.fields}
+    return {field.number for field in found.fields}

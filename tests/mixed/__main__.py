@@ -1,0 +1,53 @@
+"""``python -m tests.mixed``: services of two releases in one ring. Exits 1 if anything was wrong.
+
+Three mixes, each an older and a newer release:
+
+  old    the release at --old and this tree. Default: the commit at which protos/baseline.binpb was taken last, which is
+         the contract as it was frozen.
+  next   this tree and a made-up next release: this tree with tests/contract/overlay laid over the protos. It speaks one
+         version more, can do one thing more, and sends fields and events that this one does not know.
+  draft  the last draft of the contract and this tree: every link between the two must be refused, by name and version.
+
+Of the first two there are three rings: a processor of one release with a detokenizer and an engine of the other, both
+ways round, and two of each service, one of either release. Under load every service is killed, so that its requests go
+on at the other release's. Every answer is compared, token for token, with that of a ring of this tree alone (where the
+engines say that their numerics differ: its length, ends and usage). What only the next release can do must be refused
+by name where it is lacking.
+
+Trees are made in a temporary folder, and run by this environment's Python. Needs git and the repository's history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.mixed.releases import UnknownRefError
+from tests.mixed.run import run
+from tests.mixed.setting import Mix, Options, Row
+
+
+def main() -> int:
+    """Read the options, run, report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mixed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mix", action="append", choices=list(Mix), help="only this one (default: all)")
+    parser.add_argument("--old", metavar="REF", help="commit, branch or tag of the older release")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests (default: 1)")
+    parser.add_argument("--concurrency", type=int, default=6, help="requests at a time (default: 6)")
+    parser.add_argument("--keep", type=Path, help="a short path of a new folder for trees and logs, which stay")
+    given = parser.parse_args()
+    mixes = tuple(map(Mix, given.mix)) if given.mix else tuple(Mix)
+    try:
+        rows = asyncio.run(run(Options(given.old, mixes, given.seed, given.concurrency, given.keep), Row.show))
+    except UnknownRefError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 1 if any(row.problems for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

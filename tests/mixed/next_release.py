@@ -1,0 +1,99 @@
+"""The services of a made-up next release: ``python -m tests.mixed.next_release engine …``, in a tree with its protos.
+
+It speaks one version more and can do one thing more. Every message between its services, and from its processors to
+clients, has all fields that version 1 has not, and sessions bring events that version 1 does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2
+
+from services.ring import capabilities, identity
+from tests.contract.later import PROTOS, fill, pool_of
+
+CAPABILITY = "constraint.regex"
+"""What only the next release can do."""
+
+
+def main() -> None:
+    """Run the command line as the next release's."""
+    identity.MAX_VERSION += 1  # before anything else that takes these
+    capabilities.ENGINE = (*capabilities.ENGINE, CAPABILITY)  # type: ignore[assignment]
+    from services import cli
+    from services.runtime import handlers
+
+    assert handlers.methodcaller("SerializeToString")  # type: ignore[attr-defined]  # what it makes is what they send by
+    handlers.methodcaller = lambda _: grown  # type: ignore[assignment, attr-defined]
+    for stub in (engine_pb2_grpc.EngineServiceStub, detokenizer_pb2_grpc.DetokenizerServiceStub):
+        stub.__init__ = _sending_grown(stub.__init__)  # type: ignore[method-assign]
+    cli.main()
+
+
+def grown(message: Message) -> bytes:
+    """The message on the wire as the next release sends it."""
+    message = _with_unknown_events(message) if isinstance(message, inference_pb2.SessionResponse) else _copy(message)
+    fill(message, _version_1())
+    if isinstance(message, engine_pb2.AttachRequest):
+        for command in message.commands:
+            if command.submit.output_context:
+                context = detokenizer_pb2.OutputContext.FromString(command.submit.output_context)
+                fill(context, _version_1())
+                command.submit.output_context = context.SerializeToString()
+    return bytes(message.SerializeToString())
+
+
+def _with_unknown_events(message: inference_pb2.SessionResponse) -> inference_pb2.SessionResponse:
+    """Before each delta an event of the next version."""
+    responses = []
+    for response in message.responses:
+        if response.HasField("delta"):
+            news = inference_pb2.GenerateResponse(request_id=response.request_id)
+            news.embedding.values.append(0.5)  # type: ignore[attr-defined]
+            responses.append(news)
+        responses.append(response)
+    copy: inference_pb2.SessionResponse = _copy(message)
+    del copy.responses[:]
+    copy.responses.extend(responses)
+    return copy
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def _sending_grown(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    return lambda stub, channel: init(stub, _GrowingChannel(channel))
+
+
+class _GrowingChannel:
+    """A channel that sends messages of the next release."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        make: Callable[..., Any] = getattr(self._channel, name)
+
+        def call(method: str, request_serializer: object = None, **options: Any) -> Any:
+            return make(method, request_serializer=grown, **options)
+
+        return call
+
+
+@cache
+def _version_1() -> DescriptorPool:
+    return pool_of(PROTOS / "baseline.binpb")
+
+
+if __name__ == "__main__":
+    main()

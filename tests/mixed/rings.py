@@ -1,0 +1,171 @@
+"""Rings of two releases in which everything works, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+
+from services.ring.events import Reason, Status
+from services.ring.identity import MAX_VERSION, PeerId, ring_id
+from services.runtime.channels import open_channel
+from services.runtime.incarnation import new_incarnation
+from services.runtime.wire import hello_of, status_from_proto
+from tests.chaos.fleet import THIS, Fleet, Release
+from tests.chaos.load import Load, ask, connect
+from tests.chaos.logs import read_logs
+from tests.chaos.outcome import Fault
+from tests.chaos.workload import Spec
+from tests.mixed.next_release import CAPABILITY
+from tests.mixed.setting import Mix, Row, Setting, fleet_of
+
+CLIENTS = 3
+STRIKES = 3
+"""How often an engine is killed once more, where nothing moved."""
+CALL_TIMEOUT = 60.0
+STRIKE_TIMEOUT = 200.0
+"""Seconds within which a service has work, and what was under way when it was killed has ended."""
+
+
+async def one_of_each(setting: Setting, mix: Mix, front: Release, back: Release) -> Row:
+    """A processor of one release, a detokenizer and an engine of the other; these are killed, and come back."""
+    row = Row(mix, f"processor {front.name}; detokenizer, engine {back.name}")
+    async with fleet_of(setting.directory / f"{mix}-{front.name}", [front], [back], [back]) as fleet:
+        async with _under_load(setting, fleet, row) as load:
+            for name in ("detokenizer-0", "engine-0"):
+                await _strike(fleet, load, name, setting)
+        if mix is Mix.NEXT:
+            await _check_capability(fleet, row)
+    return row
+
+
+async def two_of_each(setting: Setting, mix: Mix, older: Release, newer: Release) -> Row:
+    """Two of each service, one of either release; each is killed, so that its requests go on at the other's."""
+    row = Row(mix, f"processor, detokenizer, engine {older.name} and {newer.name}")
+    both = (older, newer)
+    async with (
+        fleet_of(setting.directory / f"{mix}-both", both, both, both) as fleet,
+        _under_load(setting, fleet, row) as load,
+    ):
+        # Clients stay where they are: at the first processor that is killed there may be none, at the next two all are.
+        for name in (*fleet.names["engine"], *fleet.names["detokenizer"], *fleet.names["processor"], "processor-0"):
+            process = fleet.processes[name]
+            other = newer if process.release is older else older
+            what = f"{process.kind} {process.release.name} to {other.name}"
+            moved = await _strike(fleet, load, name, setting)
+            for _ in range(STRIKES if process.kind == "engine" else 0):
+                # What it had may have ended, or been cancelled, when it was killed.
+                moved = moved or await _strike(fleet, load, name, setting)
+            row.moved[what] = row.moved.get(what, 0) + moved
+    row.problems += [f"no request moved from {what}" for what, count in row.moved.items() if not count]
+    return row
+
+
+@asynccontextmanager
+async def _under_load(setting: Setting, fleet: Fleet, row: Row) -> AsyncIterator[Load]:
+    """Requests under way all the time, every one compared with its right answer; ends when all have ended."""
+    options = setting.options
+    numerics = {await numerics_of(fleet, name) for name in fleet.names["engine"]}
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
+        load = Load(
+            clients, setting.specs, setting.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
+        )
+        try:
+            yield load
+        finally:
+            await load.stop()
+    tally = load.tally
+    row.requests = tally.requests
+    if numerics != {setting.numerics}:  # by their own word the releases compute otherwise: tokens may be others
+        del tally.faults[Fault.ALTERED]
+    elif tally.not_identical:
+        row.problems.append(f"{tally.not_identical} moves were not identical, though all numerics are equal")
+    if tally.faults.total():
+        row.problems += [*(f"{count} {fault}" for fault, count in tally.faults.items()), *tally.details]
+    row.problems += read_logs(process.log for process in fleet.processes.values()).errors
+
+
+async def _strike(fleet: Fleet, load: Load, name: str, setting: Setting) -> int:
+    """Kill a service that has work; returns how many requests went on elsewhere, as far as can be seen.
+
+    Where there is another of its kind, it comes back only after what was under way has ended there.
+    """
+    process, tally = fleet.processes[name], load.tally
+    async with asyncio.timeout(STRIKE_TIMEOUT):
+        live = await _work_of(fleet, name)
+        moved, resumed, requests = tally.moved, tally.resumed, tally.requests
+        process.kill()
+        if len(fleet.names[process.kind]) > 1:
+            while tally.requests < requests + 2 * setting.options.concurrency:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    process.start()
+    await fleet.wait_serving(name)
+    if process.kind == "detokenizer":  # no client hears of that
+        return live
+    return tally.moved - moved if process.kind == "engine" else tally.resumed - resumed
+
+
+async def _work_of(fleet: Fleet, name: str) -> int:
+    """Wait until a service has some; returns how many requests a detokenizer has."""
+    if fleet.processes[name].kind == "processor":
+        return 0
+    while not ((held := await fleet.held(name)).running or held.live_requests):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    return held.live_requests
+
+
+async def _check_capability(fleet: Fleet, row: Row) -> None:
+    """What only the next release can do is refused by name, whichever service lacks it; its own engine takes it."""
+    spec = Spec("requires", "Once", options={"max_tokens": 1, "requires": [CAPABILITY]})
+    async with connect(fleet.fronts) as client:
+        outcome = await ask(client, spec)
+    if outcome.reason == Reason.CAPABILITY_MISSING.name and CAPABILITY in outcome.error:
+        row.refused += 1
+    else:
+        row.problems.append(f"a client that requires {CAPABILITY} is told {outcome.error or 'an answer'!r}")
+    engine = fleet.processes["engine-0"]
+    welcome, status = await _submit_that_requires(engine.address)
+    if engine.release is THIS:
+        taken = status is None or status.reason is not Reason.CAPABILITY_MISSING or CAPABILITY not in status.message
+        row.refused += not taken
+    else:  # the next release is one: it takes what only it can do, speaks the next version and sends unknown fields
+        taken = status is None and welcome.version == MAX_VERSION + 1 and len(UnknownFieldSet(welcome)) > 0
+    if taken == (engine.release is THIS):
+        row.problems.append(
+            f"an engine of {engine.release.name}: {CAPABILITY} is answered by {status}, after {welcome}"
+        )
+
+
+async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status | None]:
+    """What an engine says to a peer of the next version, and why it refuses this Submit; None if it computes it."""
+    me = PeerId("mixed", new_incarnation())
+    hello = hello_of(me)
+    hello.max_version = MAX_VERSION + 1
+    submit = engine_pb2.Submit(
+        request_id=ring_id(me.incarnation, 1), epoch=1, prompt_token_ids=[50], max_tokens=1, requires=[CAPABILITY]
+    )
+    async with open_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+        call = stub.Attach(timeout=CALL_TIMEOUT)
+        await call.write(engine_pb2.AttachRequest(hello=hello, commands=[engine_pb2.Command(submit=submit)]))
+        welcome = (await call.read()).welcome
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            if frame.rejections:
+                return welcome, status_from_proto(frame.rejections[0].status)
+            if frame.outputs.finished:
+                return welcome, None
+    raise AssertionError("the engine ended the stream")
+
+
+async def numerics_of(fleet: Fleet, name: str) -> str:
+    """An engine's."""
+    async with open_channel(fleet.processes[name].address) as channel:
+        stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+        return str((await stub.GetModel(engine_pb2.GetModelRequest(), timeout=CALL_TIMEOUT)).numerics)
