@@ -23,7 +23,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-client test-scheduler test-gpu test-rolling compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS
 
 test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose
 	.venv/bin/python -m tests.rolling $(ROLLING)
+
+test-mixed: $(FULL) $(OLDEST) $(if $(shell command -v g++),$(KERNELS))  ## services of two releases in one ring; MIXED="--old REF" to choose the older, MIXED=--help for more
+	.venv/bin/python -m tests.mixed $(MIXED)
+
+test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
+	.venv/bin/python -m tests.stubs
 
 abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
