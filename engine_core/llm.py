@@ -27,6 +27,7 @@ from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.loading.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.logprobs import Logprobs
+from engine_core.plain import plain_params
 from engine_core.progress import StartupProgress
 from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, Request, SamplingParams
@@ -205,8 +206,8 @@ class LLM:
         for prompt, chosen, place in zip(prompts, params, places, strict=True):
             token_ids = prompt.token_ids
             if token_ids is None:
-                token_ids = tuple(self.tokenizer.encode(prompt.text or ""))
-            request = Request(f"offline-{next(self._request_ids)}", token_ids, chosen)
+                token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
+            request = Request(f"offline-{next(self._request_ids)}", token_ids, plain_params(chosen))
             try:
                 validate_request(request, self.model)
             except InvalidRequestError as error:

@@ -1,8 +1,8 @@
 """What a ``Request`` must be like to be taken. Everything else may rely on it having been checked here.
 
 Each check raises ``InvalidRequestError`` with the name of the field and what it accepts; types come first, so that
-nothing of another kind is found out inside a step. Comparisons are written so that NaN, for which every comparison is
-false, is refused.
+nothing of another kind is found out inside a step. Numbers are Python's own: numpy's would overflow there. Comparisons
+are written so that NaN, for which every comparison is false, is refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import chain
-from math import isfinite
-from numbers import Integral, Real
+from math import inf
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
@@ -44,13 +43,8 @@ def validate_request(request: Request, model: ModelSpec) -> None:
     _check_token_sets(params, model)
     _check_something_is_left(params, model)
     _check_resume(request, model)
-    if request.deadline is not None and not isfinite(request.deadline):
+    if request.deadline is not None and not -inf < request.deadline < inf:
         raise InvalidRequestError("deadline", f"is {request.deadline}; expected seconds on the engine's clock")
-
-
-def is_integer(value: object) -> bool:
-    """Whether it counts something: numpy's integers do, booleans do not."""
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _check_types(request: Request) -> None:
@@ -94,12 +88,12 @@ def _check_type(field: str, value: object, types: type | tuple[type, ...], accep
 
 
 def _check_integer(field: str, value: object) -> None:
-    if not is_integer(value):
+    if type(value) is not int:
         _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "an integer")
 
 
 def _check_number(field: str, value: object) -> None:
-    if type(value) is bool or not isinstance(value, Real):
+    if type(value) not in (int, float):
         _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "a number")
 
 

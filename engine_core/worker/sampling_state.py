@@ -36,6 +36,7 @@ PASSING = MIN_TOKENS | PROMPT_LOGPROBS
 """What a sequence asks for at its beginning alone."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
+_MOST_TOKENS = int(np.iinfo(np.int64).max)
 
 
 def _features(params: SamplingParams, vocab_size: int, num_output_tokens: int) -> int:
@@ -99,7 +100,7 @@ class SamplingState:
         self.repetition_penalty[slot] = params.repetition_penalty
         self.frequency_penalty[slot] = params.frequency_penalty
         self.presence_penalty[slot] = params.presence_penalty
-        self.min_tokens[slot] = params.min_tokens
+        self.min_tokens[slot] = min(params.min_tokens, _MOST_TOKENS)
         self.noise_key[slot] = sequence_key(params.seed, choice)
         self.num_logprobs[slot] = params.logprobs or 0
         self.num_prompt_logprobs[slot] = params.prompt_logprobs or 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -166,6 +167,41 @@ def test_what_is_refused_is_refused_before_any_step(
     stats = llm.stats()
     assert (stats.steps, stats.waiting_seqs, stats.kv_blocks_used) == (steps, 0, 0)
     assert len(llm.generate(PROMPTS, GREEDY)) == 3
+
+
+def test_numbers_of_numpy_are_taken_for_what_they_are(llm: LLM) -> None:
+    """Of every kind, the smallest too, in which nothing may be computed."""
+    plain = SamplingParams(
+        temperature=0.5,
+        top_k=5,
+        seed=200,
+        n=2,
+        max_tokens=5,
+        logit_bias={7: 1.5},
+        stop_token_ids=frozenset({9}),
+        bad_words_token_ids=((6, 6),),
+        logprobs=2,
+    )
+    numpys = SamplingParams(
+        temperature=np.float16(0.5),  # type: ignore[arg-type]
+        top_k=np.uint8(5),  # type: ignore[arg-type]
+        seed=np.uint8(200),  # type: ignore[arg-type]
+        n=np.int8(2),  # type: ignore[arg-type]
+        max_tokens=np.uint64(5),  # type: ignore[arg-type]
+        logit_bias={np.uint8(7): np.float16(1.5)},  # type: ignore[dict-item]
+        stop_token_ids=frozenset({np.uint8(9)}),  # type: ignore[arg-type]
+        bad_words_token_ids=((np.int8(6), np.int8(6)),),  # type: ignore[arg-type]
+        logprobs=np.int8(2),  # type: ignore[arg-type]
+    )
+    [expected] = llm.generate([5, 6, 7], plain)
+    for params in (numpys, replace(plain, seed=np.int64(200))):  # type: ignore[arg-type]
+        [result] = llm.generate([5, 6, 7], params)
+        assert [choice.token_ids for choice in result.choices] == [choice.token_ids for choice in expected.choices]
+
+
+def test_lengths_beyond_64_bits_are_as_long_as_there_is_room(llm: LLM) -> None:
+    [result] = llm.generate([5] * 100, replace(GREEDY, ignore_eos=False, max_tokens=2**70, min_tokens=2**70))
+    assert len(result.choices[0].token_ids) == 28
 
 
 class Terminal(io.StringIO):

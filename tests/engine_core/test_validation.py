@@ -143,9 +143,11 @@ def refused_params(params):
     return caught.value
 
 
-def test_integers_of_numpy_are_integers():
-    check(replace(GOOD, prompt_token_ids=(np.int64(5), np.uint8(6)), resume={np.int32(0): (np.int64(5),)}))
-    check(n=np.int64(2), temperature=np.float32(0.5), stop_token_ids=frozenset({np.int64(5)}))
+def test_numbers_of_numpy_are_refused_by_the_name_of_their_field():
+    """They would overflow inside of a step. Where callers write them, they are converted before."""
+    for field, value in (("seed", np.int64(5)), ("temperature", np.float64(0.5)), ("logit_bias", {np.uint8(5): 1.0})):
+        assert refused(**{field: value}).field == field
+    assert refused(replace(GOOD, resume={0: (np.int64(5),)})).field == "resume"
 
 
 def test_prompts():
@@ -168,6 +170,7 @@ def test_an_empty_request_id_is_refused():
 
 def test_a_deadline_must_be_a_time():
     check(replace(GOOD, deadline=0.0))
+    check(replace(GOOD, deadline=10**400))
     for deadline in (NAN, INF):
         assert refused(replace(GOOD, deadline=deadline)).field == "deadline"
 

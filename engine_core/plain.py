@@ -1,0 +1,36 @@
+"""Numbers as callers write them, numpy's among them, as Python's own: those of numpy overflow, and keep their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import fields, replace
+from numbers import Integral, Real
+from typing import Any
+
+from engine_core.request import SamplingParams
+
+
+def is_integer(value: object) -> bool:
+    """Whether it counts something: numpy's integers do, booleans do not."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def plain_params(params: SamplingParams) -> SamplingParams:
+    """``params`` in Python's own numbers; what is no number, or no collection of some, stays as it is."""
+    return replace(params, **{field.name: _plain(getattr(params, field.name)) for field in fields(params)})
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    if isinstance(value, Set):
+        return frozenset(map(_plain, value))
+    return value
