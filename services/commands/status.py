@@ -21,7 +21,7 @@ from services.commands._options import DEFAULT_ADDRESS, ClientCommand, Connectio
 from services.runtime.addresses import host_and_port, is_dns_name, valid_address
 from services.runtime.channels import check_health, open_channel
 from services.runtime.discovery import addresses_of
-from services.runtime.errors import ExitCode
+from services.runtime.errors import ExitCode, FatalError
 from services.runtime.run_dir import StackState, running_stacks
 from services.runtime.stack import SERVICES
 from services.runtime.variables import ADDRESS_VARIABLE
@@ -45,6 +45,11 @@ class ServiceStatus:
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
     trouble: str | None = None
     """Why it is unreachable or unknown, where that shows."""
+
+    @property
+    def absent(self) -> bool:
+        """Whether nobody listens at its address."""
+        return self.health == "UNREACHABLE" and self.trouble is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,8 @@ def status(
     if not named:
         processors = (os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,)
     asked = {"processor": _split(processors), "engine": _split(engines), "detokenizer": _split(detokenizers)}
-    found = asyncio.run(_running(connection) if everything else _asked(asked, connection))
+    found = asyncio.run(_running(connection) if everything else _asked(asked, connection, named=named))
     services = [service for stack in found for service in stack.services]
-    if not named and all(service.health == "UNREACHABLE" and service.trouble is None for service in services):
-        found = []
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
     elif not found:
@@ -115,7 +118,7 @@ def _nothing(address: str | None) -> str:
     """What to do where nothing is found: at ``address``, or on the whole machine."""
     if address is None:
         return "nothing is running here; start it with `ringline serve`, or name a server with --address"
-    others = len(running_stacks())
+    others = len(_known_stacks())
     elsewhere = f", --all shows what else this machine runs ({others})" if others else ""
     return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
 
@@ -124,9 +127,13 @@ async def _running(connection: Connection) -> list[StackStatus]:
     return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
 
 
-async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection) -> list[StackStatus]:
-    """The stacks of this machine whose processors are asked for, and the other addresses one by one."""
-    running = [(state, set(await addresses_of(state.address))) for state in running_stacks()]
+async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *, named: bool) -> list[StackStatus]:
+    """The stacks of this machine whose processors are asked for, and the other addresses one by one.
+
+    Where nobody ``named`` an address, and nobody listens at the usual one, nothing is there. A stack is, whether its
+    services answer or not.
+    """
+    running = [(state, set(await addresses_of(state.address))) for state in _known_stacks()]
     stacks: list[Awaitable[StackStatus]] = []
     single: list[Awaitable[ServiceStatus]] = []
     for name, given in targets.items():
@@ -138,7 +145,16 @@ async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection) -
             else:
                 single += [_service(name, address, connection, target=target) for address in addresses]
     found, services = await asyncio.gather(asyncio.gather(*stacks), asyncio.gather(*single))
-    return [*found, StackStatus("the addresses given", services)] if services else found
+    shown = [service for service in services if named or not service.absent]
+    return [*found, StackStatus("the addresses given", shown)] if shown else found
+
+
+def _known_stacks() -> list[StackState]:
+    """The stacks of this machine; none where their place is unusable, which does not matter to other addresses."""
+    try:
+        return running_stacks()
+    except FatalError:
+        return []
 
 
 async def _stack(state: StackState, connection: Connection, target: str | None = None) -> StackStatus:

@@ -149,6 +149,8 @@ def _place() -> Path:
 def _base() -> Path:
     """That place, which is made if it is not there; raises ``FatalError`` unless it will do."""
     base = _place()
+    if len(os.fsencode(base / _LONGEST_SOCKET)) > LONGEST_UDS:
+        raise FatalError(f"{base} is too long a name for sockets, whose paths have {LONGEST_UDS} bytes: {_ELSEWHERE}")
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()
@@ -156,6 +158,4 @@ def _base() -> Path:
         raise FatalError(f"no directory for sockets at {base}: {error.strerror}; {_ELSEWHERE}") from None
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise FatalError(f"{base} is not private to this user: remove it, or {_ELSEWHERE}")
-    if len(os.fsencode(base / _LONGEST_SOCKET)) > LONGEST_UDS:
-        raise FatalError(f"{base} is too long a name for sockets, whose paths have {LONGEST_UDS} bytes: {_ELSEWHERE}")
     return base

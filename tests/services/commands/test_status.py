@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import grpc
@@ -18,7 +19,9 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands._diagnosis import FULL_NAMES
 from services.commands.status import status
+from services.runtime.errors import FatalError
 from services.runtime.run_dir import ProcessState, StackState, run_directory
+from services.runtime.stack import SERVICES
 
 
 class Door(engine_pb2_grpc.EngineServiceServicer):
@@ -127,6 +130,30 @@ def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: p
     assert "--all shows what else this machine runs (1)" in result.stdout
     assert result.return_value == 1
     assert json.loads(ask("--json").stdout) == {"stacks": []}
+
+
+@pytest.mark.usefixtures("runtime_directory")
+@pytest.mark.parametrize("arguments", [(), ("--all",)])
+def test_a_stack_is_shown_though_none_of_its_services_answers(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it starts, or stands still, which is when people look."""
+    monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
+    services = {name: ProcessState(7, "127.0.0.1:1", None) for name in SERVICES}
+    with stack(1, "127.0.0.1:1", **services):
+        result = ask(*arguments)
+    assert result.stdout.startswith("model-1 (pid 1,")
+    assert result.stdout.count("UNREACHABLE") == 3
+    assert result.return_value == 1
+
+
+def test_a_named_address_is_shown_where_no_stack_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "ringline").mkdir(mode=0o755)
+    with engine("127.0.0.1", running=0) as port:
+        assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
+    with pytest.raises(FatalError, match="is not private to this user"):
+        raise ask("--all").exception or AssertionError
 
 
 @pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])
