@@ -28,7 +28,7 @@ from services.processor.client import ClientRequest, LiveRequest
 from services.processor.ring import Ring
 from services.processor.speed import Speed
 from services.processor.turns import Turns
-from services.processor.vocabulary import Vocabularies, Vocabulary, no_route
+from services.processor.vocabulary import Vocabularies, Vocabulary, no_model, no_route
 from services.processor.window import LEAST, Window
 from services.ring.events import Cause, Code, Reason, Refused, Status
 from services.ring.identity import PeerId
@@ -318,7 +318,7 @@ class Desk:
 
 
 def _refuse_unknown() -> NoReturn:
-    raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+    raise no_model()
 
 
 def _do_all(batch: list[tuple[_Work, Callable[[], object]]]) -> list[object]:

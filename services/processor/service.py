@@ -19,7 +19,7 @@ from services.processor.lookups import detokenize, list_models, tokenize
 from services.processor.responses import refusal
 from services.processor.tenant_policy import TenantPolicies
 from services.processor.tenants import tenant_of
-from services.processor.vocabulary import Vocabularies, Vocabulary, named
+from services.processor.vocabulary import Vocabularies, Vocabulary, named, no_model
 from services.ring.events import Code, Reason, Refused, Status
 from services.runtime.calls import end_soon
 from services.runtime.handlers import Incoming
@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
 _Response = TypeVar("_Response")
+_Frame = TypeVar("_Frame", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class InferenceService:
         name = ""
         try:
             try:
-                request = parse(inference_pb2.GenerateRequest, data, self._vocabularies.request_limits)
+                request = self._parse(inference_pb2.GenerateRequest, data)
             except Refused as refused:
                 self._metrics.request_refused(refused.status.code.name, client.tenant)
                 raise
@@ -101,6 +102,15 @@ class InferenceService:
         except Refused as refused:
             return refusal(name, 1, refused.status)
         return None
+
+    def _parse(self, kind: type[_Frame], data: bytes) -> _Frame:
+        """A message with a request. One that is large, while no model is known, may be welcome once one is."""
+        try:
+            return parse(kind, data, self._vocabularies.request_limits)
+        except Refused:
+            if self._vocabularies.newest is None:
+                raise no_model() from None
+            raise
 
     async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
@@ -143,7 +153,7 @@ class InferenceService:
         while (data := await incoming.read()) is not None:
             ordinal += 1
             try:
-                frame = parse(inference_pb2.SessionRequest, data, self._vocabularies.request_limits)
+                frame = self._parse(inference_pb2.SessionRequest, data)
             except Refused as refused:
                 self._intake.refuse_frame(client, ordinal, refused.status)
             else:
@@ -255,7 +265,7 @@ class InferenceService:
         def known() -> _Response:
             request = parse(kind, data, limits)
             if (vocabulary := named(request.model, served)) is None:
-                raise Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+                raise no_model()
             self._policies.check_model(tenant, vocabulary.limits.name)
             return look_up(request, vocabulary)
 

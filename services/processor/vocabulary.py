@@ -160,6 +160,11 @@ def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
     return Generation(model.model, model.model_digest)
 
 
+def no_model() -> Refused:
+    """Why nothing can be said of a request while no model is known."""
+    return Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
+
+
 def no_route(served: Sequence[Generation], wanted: Generation | None, patience: float) -> Refused:
     """Why a request of a generation (None: of any) found no engine, while those ``served`` take work."""
     if served and wanted not in served:

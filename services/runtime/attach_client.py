@@ -143,8 +143,8 @@ class EngineLink:
                 self._owner.engine_frame(self, engine, frame)
         finally:
             self.up = False
-            self._owner.engine_down(self, engine)
             writer.cancel()
+            self._owner.engine_down(self, engine)
             await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
@@ -16,6 +17,9 @@ from services.ring.logprobs import PackedLogprobs
 from services.ring.peer_list import PeerChange
 
 _DOMAIN = "ringline"
+_MAX_STATUS_BYTES = 1000
+"""Of a call's text, which is sent three times, once with three characters for each byte that is not ASCII; the
+trailers of a call may have 8 KiB together."""
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -52,7 +56,9 @@ def status_from_proto(message: status_pb2.Status) -> Status:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End a call with a status and its details."""
+    """End a call with a status and its details, cut to what gRPC's metadata has room for."""
+    text = status.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore")
+    status = replace(status, message=text)
     details = status_to_proto(status).SerializeToString()
     await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
 

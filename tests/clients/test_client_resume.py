@@ -92,6 +92,30 @@ async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
     assert not again.output.return_prompt_token_ids
 
 
+async def test_a_request_goes_on_at_a_server_of_another_release(server, ask):
+    """One resolves a field that the other does not know, and leaves out one that the other told."""
+    another = taken()
+    another.admitted.sampling.MergeFromString(b"\xa0\x06\x01")  # field 100
+    another.admitted.stopping.ClearField("min_tokens")
+    server.plays(
+        play(taken(), delta(0, [10], "a"), LOST),
+        play(another, delta(1, [11], "b"), LOST),
+        play(taken(), delta(2, [12], "c"), ended(completion=3)),
+    )
+    assert (await ask("Hi")).generation.text == "abc"
+
+
+async def test_a_resume_that_is_refused_for_good_says_why(server, ask):
+    gone = refusal(
+        UNAVAILABLE, "no engine serves it", error_details_pb2.ErrorInfo(reason="MODEL_GONE", domain="ringline")
+    )
+    server.plays(play(taken(), delta(0, [10], "a"), LOST), play(gone))
+    error = (await ask("Hi")).error
+    assert isinstance(error, ringline.Unavailable)
+    assert error.reason == "MODEL_GONE"
+    assert error.partial.choices[0].text == "a"
+
+
 async def test_the_prompts_ids_are_shown_to_those_who_asked_for_them(server, ask):
     first = taken(return_prompt_token_ids=True)
     server.plays(play(first, delta(0, [10], "a"), ended(completion=1)))

@@ -58,7 +58,9 @@ class Course:
             cut = self.reader.cut
             if cut is None or last is cut:
                 raise
-            raise self.reader.ended(Truncated(f"{cut}; nor did it go on elsewhere: {last}")) from None
+            ended = Truncated(f"{cut}; nor did it go on elsewhere: {last}")
+            ended.reason = last.reason
+            raise self.reader.ended(ended) from None
         self.reader.begin(())
         return delay
 

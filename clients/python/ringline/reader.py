@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
+
 from ringline.delivered import Admitted, Choice, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
@@ -200,9 +202,13 @@ class ResponseReader:
         return self.admitted
 
     def _read_resumed(self, first: pb.Admitted, message: pb.Admitted) -> Event:
-        for name in ("prompt_tokens", "sampling", "stopping"):
-            if getattr(message, name) != getattr(first, name):
-                raise self._breach(f"a request that goes on with another {name}")
+        agreed = {
+            "prompt_tokens": message.prompt_tokens == first.prompt_tokens,
+            "sampling": _agree(first.sampling, message.sampling),
+            "stopping": _agree(first.stopping, message.stopping),
+        }
+        if others := [name for name, same in agreed.items() if not same]:
+            raise self._breach(f"a request that goes on with another {others[0]}")
         self.resumed += 1
         return Resumed(str(self.cut))
 
@@ -319,3 +325,12 @@ class ResponseReader:
         if self.admitted is not None:
             error.partial = Partial(self._choices(), self.admitted, self._usage)
         return error
+
+
+def _agree(first: Message, again: Message) -> bool:
+    """Whether both say the same, as far as both say it: a server of another release may resolve other fields too."""
+    for known in first.DESCRIPTOR.fields:
+        told = not known.has_presence or (first.HasField(known.name) and again.HasField(known.name))
+        if told and getattr(first, known.name) != getattr(again, known.name):
+            return False
+    return True

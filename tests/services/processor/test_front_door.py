@@ -8,11 +8,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from ringline.errors import Overloaded, from_rpc
+from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
 from services.processor.main import DESCRIPTION
+from services.processor.validation import UNKNOWN_MODEL
+from services.processor.vocabulary import Vocabularies
 from services.ring.events import Cause, Code, Status
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
@@ -185,6 +187,31 @@ async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(door: Fro
         with pytest.raises(grpc.aio.AioRpcError, match=problem):
             await front.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
     assert not door.intake._clients
+
+
+async def test_a_status_whose_text_is_long_in_any_script_arrives(front) -> None:
+    chat = inference_pb2.Chat(template_name="\u8a9e" * 5000)
+    chat.messages.add(role="user").content = "a"
+    with pytest.raises(grpc.aio.AioRpcError, match="\u8a9e\u8a9e") as failure:
+        await front.Tokenize(inference_pb2.TokenizeRequest(chat=chat))
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("kind", ["session", "generate"])
+async def test_a_large_request_before_a_model_is_known_may_come_again(door: FrontDoor, front, kind: str) -> None:
+    """As it does when a processor was killed: clients are back before its engines are."""
+    door.service._vocabularies = Vocabularies(4)
+    request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
+    call = front.Session() if kind == "session" else front.Generate(request)
+    if kind == "session":
+        await write(call, request)
+        (end,) = await read_ends(call, 1)
+        assert (end.in_reply_to, end.refused.status.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
+    else:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await read_to_the_end(call)
+        assert isinstance(from_rpc(failure.value), Unavailable)
+    call.cancel()
 
 
 async def test_the_tenant_is_what_the_metadata_says(door: FrontDoor, front) -> None:

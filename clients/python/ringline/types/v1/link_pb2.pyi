@@ -77,7 +77,7 @@ class Welcome(google.protobuf.message.Message):
     incarnation: builtins.int
     """This life of the process, ≥ 1."""
     max_message_bytes: builtins.int
-    """Largest message it accepts, bytes. A larger one ends its stream with RESOURCE_EXHAUSTED."""
+    """Largest message it accepts, bytes. A larger one ends its stream."""
     version: builtins.int
     """The version of the contract that this link speaks: the highest that both sides know. A caller that did not offer it
     ends the stream.
