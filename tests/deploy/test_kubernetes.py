@@ -69,9 +69,11 @@ def test_a_pod_is_found_probed_and_drained(name: str) -> None:
         "grpc": port,
         "metrics": port + METRICS_PORT_OFFSET,
     }
-    assert own["startupProbe"]["grpc"] == own["readinessProbe"]["grpc"] == {"port": port}
-    # A processor without engines is not ready, but must live: it holds the requests that wait for one.
-    assert own["livenessProbe"]["grpc"] == {"port": port, "service": LIVENESS}
+    ready, alive = {"port": port}, {"port": port, "service": LIVENESS}
+    assert own["readinessProbe"]["grpc"] == ready
+    # Without engines the others are not ready, but must live: they wait for one that loads, and hold its requests.
+    assert own["livenessProbe"]["grpc"] == alive
+    assert own["startupProbe"]["grpc"] == (ready if name == "engine" else alive)
     (sleep,) = own["lifecycle"]["preStop"].values()
     assert sleep["command"][0] == "sleep"
     grace = pod(name)["terminationGracePeriodSeconds"]
@@ -160,7 +162,8 @@ def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_http(name: str) 
     (volume,) = (each for each in pod(name, "tls")["volumes"] if each["name"] == "certs")
     assert volume["secret"]["secretName"] == f"ringline-{name}-tls"
     assert told.items() >= {each["name"]: each["value"] for each in container(name)["env"]}.items()
-    for probe, path in (("startupProbe", "/health"), ("readinessProbe", "/health"), ("livenessProbe", "/live")):
+    started = "/health" if name == "engine" else "/live"
+    for probe, path in (("startupProbe", started), ("readinessProbe", "/health"), ("livenessProbe", "/live")):
         plain = container(name)[probe]
         assert own[probe] == {"httpGet": {"path": path, "port": "metrics"}} | {
             word: value for word, value in plain.items() if word != "grpc"
