@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -38,8 +39,10 @@ def resident() -> int:
 class MemoryGuard:
     """Watches one process, from ``start`` to ``stop``."""
 
-    def __init__(self, port: int, budget: int, beside: int = 0) -> None:
-        """``budget``: bytes that the process may have, beside so many that it has anyway.
+    def __init__(self, port: int | None, budget: int, beside: int = 0) -> None:
+        """``port``: whose connections are closed; with None it only gives memory back.
+
+        ``budget``: bytes that the process may have, beside so many that it has anyway.
 
         From half of the budget on, connections are closed, until a quarter is left: memory grows on while they are.
         """
@@ -96,14 +99,14 @@ class MemoryGuard:
             give_back_free_memory()
             size = resident()
         self._after_giving_back, self._least = size, min(size, self._least)
-        connections = {one.peer: one.received for one in accepted(self._port)}
+        connections = {one.peer: one.received for one in self._connections()}
         for peer in self._delivered.keys() - connections.keys():
             del self._delivered[peer]
         self._held_before = {peer: received - self._delivered[peer] for peer, received in connections.items()}
 
     def _close_heaviest(self, size: int) -> None:
         """Close connections until what they hold is as much as is too much."""
-        held = sorted(((self._held(one), one) for one in accepted(self._port)), key=lambda pair: pair[0], reverse=True)
+        held = sorted(((self._held(one), one) for one in self._connections()), key=lambda pair: pair[0], reverse=True)
         excess = size - self._enough
         closed = 0
         for amount, connection in held:
@@ -115,6 +118,9 @@ class MemoryGuard:
         if closed:
             heaviest = held[0][1].peer[0]
             log.warning("memory is short: closed connections", resident=size, connections=closed, heaviest=heaviest)
+
+    def _connections(self) -> Iterable[Connection]:
+        return () if self._port is None else accepted(self._port)
 
     def _held(self, connection: Connection) -> int:
         """Bytes that came over it since there was enough memory, and became no message."""

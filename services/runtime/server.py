@@ -88,12 +88,12 @@ class Server:
     def guard_memory(self, beside: int = 0) -> None:
         """Keep the process within its budget, beside so many bytes that it has anyway. Call it once it listens.
 
-        Not on a unix socket: whoever is let in by a file's permissions could end the process, too.
+        On a unix socket no connection is closed: Linux does not count what came over it. Whoever is let in by its
+        file's permissions is trusted.
         """
-        if self._settings.uds is None:
-            _, port = host_and_port(self.address)
-            self._memory = MemoryGuard(port, self._settings.memory_budget, beside)
-            self._memory.start()
+        port = host_and_port(self.address)[1] if self._settings.uds is None else None
+        self._memory = MemoryGuard(port, self._settings.memory_budget, beside)
+        self._memory.start()
 
     def _delivered(self, peer: str, size: int) -> None:
         if self._memory is not None:

@@ -14,6 +14,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
+from services.runtime import memory_guard
 from services.runtime.connections import accepted, close, peer_of
 from services.runtime.garbage import give_back_free_memory, keep_little_free_memory
 from services.runtime.handlers import Incoming
@@ -106,6 +107,23 @@ async def test_what_came_while_there_was_memory_is_not_counted() -> None:
         close(one)
         await old.closed()
         close(one)  # it is over, and its descriptor may be another's
+    await server.stop()
+
+
+async def test_on_a_unix_socket_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(memory_guard, "resident", lambda: 1 << 30)
+    monkeypatch.setattr(memory_guard, "give_back_free_memory", lambda: loop.call_soon_threadsafe(given_back.set))
+    server = Server(ServerSettings(uds=str(tmp_path / "socket")), [DESCRIPTION.full_name])
+    server.serve(DESCRIPTION, Echo())
+    address = await server.start()
+    async with greeted(address) as connection:
+        await connection.send(await connection.call(SESSION), bytes(1 << 16))
+        server.guard_memory()
+        async with asyncio.timeout(60):
+            await given_back.wait()
+        assert not connection.lost
     await server.stop()
 
 
