@@ -1,12 +1,14 @@
 """Requests that this processor took and no engine has begun to compute: how many, and how long one more would wait.
 
 A request that would wait too long is refused here, before anything is done for it. The time is estimated from how fast
-tokens flow while requests wait, and how many of them a request has: tokens flow evenly, whereas requests begin and end
-in bursts. It takes in whatever holds the engines up: full batches, a full KV cache, other processors' requests.
+tokens flow while requests wait, and how many of them a tenant's requests have: tokens flow evenly, whereas requests
+begin and end in bursts. It takes in whatever holds the engines up: full batches, a full KV cache, other processors'
+requests.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ _FORGOTTEN = 0.02
 """How much less the tokens of requests count with each one that has ended since."""
 _MARGIN = 1.25
 """How much longer than estimated a request may take and still end within its time."""
+_TENANTS_REMEMBERED = 1024
+"""Whose requests were like what; others' are taken to be like all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,20 @@ class BacklogLimits:
     max_requests: int
     max_seconds: float
     """Longest wait that a request is taken for."""
+
+
+@dataclass(slots=True)
+class _Ended:
+    """Requests that ended: sums in which each counts less than the next."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    requests: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens - _FORGOTTEN * self.tokens
+        self.seconds += seconds - _FORGOTTEN * self.seconds
+        self.requests += 1 - _FORGOTTEN * self.requests
 
 
 class Backlog:
@@ -43,8 +61,9 @@ class Backlog:
         self._speed = Speed()
         self._fresh_tokens = 0
         """Computed since the last look."""
-        self._request_tokens = self._request_seconds = self._requests = 0.0
-        """Of those that ended: sums in which each counts less than the next."""
+        self._all = _Ended()
+        self._by_tenant: OrderedDict[str, _Ended] = OrderedDict()
+        """Of the tenants whose requests ended last: who asks for little is not refused for what others ask for."""
 
     @property
     def num_waiting(self) -> int:
@@ -67,9 +86,10 @@ class Backlog:
         seconds = self._wait(tenant, 1)
         if seconds is None:
             return
-        computing = self._request_seconds / self._requests
+        usual = self._usual(tenant)
+        computing = usual.seconds / usual.requests
         if max_tokens is not None:
-            computing *= min(1.0, max_tokens * self._requests / self._request_tokens)
+            computing *= min(1.0, max_tokens * usual.requests / usual.tokens)
         if timeout is not None and _MARGIN * (seconds + computing) > timeout:
             problem = f" and be computed for {computing:.1f} s: too long for its time of {timeout:.1f} s"
         elif seconds > self._limits.max_seconds:
@@ -96,11 +116,14 @@ class Backlog:
         """So many tokens, of prompts and outputs, came from engines."""
         self._fresh_tokens += tokens
 
-    def ended(self, tokens: int, seconds: float) -> None:
+    def ended(self, tenant: str, tokens: int, seconds: float) -> None:
         """A request has ended, with so many tokens in all, ``seconds`` after an engine had begun it."""
-        self._request_tokens += tokens - _FORGOTTEN * self._request_tokens
-        self._request_seconds += seconds - _FORGOTTEN * self._request_seconds
-        self._requests += 1 - _FORGOTTEN * self._requests
+        of_tenant = self._by_tenant.setdefault(tenant, _Ended())
+        self._by_tenant.move_to_end(tenant)
+        if len(self._by_tenant) > _TENANTS_REMEMBERED:
+            self._by_tenant.popitem(last=False)
+        for ended in (self._all, of_tenant):
+            ended.add(tokens, seconds)
 
     def tick(self, now: float) -> None:
         """Measure the speed. Call a few times a second."""
@@ -110,15 +133,19 @@ class Backlog:
 
     def stay(self, tenant: str) -> float | None:
         """Seconds until what a tenant has under way has ended; None while that is not known."""
-        if not self._requests:
-            return None
-        return (self._wait(tenant, 0) or 0.0) + self._request_seconds / self._requests
+        usual = self._usual(tenant)
+        return (self._wait(tenant, 0) or 0.0) + usual.seconds / usual.requests if usual.requests else None
+
+    def _usual(self, tenant: str) -> _Ended:
+        """What a tenant's requests were like."""
+        return self._by_tenant.get(tenant, self._all)
 
     def _wait(self, tenant: str, more: int) -> float | None:
         """Seconds until those of ``tenant`` that wait, and ``more``, have begun; None while that is not known."""
         speed = self._speed.per_second()
-        if not self._waiting or not speed or not self._requests:
+        usual = self._usual(tenant)
+        if not self._waiting or not speed or not usual.requests:
             return None
         requests = self._places.held(tenant) + more
         tenants = len(self._places) + (not self._places.held(tenant))
-        return requests * tenants * self._request_tokens / self._requests / speed
+        return requests * tenants * usual.tokens / usual.requests / speed

@@ -191,6 +191,8 @@ class LiveRequest:
     """When the first tokens of it came."""
     last_delta_at: dict[int, float] = field(default_factory=dict)
     """By choice."""
+    num_resumed: int = field(init=False)
+    """Ids that it came with, over all choices: an engine computes them like its prompt."""
     size: int = field(init=False)
     """Bytes: about what is held of it, and no less, its output aside."""
 
@@ -198,8 +200,8 @@ class LiveRequest:
         admission = self.admission
         self.size = _REQUEST_HELD + len(admission.packed_admitted)
         self.size += _COPIES * (len(admission.packed_submit) + len(admission.output_context))
-        for ids in admission.choices.values():
-            self.size += _CHOICE_HELD + _RESUMED_ID_HELD * len(ids)
+        self.num_resumed = sum(map(len, admission.choices.values()))
+        self.size += _CHOICE_HELD * len(admission.choices) + _RESUMED_ID_HELD * self.num_resumed
 
     def computed(self) -> Prefixes | None:
         """What its engine has of it: of the prompt, and of the answer where there is one that may be asked on."""

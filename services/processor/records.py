@@ -16,12 +16,14 @@ log = structlog.get_logger(__name__)
 
 
 def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, tokens: int, now: float) -> int:
-    """Tokens of a choice were delivered; returns how many were computed, the prompt's with the first of them."""
+    """Tokens of a choice were delivered; returns how many were computed, with the first of them also the prompt's and
+    those that the request was resumed with.
+    """
     computed = tokens
     if not live.last_delta_at:
         live.first_delta_at = now
         metrics.prefilled(live.ring.prompt_tokens, now - (live.begun or now))
-        computed += live.ring.prompt_tokens
+        computed += live.ring.prompt_tokens + live.num_resumed
     last = live.last_delta_at.get(choice)
     if last is None:
         metrics.first_token(now - live.call.arrived, tokens)

@@ -296,7 +296,8 @@ class Ring:
         self._quota.give_back(live.call.client.tenant, live.size)
         self._placement.forget(live)
         if live.begun is not None:
-            self.backlog.ended(ring.prompt_tokens + ring.completion_tokens, time.monotonic() - live.begun)
+            computed = ring.prompt_tokens + ring.completion_tokens
+            self.backlog.ended(live.call.client.tenant, computed, time.monotonic() - live.begun)
         count_request(self._metrics, live, time.monotonic())
         self._close(live.call, usage)
 

@@ -28,11 +28,11 @@ class Clock:
             self.backlog.enter(name, tenant, self.now)
         return names
 
-    def compute(self, seconds: float, speed: float, request_tokens: int = 50) -> None:
+    def compute(self, seconds: float, speed: float, request_tokens: int = 50, tenant: str = "") -> None:
         for _ in range(round(seconds / TICK)):
             self.now += TICK
             self.backlog.computed(round(speed * TICK))
-            self.backlog.ended(request_tokens, seconds=self.computing)
+            self.backlog.ended(tenant, request_tokens, seconds=self.computing)
             self.backlog.tick(self.now)
 
     def refusal(self, tenant: str = "", timeout: float | None = None, max_tokens: int | None = None) -> Status | None:
@@ -114,6 +114,19 @@ def test_a_tenant_waits_for_its_own_requests_and_its_turn(clock: Clock) -> None:
     assert clock.refusal("flood", timeout=2.0) is not None
     assert clock.refusal("other", timeout=0.14) is None, "two tenants in turns, 50 ms each"
     assert clock.refusal("other", timeout=0.11) is not None
+
+
+def test_who_asks_for_little_does_not_wait_for_what_others_ask_for(clock: Clock) -> None:
+    clock.compute(seconds=1, speed=1000, tenant="other")
+    clock.take(3, "flood")
+    clock.compute(seconds=30, speed=1000, request_tokens=100_000, tenant="flood")
+    assert clock.refusal("other", timeout=0.14) is None, "two tenants in turns, 50 ms each"
+    assert clock.refusal("flood", timeout=300.0) is not None, "4 requests, 100 s each"
+    assert clock.refusal("new", timeout=20.0) is not None, "nothing is known of it: its requests may be as large"
+    for number in range(2000):
+        clock.backlog.ended(f"tenant {number}", 1, 0.0)
+    assert len(clock.backlog._by_tenant) < 2000
+    assert clock.refusal("other", timeout=60.0) is None, "and all others ask for little now"
 
 
 def test_a_flood_leaves_places_to_others() -> None:

@@ -40,6 +40,21 @@ def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
     assert ids(world, 1) == expected(20, 1)
 
 
+def test_ids_that_a_request_came_with_count_as_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else engines look so slow, beside what requests take, that others are refused."""
+    computed: list[int] = []
+    ended: list[int] = []
+    monkeypatch.setattr(world.ring.backlog, "computed", computed.append)
+    monkeypatch.setattr(world.ring.backlog, "ended", lambda tenant, tokens, seconds: ended.append(tokens))
+    request = ask()
+    request.resume.choices.add(choice=0, token_ids=expected(15))
+    request.resume.model_digest = MODEL_MESSAGE.model_digest
+    world.ask(request)
+    settle(world)
+    assert usage(world).completion_tokens == 20
+    assert ended == [sum(computed)] == [usage(world).prompt_tokens + 20]
+
+
 def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
