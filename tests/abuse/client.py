@@ -23,18 +23,23 @@ _PAUSE_REFUSED = 0.2
 """Likewise after a connection that was refused or lost."""
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Digests by which what is served is known."""
+
+    model: str
+    tokenizer: str
+
+
 class HostileClient:
     """Makes connections from an address of its own, and counts what it did."""
 
     def __init__(
-        self, number: int, addresses: Mapping[str, str], service: str, seconds: float, seed: int, tokenizer: str
+        self, number: int, addresses: Mapping[str, str], service: str, seconds: float, seed: int, served: Served
     ) -> None:
-        """``service`` is the one that is attacked; others may be needed for it.
-
-        ``tokenizer`` is the fingerprint that output contexts must have.
-        """
+        """``service`` is the one that is attacked; others may be needed for it."""
         self.number = number
-        self.tokenizer = tokenizer
+        self.served = served
         self.service = service
         self.rng = random.Random((seed << 16) + number)
         self.rounds = 0
