@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -95,7 +95,7 @@ class Peers:
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
         self.chronicle = Chronicle()
-        self.parted: Mapping[Route, float] = {}
+        self.parted: dict[Route, float] = {}
         """Pairs between which nothing gets through, by the detokenizer's word, and since when."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
         """Peers that were lost without having drained, by service."""
@@ -143,6 +143,11 @@ class Peers:
             node.link.send(commands)
 
     @property
+    def revision(self) -> int:
+        """Raised whenever a request that found no route may find one, or another."""
+        return self._routes.revision
+
+    @property
     def seats(self) -> int | None:
         """Choices that engines compute at a time; None where there are no engines, or it is not known."""
         return self._routes.seats()
@@ -187,7 +192,7 @@ class Peers:
         self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None)
         self.chronicle.note("engine", engine.name, "joined")
         log.info("engine attached", engine=engine.name, address=link.address)
-        self._part()
+        self._part(engine)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """Load, peers, refusals; text comes from the detokenizer."""
@@ -217,7 +222,7 @@ class Peers:
         self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
         self.events.engine_lost(engine, crashed=not (node.draining or node.suspected))
-        self._part()
+        self._part(engine)
 
     # DetokenizerOwner
 
@@ -238,19 +243,24 @@ class Peers:
             self._routes.detokenizer_load(detokenizer, frame.load.live_requests)
         if frame.HasField("engines"):
             self._routes.detokenizer_hears(detokenizer, _changed(node.engines, frame.engines))
-            self._part()
+            self._part(detokenizer)
         if frame.HasField("draining"):
             node.draining = True
             self._routes.take_work(detokenizer, False)
         if frame.HasField("outputs"):
             self.events.text(frame.outputs)
 
-    def _part(self) -> None:
-        """Peers came or went, or a detokenizer hears other engines than before."""
-        if (parted := self._routes.parted()) != self.parted.keys():
-            now = time.monotonic()
-            self.parted = {route: self.parted.get(route, now) for route in parted}
-            self.events.routes_changed()
+    def _part(self, peer: PeerId) -> None:
+        """A peer came or went, or, a detokenizer, hears other engines than before."""
+        parted = self._routes.parted(peer)
+        before = {route for route in self.parted if peer in (route.engine, route.detokenizer)}
+        if parted == before:
+            return
+        for route in before - parted:
+            del self.parted[route]
+        now = time.monotonic()
+        self.parted.update(dict.fromkeys(parted - before, now))
+        self.events.routes_changed()
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The stream ended."""
@@ -261,7 +271,7 @@ class Peers:
         self._routes.detokenizer_down(detokenizer)
         log.info("detokenizer lost", detokenizer=detokenizer.name)
         self.events.detokenizer_lost(detokenizer)
-        self._part()
+        self._part(detokenizer)
 
     # Liveness
 

@@ -6,9 +6,10 @@ Whoever owns the requests ends those that cannot go on, through ``end``.
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -19,15 +20,19 @@ from services.processor.commands import done_of, redirect_of, submit_of
 from services.processor.peers import Peers
 from services.processor.vocabulary import no_route
 from services.ring.crashes import Blame
+from services.ring.due import DueQueue
 from services.ring.events import Code, Reason, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.route_index import RouteIndex
 from services.ring.routes import Route
 
 log = structlog.get_logger(__name__)
 
 MAX_REDIRECTS = 5
 """Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
+_BLAME_INTERVAL = 0.25
+"""Seconds between looks at whether engines that died with a request have come back."""
 
 
 class Change(enum.Enum):
@@ -47,19 +52,23 @@ class Placement:
     def __init__(
         self,
         peers: Peers,
-        live: Mapping[str, LiveRequest],
         end: Callable[[LiveRequest, Status], None],
         *,
         patience: float,
         max_crash_resubmits: int,
     ) -> None:
-        """``live``: the requests by id, as whoever owns them keeps them. The rest is as in ``Ring``."""
+        """As in ``Ring``; ``end`` ends a request with an error."""
         self._peers = peers
-        self._live = live
         self._end = end
         self._patience = patience
         self._max_crash_resubmits = max_crash_resubmits
-        self._stranded: dict[str, LiveRequest] = {}
+        self._placed: RouteIndex[LiveRequest] = RouteIndex()
+        self._stranded: DueQueue[LiveRequest] = DueQueue()
+        """Without a route: due when it is worth to look for one though nothing has changed, or patience is over."""
+        self._revision = -1
+        """Of the routes when those that are stranded, or at suspects, were looked at last."""
+        self._look_at = math.inf
+        """When to look at those between parted pairs though nothing has changed."""
         self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
         """How often each was done."""
 
@@ -67,14 +76,14 @@ class Placement:
 
     def routes_changed(self) -> None:
         """Stranded requests may go on."""
-        for live in list(self._stranded.values()):
+        for live in self._stranded.items():
             self.route(live, live.reason)
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
         """Its requests need another engine."""
         now = time.monotonic()
-        for live in [live for live in self._live.values() if live.route is not None and live.route.engine == engine]:
-            live.route = None
+        for live in self._placed.at_engine(engine):
+            self._unplace(live)
             live.outage.lost(now)
             if crashed:
                 live.crashes.ended(engine, now, computing=live.computing)
@@ -82,22 +91,28 @@ class Placement:
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
         """Its requests need another detokenizer."""
-        for live in list(self._live.values()):
-            if live.route is not None and live.route.detokenizer == detokenizer:
-                live.outage.lost(time.monotonic())
-                self.route(live, f"detokenizer {detokenizer.name} was lost")
+        for live in self._placed.at_detokenizer(detokenizer):
+            live.outage.lost(time.monotonic())
+            self.route(live, f"detokenizer {detokenizer.name} was lost")
 
     def tick(self, now: float) -> None:
-        """Lose patience with routes that do not come, and leave who gives no sign of life."""
-        for live in list(self._stranded.values()):
+        """Lose patience with routes that do not come, and leave who gives no sign of life.
+
+        Who found no route is looked at again when routes have changed: it would find none before.
+        """
+        changed, self._revision = self._revision != self._peers.revision, self._peers.revision
+        due = self._stranded.due(now)
+        for live in self._stranded.items() if changed else due:
             if live.outage.waited(now) > self._patience:
                 generation = live.admission.generation
                 status = no_route(self._peers.vocabularies.preferred(), generation, self._patience).status
                 self._end(live, replace(status, message=f"{status.message}: {live.reason}"))
             elif now >= live.retry_at:
                 self.route(live, live.reason)
-        if self._peers.suspects or self._peers.parted:
-            self._leave(self._peers.suspects, self._peers.parted, now)
+            else:
+                self._strand(live, live.reason, live.retry_at)
+        if changed or now > self._look_at:
+            self._leave(now)
 
     # Of one request
 
@@ -107,35 +122,48 @@ class Placement:
 
     def forget(self, live: LiveRequest) -> None:
         """It has ended: no route is wanted for it, and the engine that has it is told."""
-        self._stranded.pop(live.ring.request_id, None)
+        self._stranded.discard(live.ring.request_id)
         self._forget_at(live)
+        self._unplace(live)
         self._peers.release(live.ring.request_id, live.computed())
         self._peers.vocabularies.leave(live.admission.generation)
 
     def refused(self, live: LiveRequest, reason: str) -> None:
         """Its engine did not take it: it waits for another route."""
         self._forget_at(live)  # it may still have it, under an earlier epoch
-        live.route = None
+        self._unplace(live)
         live.outage.refused(time.monotonic())
-        self._strand(live, reason)
+        self._strand(live, reason, live.retry_at)
 
-    def _leave(self, suspects: Set[PeerId], parted: Mapping[Route, float], now: float) -> None:
+    def _leave(self, now: float) -> None:
         """Move what stands still, as far as there is another route. It may yet go on: a false alarm is harmless.
 
-        ``suspects`` give no sign of life; between ``parted`` pairs nothing gets through, since then.
+        It is at peers that give no sign of life, or between parted pairs.
         """
-        for live in list(self._live.values()):
-            if live.route is None:
+        suspects = self._peers.suspects
+        for peer in suspects:
+            for live in self._placed.at_engine(peer):
+                self._resubmit(live, f"engine {peer.name} gave no sign of life")
+            for live in self._placed.at_detokenizer(peer):
+                if live.route is not None and live.route.engine not in suspects:
+                    self._leave_detokenizer(live, live.route)
+        self._look_at = math.inf
+        for route, since in self._peers.parted.items():
+            if route.engine in suspects:
                 continue
-            engine, detokenizer = live.route.engine, live.route.detokenizer
-            if engine in suspects:
-                self._resubmit(live, f"engine {engine.name} gave no sign of life")
-            elif detokenizer in suspects or live.route in parted:
-                if (route := self._choose(live, engine)) is not None:
-                    live.outage.lost(time.monotonic())
-                    self._redirect(live, route, f"detokenizer {detokenizer.name} does not hear, or is not heard")
-                elif now - parted.get(live.route, now) > BEAT_LIMIT:  # else they may just be joining again
-                    self._resubmit(live, f"engine {engine.name} is heard by no detokenizer")
+            for live in self._placed.on(route):
+                if not self._leave_detokenizer(live, route) and now - since > BEAT_LIMIT:
+                    self._resubmit(live, f"engine {route.engine.name} is heard by no detokenizer")
+            if now - since <= BEAT_LIMIT and self._placed.on(route):  # they may just be joining again
+                self._look_at = min(self._look_at, since + BEAT_LIMIT)
+
+    def _leave_detokenizer(self, live: LiveRequest, route: Route) -> bool:
+        """Go on at another detokenizer, if there is one, computed where it was."""
+        if (other := self._choose(live, route.engine)) is None:
+            return False
+        live.outage.lost(time.monotonic())
+        self._redirect(live, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
+        return True
 
     def _resubmit(self, live: LiveRequest, reason: str) -> None:
         """Go on at another engine, if there is one, though the present one may be alive."""
@@ -153,13 +181,16 @@ class Placement:
                 self._redirect(live, route, reason)
                 return
         else:
-            live.route = None
+            self._unplace(live)
             blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
             if blame is Blame.POISON:
                 message = f"{live.crashes.count} engines died while they had this request"
                 self._end(live, Status(Code.INTERNAL, message, given_reason=Reason.POISON))
                 return
-            route = self._choose(live) if blame is Blame.NONE else None
+            if blame is Blame.UNSURE:
+                self._strand(live, reason, time.monotonic() + _BLAME_INTERVAL)
+                return
+            route = self._choose(live)
             if route is not None:
                 self._submit(live, route, reason)
                 return
@@ -170,14 +201,22 @@ class Placement:
         admission = live.admission
         return self._peers.choose(request_id, admission.generation, admission.prefixes, choices=choices, engine=engine)
 
-    def _strand(self, live: LiveRequest, reason: str) -> None:
+    def _strand(self, live: LiveRequest, reason: str, due: float = math.inf) -> None:
+        """It waits for a route; ``due``: when to look for one though nothing has changed."""
         live.reason = reason
-        self._stranded[live.ring.request_id] = live
+        now = time.monotonic()
+        patient_until = now + self._patience - live.outage.waited(now)
+        self._stranded.put(live.ring.request_id, live, min(due, patient_until))
 
     def _settle(self, live: LiveRequest, route: Route) -> None:
         live.route = route
+        self._placed.put(live.ring.request_id, live, route)
         live.outage.routed(time.monotonic())
-        self._stranded.pop(live.ring.request_id, None)
+        self._stranded.discard(live.ring.request_id)
+
+    def _unplace(self, live: LiveRequest) -> None:
+        live.route = None
+        self._placed.discard(live.ring.request_id)
 
     def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
         submit = submit_of(live, route.detokenizer.name)

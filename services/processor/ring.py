@@ -62,9 +62,7 @@ class Ring:
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
         self._vocabularies = peers.vocabularies
-        self._placement = Placement(
-            peers, self._live, self._fail, patience=patience, max_crash_resubmits=max_crash_resubmits
-        )
+        self._placement = Placement(peers, self._fail, patience=patience, max_crash_resubmits=max_crash_resubmits)
         self.routes_changed = self._placement.routes_changed
         self.engine_lost = self._placement.engine_lost
         self.detokenizer_lost = self._placement.detokenizer_lost

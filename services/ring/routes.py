@@ -90,6 +90,8 @@ class Routes:
         self._detokenizers: dict[str, _Node] = {}
         self._held: dict[str, tuple[Route, int]] = {}
         """By request id: its route, and its choices."""
+        self.revision = 0
+        """Raised whenever a pair may have begun or ceased to take work: what found no route then finds none now."""
         self.prefixes = PrefixMap()
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """How often each was taken."""
@@ -98,26 +100,31 @@ class Routes:
         """An engine welcomed this processor. ``seats``: how many choices it computes at a time, if that is known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
         self._engines[peer.name] = _Node(peer, own, generation=generation, seats=seats)
+        self.revision += 1
 
     def engine_down(self, peer: PeerId) -> None:
         """The link to this life of an engine ended."""
         if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
             del self._engines[peer.name]
+            self.revision += 1
 
     def engine_peers(self, engine: PeerId, attached: Iterable[PeerId]) -> None:
         """An engine told who is attached to it."""
         if (node := self._engines.get(engine.name)) is not None and node.peer == engine:
             node.attached = frozenset(attached)
+            self.revision += 1
 
     def detokenizer_up(self, peer: PeerId) -> None:
         """A detokenizer acknowledged the subscription."""
         own = sum(route.detokenizer == peer for route, _ in self._held.values())
         self._detokenizers[peer.name] = _Node(peer, own)
+        self.revision += 1
 
     def detokenizer_down(self, peer: PeerId) -> None:
         """The subscription at this life of a detokenizer ended."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             del self._detokenizers[peer.name]
+            self.revision += 1
 
     def engine_load(self, peer: PeerId, running: int, waiting: int, kv_usage: float) -> None:
         """An engine told what it computes, what waits, and the share of its KV blocks in use."""
@@ -134,13 +141,19 @@ class Routes:
         """A detokenizer told which engines it is attached to and hears."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             node.hears = frozenset(engines)
+            self.revision += 1
 
-    def parted(self) -> frozenset[Route]:
-        """Pairs of which the detokenizer says that it does not hear the engine: what they have stands still."""
+    def parted(self, peer: PeerId) -> frozenset[Route]:
+        """Pairs with a peer of which the detokenizer says that it does not hear the engine.
+
+        What they have stands still.
+        """
+        engines = [node for node in self._engines.values() if node.peer == peer]
+        detokenizers = [node for node in self._detokenizers.values() if node.peer == peer]
         return frozenset(
             Route(engine.peer, detokenizer.peer)
-            for detokenizer in self._detokenizers.values()
-            for engine in self._engines.values()
+            for engine in engines or (self._engines.values() if detokenizers else ())
+            for detokenizer in detokenizers or self._detokenizers.values()
             if not _hears(detokenizer, engine)
         )
 
@@ -149,6 +162,7 @@ class Routes:
         for nodes in (self._engines, self._detokenizers):
             if (node := nodes.get(peer.name)) is not None and node.peer == peer:
                 node.taking = taking
+                self.revision += 1
 
     def any_joined(self) -> bool:
         """Whether any pair takes work."""

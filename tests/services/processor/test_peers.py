@@ -93,8 +93,8 @@ def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
     wide.ask(ask())
     wide.flow(tokens=2)
     wide.flow(tokens=2)
-    roll_out(wide, "engine-0", "engine-1")
     wide.ring._placement._patience = -1.0
+    roll_out(wide, "engine-0", "engine-1")
     settle(wide)
     status = status_from_proto(end(wide).error)
     assert (status.code, status.reason) == (Code.UNAVAILABLE, Reason.MODEL_GONE)

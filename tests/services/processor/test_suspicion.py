@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from google.rpc import status_pb2
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import link_pb2
 
+from services.processor.peers import Peers
 from services.ring.events import Cause, Code
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
@@ -201,3 +203,42 @@ def test_an_engine_without_room_ends_no_request_that_was_taken_before(wide: Worl
     assert live.route is not None
     settle(wide)
     assert ids(wide) == expected(LONG)
+
+
+def test_a_tick_looks_at_none_but_those_whose_time_has_come(wide: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are live, suspects have, or wait: what found no other route is looked at when routes change."""
+    names = [f"request-{number}" for number in range(20)]
+    for name in names:
+        request = ask(max_tokens=LONG)
+        request.request_id = name
+        wide.ask(request)
+    wide.flow(tokens=3)
+    looks: list[str] = []
+    choose = Peers.choose
+
+    def looking(peers: Peers, request_id: str, *others: Any, **named: Any) -> Route | None:
+        looks.append(request_id)
+        return choose(peers, request_id, *others, **named)
+
+    monkeypatch.setattr(Peers, "choose", looking)
+    for _ in range(3):
+        wide.ring.tick(time.monotonic())
+    assert not looks, "nothing has changed"
+    for name in list(wide.engines):
+        wide.suspect(name)
+    assert len(looks) > len(names), "some of them twice: there was an engine yet"
+    looks.clear()
+    for _ in range(3):
+        wide.ring.tick(time.monotonic())
+    assert not looks, "they found no other"
+    for name in list(wide.engines):
+        wide.kill_engine(name)
+    looks.clear()
+    wide.ring.tick(time.monotonic())
+    wide.ring.tick(time.monotonic())
+    assert len(looks) <= len(names), "those without a route, once"
+    monkeypatch.undo()
+    wide.heal()
+    wide.trust()
+    settle(wide)
+    assert wide.quiet

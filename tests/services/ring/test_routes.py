@@ -225,12 +225,15 @@ class RoutesMachine(RuleBasedStateMachine):
 
     @invariant()
     def pairs_are_parted_whose_detokenizer_says_so(self) -> None:
-        assert self.routes.parted() == {
+        parted = {
             Route(engine.peer, detokenizer.peer)
             for engine in self.engines.values()
             for detokenizer in self.detokenizers.values()
             if detokenizer.hears is not None and engine.peer not in detokenizer.hears
         }
+        for known in (*self.engines.values(), *self.detokenizers.values(), Known(PeerId("gone", 1))):
+            peer = known.peer
+            assert self.routes.parted(peer) == {r for r in parted if peer in (r.engine, r.detokenizer)}
 
     @invariant()
     def loads_are_what_was_reported_and_what_is_held(self) -> None:
