@@ -90,7 +90,9 @@ def fill(message: Message, known: descriptor_pool.DescriptorPool) -> None:
             for inner in value if field.is_repeated else [value]:
                 fill(inner, known)
     for field in message.DESCRIPTOR.fields:
-        if field.number not in numbers and field.containing_oneof is None:
+        # That of an optional field is its own: `optional` is written so in a descriptor.
+        alone = field.containing_oneof is None or len(field.containing_oneof.fields) == 1
+        if field.number not in numbers and alone:
             _set(message, field)
 
 

@@ -27,7 +27,10 @@ class UnknownRefError(Exception):
 
 def frozen() -> str:
     """The commit at which the baseline of the contract was taken last."""
-    commit = _git("log", "-1", "--format=%H", "--", BASELINE).decode().strip()
+    try:
+        commit = _git("log", "-1", "--format=%H", "--", BASELINE).decode().strip()
+    except subprocess.CalledProcessError:
+        commit = ""
     if not commit:
         raise UnknownRefError(f"no commit has {BASELINE}: this needs the repository's history")
     return commit

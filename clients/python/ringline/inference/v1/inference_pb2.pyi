@@ -392,7 +392,10 @@ global___ToolCall = ToolCall
 
 @typing.final
 class StoppingParams(google.protobuf.message.Message):
-    """When a choice ends, and what it must not say."""
+    """When a choice ends, and what it must not say.
+
+    Planned: most tokens of the reasoning (8).
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
