@@ -1,7 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import ringline
@@ -11,14 +10,18 @@ from tests.clients.scripted import Clock, ScriptedInference, Served, serving
 from tests.ring import Ring
 
 
+@pytest.fixture(scope="module")
+def both_processors(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processors]:
+    made = Processors(ring, tmp_path_factory.mktemp("processors"))
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-async def processors(ring: Ring, tmp_path: Path) -> AsyncIterator[Processors]:
-    running = Processors(ring, tmp_path)
-    try:
-        await running.start()
-        yield running
-    finally:
-        running.stop()
+async def processors(both_processors: Processors) -> Processors:
+    """Both serve, whatever another test has done to them."""
+    await both_processors.start()
+    return both_processors
 
 
 @pytest.fixture

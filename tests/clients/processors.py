@@ -43,6 +43,10 @@ class Processor:
     def address(self) -> str:
         return f"127.0.0.1:{self._port.number}"
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Begin a life."""
         command = [
@@ -109,9 +113,10 @@ class Processors:
         return [processor.address for processor in self.all]
 
     async def start(self) -> None:
-        """Both serve."""
+        """Have both serve; one that is dead begins another life."""
         for processor in self.all:
-            processor.start()
+            if not processor.alive:
+                processor.start()
         for processor in self.all:
             await processor.wait_serving()
 

@@ -20,7 +20,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
-from tests.ring import MODEL, ROOT, Ring, start_ring, stop_ring
+from tests.ring import MODEL, ROOT
 from tests.services.poisoned_engine import MAY_FAIL, POISON
 from tests.services.runtime.test_process import wait_until
 from tests.services.streams import Shown, ask, generate, long_work, read_session
@@ -277,22 +277,6 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         assert services.kill(name, signal.SIGTERM) == 0
 
 
-def test_serve_refuses_a_context_that_cannot_fit_and_says_what_to_change() -> None:
-    command = [sys.executable, "-m", "services.cli", "serve", str(MODEL), "--port", "0", "--no-metrics"]
-    done = subprocess.run(
-        [*command, "--kv-cache-memory-bytes", "64KiB"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode != 0
-    output = done.stdout + done.stderr
-    assert "Traceback" not in output
-    assert "--max-model-len" in output or "max_model_len" in output
-
-
 def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.cli", "serve", str(tmp_path), "--port", "0", "--no-metrics"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
@@ -300,14 +284,3 @@ def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: P
     assert done.returncode != 0
     assert "Traceback" not in output
     assert "config.json" in output
-
-
-def test_a_stack_is_brought_up_and_down(tmp_path: Path) -> None:
-    running: Ring = start_ring(tmp_path)
-    stages = running.log.read_text()
-    for stage in ("configuration", "device", "load weights", "allocate KV cache", "warm up"):
-        assert f'"name": "{stage}"' in stages
-    assert stop_ring(running) == 0
-    for service in ("processor", "engine", "detokenizer"):
-        with pytest.raises(ProcessLookupError):
-            os.kill(running.pid(service), 0)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -166,7 +165,15 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkp
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
         assert (unknown["service"], unknown["nearest"]) == ("serve", "RINGLINE_BLOCK_SIZE")
         assert "serving" not in events[events.index("ready") :]
-        assert [stage["name"] for stage in stack.events("stage")][:3] == ["load libraries", "configuration", "device"]
+        stages = [stage["name"] for stage in stack.events("stage")]
+        assert stages[:6] == [
+            "load libraries",
+            "configuration",
+            "device",
+            "load weights",
+            "allocate KV cache",
+            "warm up",
+        ]
         services = stack.serving()
         assert {service["health"] for service in services.values()} == {"SERVING"}
         assert services["processor"]["models"][0]["max_model_len"] == 36
@@ -226,17 +233,16 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environmen
     assert running_stacks() == []
 
 
-def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(checkpoint, environment, tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(checkpoint / name, tmp_path)
+def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(checkpoint, environment):
+    """Its context does not fit, and the error says what to change."""
     shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
-    done = ringline("serve", str(tmp_path), "--port", "0", env=shown)
+    done = ringline("serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "32KiB", env=shown)
     assert done.returncode == 3
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert len(errors) == 1
     assert errors[0].startswith("error: engine: ")
-    assert "safetensors" in errors[0]
+    assert "--max-model-len" in errors[0]
     assert "Traceback" not in done.stderr + done.stdout
 
 

@@ -87,7 +87,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1000])
-async def test_a_stream_is_reset_whose_client_never_takes_its_status(window: int) -> None:
+async def test_a_stream_is_reset_whose_client_never_takes_its_status(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.runtime.calls._LAST_WORDS", 0.1)
     async with serving(patience=0.1) as (server, handlers), client(server, window=window, reads=False) as connection:
         async with client(server) as another:
             await check(another)
