@@ -165,36 +165,45 @@ class Placement:
         self._redirect(live, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
         return True
 
-    def _resubmit(self, live: LiveRequest, reason: str) -> None:
+    def _resubmit(self, live: LiveRequest, reason: str) -> bool:
         """Go on at another engine, if there is one, though the present one may be alive."""
-        if (route := self._choose(live)) is not None:
-            self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
-            live.outage.lost(time.monotonic())
-            self._submit(live, route, reason)
+        if (route := self._choose(live)) is None:
+            return False
+        self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
+        live.outage.lost(time.monotonic())
+        self._submit(live, route, reason)
+        return True
 
     def route(self, live: LiveRequest, reason: str) -> None:
         """Give the request a route: another detokenizer if its engine is there, else another engine."""
-        engine = live.route.engine if live.route is not None else None
-        if engine is not None and self._peers.has_engine(engine):
-            route = self._choose(live, engine)
-            if route is not None:
-                self._redirect(live, route, reason)
-                return
+        if live.route is not None and self._peers.has_engine(live.route.engine):
+            self._route_from(live, live.route.engine, reason)
         else:
-            self._unplace(live)
-            blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
-            if blame is Blame.POISON:
-                message = f"{live.crashes.count} engines died while they had this request"
-                self._end(live, Status(Code.INTERNAL, message, given_reason=Reason.POISON))
-                return
-            if blame is Blame.UNSURE:
-                self._strand(live, reason, time.monotonic() + _BLAME_INTERVAL)
-                return
-            route = self._choose(live)
-            if route is not None:
-                self._submit(live, route, reason)
-                return
-        self._strand(live, reason)
+            self._route_anew(live, reason)
+
+    def _route_from(self, live: LiveRequest, engine: PeerId, reason: str) -> None:
+        if (route := self._choose(live, engine)) is not None:
+            self._redirect(live, route, reason)
+            return
+        now = time.monotonic()
+        stays_until = now + BEAT_LIMIT - live.outage.waited(now)  # its engine may just be joining another
+        if now <= stays_until:
+            self._strand(live, reason, stays_until)
+        elif not self._resubmit(live, f"engine {engine.name} has no detokenizer"):
+            self._strand(live, reason)
+
+    def _route_anew(self, live: LiveRequest, reason: str) -> None:
+        self._unplace(live)
+        blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
+        if blame is Blame.POISON:
+            message = f"{live.crashes.count} engines died while they had this request"
+            self._end(live, Status(Code.INTERNAL, message, given_reason=Reason.POISON))
+        elif blame is Blame.UNSURE:
+            self._strand(live, reason, time.monotonic() + _BLAME_INTERVAL)
+        elif (route := self._choose(live)) is not None:
+            self._submit(live, route, reason)
+        else:
+            self._strand(live, reason)
 
     def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
         request_id, choices = live.ring.request_id, len(live.ring.unfinished())

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from services.ring.events import Cause, Code
-from tests.services.processor.asking import ask, end, events, ids, settle, usage
+from services.ring.liveness import BEAT_LIMIT
+from tests.services.processor.asking import ask, end, events, expected, ids, settle, usage
 from tests.services.ring.world import World
 
 
@@ -95,3 +96,24 @@ def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamesp
     assert not events(world, "request_finished")
     wait(world, clock, 2.0)
     assert end(world).error.code == Code.UNAVAILABLE
+
+
+def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(wide: World, clock: SimpleNamespace) -> None:
+    """Each engine is attached to one of two detokenizers: another pair can take what it has."""
+    for engine, detokenizer in (("engine-0", "detokenizer-1"), ("engine-1", "detokenizer-0")):
+        wide.detach(wide.engines[engine].streams[detokenizer])
+    wide.flow()
+    wide.ask(ask(max_tokens=60))
+    wide.flow(tokens=3)
+    (live,) = wide.ring._live.values()
+    route = live.route
+    assert route is not None
+    wide.kill_detokenizer(route.detokenizer.name)
+    wide.ring.tick(clock.now)
+    assert live.ring.request_id in wide.ring._placement._stranded, "its engine may be joining another"
+    clock.now += BEAT_LIMIT + 0.1
+    wide.ring.tick(clock.now)
+    assert live.route is not None
+    assert live.route.engine != route.engine
+    settle(wide)
+    assert ids(wide) == expected(60)
