@@ -227,7 +227,7 @@ class EngineDecoder:
             "request finished",
             request_id=request_id,
             epoch=request.epoch,
-            causes={choice: end and end.cause.name for choice, end in request.ends.items()},
+            finish_reasons={choice: end and end.cause.name for choice, end in request.ends.items()},
             completion_tokens=tokens,
         )
         if self._tracing is not None and request.began is not None:

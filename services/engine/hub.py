@@ -200,7 +200,7 @@ def _log_finished(entry: LedgerEntry) -> None:
         request_id=entry.request_id,
         epoch=entry.epoch,
         submitter=entry.submitter.name,
-        causes={choice: kept.end and kept.end.cause.name for choice, kept in entry.choices.items()},
+        finish_reasons={choice: kept.end and kept.end.cause.name for choice, kept in entry.choices.items()},
         prompt_tokens=entry.prompt_tokens,
         cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
         completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),

@@ -60,12 +60,12 @@ class ClientStream(OutputStream):
         self._by_ring_id: dict[str, ClientRequest] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
         self._closed_traces: list[RequestTrace] = []
-        """Of requests whose last terminal was taken, and is not written yet."""
+        """Of requests whose end was taken, and is not written yet."""
         self.room_for_refusals = asyncio.Event()
 
     @property
     def num_live(self) -> int:
-        """Requests whose last terminal has not been taken."""
+        """Requests whose end has not been taken."""
         return len(self._by_ring_id)
 
     @property
@@ -119,7 +119,7 @@ class ClientStream(OutputStream):
         super().clear()
 
     def take(self) -> inference_pb2.SessionResponse | None:
-        """Everything new, up to about 1 MiB; a request whose last terminal is among it is no longer live.
+        """Everything new, up to about 1 MiB; a request whose end is among it is no longer live.
 
         None if there is nothing. Raises ``TimeoutError`` if the client is lost.
         """
@@ -140,7 +140,7 @@ class ClientStream(OutputStream):
 
 @dataclass(slots=True, eq=False)
 class ClientRequest:
-    """A request from the frame that asked for it to its last terminal. Times are on the monotonic clock, seconds."""
+    """A request from the frame that asked for it to its end. Times are on the monotonic clock, seconds."""
 
     ring_id: str
     client_id: str
@@ -156,7 +156,7 @@ class ClientRequest:
     live: LiveRequest | None = None
     """None until its prompt is tokenized and everything resolved."""
     ended: bool = False
-    """Whether every terminal is in the outbox."""
+    """Whether its end is in the outbox."""
 
 
 @dataclass(slots=True, eq=False)

@@ -62,7 +62,7 @@ class Intake:
 
     @property
     def num_open(self) -> int:
-        """Requests whose terminals have not all been taken by their clients."""
+        """Requests whose ends have not been taken by their clients."""
         return sum(client.num_live for client in self._clients)
 
     def open(self, caller: Caller, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:

@@ -34,7 +34,7 @@ def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, token
 
 
 def count_request(metrics: ProcessorMetrics, live: LiveRequest, now: float) -> None:
-    """A request has its last terminal."""
+    """A request has ended."""
     ring, first = live.ring, live.first_delta_at
     decoded = None if first is None else max(live.last_delta_at.values()) - first
     seconds = now - live.call.arrived
@@ -58,7 +58,7 @@ def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_p
     ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
     told.debug(
         "request finished",
-        causes={choice: end and end.cause.name for choice, end in ends.items()},
+        finish_reasons={choice: end and end.cause.name for choice, end in ends.items()},
         prompt_tokens=closing.prompt_tokens,
         cached_tokens=closing.cached_tokens,
         completion_tokens=closing.completion_tokens,

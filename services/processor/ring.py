@@ -283,7 +283,7 @@ class Ring:
         live.call.client.outbox.end(live.ring.request_id, CLIENT_EPOCH, choice, end)
 
     def _finish(self, live: LiveRequest) -> None:
-        """Every choice has its terminal: the usage, the end of the clock, and Done for the engine."""
+        """Every choice has ended: the usage, the end of the clock, and Done for the engine."""
         ring = live.ring
         usage = inference_pb2.Usage(
             prompt_tokens=ring.prompt_tokens,

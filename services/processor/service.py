@@ -165,7 +165,7 @@ class InferenceService:
                 await client.room_for_refusals.wait()
 
     async def _write_generate(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
-        """Write until the last terminal; returns the status of a request that failed."""
+        """Write until the request has ended; returns the status of a request that failed."""
         error: Status | None = None
         while True:
             await client.wake.wait()
@@ -181,7 +181,7 @@ class InferenceService:
     async def _write_session(
         self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
-        """Write until the client has closed its side, or was asked to, and has every terminal; or takes nothing."""
+        """Write until the client has closed its side, or was asked to, and every request has ended; or it stalls."""
         try:
             await self._write_news(client, context, reader)
         except TimeoutError:  # not raised further: it and its task would refer to each other

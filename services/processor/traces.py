@@ -46,7 +46,7 @@ class RequestTraces:
 
 
 class RequestTrace:
-    """Of one request, from its arrival until its last terminal is written."""
+    """Of one request, from its arrival until its end is written."""
 
     def __init__(self, tracing: Tracing, span: Span, arrived: float) -> None:
         self._tracing = tracing
@@ -79,7 +79,7 @@ class RequestTrace:
         self._span.add_event("failover" if changed else "submitted", attributes, self._now())
 
     def closed(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
-        """Its last terminal is known."""
+        """Its end is known."""
         if isinstance(closing, inference_pb2.Refused):
             self._refused(status_from_proto(closing.status))
         elif call.live is not None:
@@ -106,7 +106,7 @@ class RequestTrace:
         self._span.end(self._now())
 
     def delivered(self) -> None:
-        """Its last terminal is written, or nobody is there to take it."""
+        """Its end is written, or nobody is there to take it."""
         now = time.monotonic()
         if self._first_delta_at is not None:
             attributes = {"gen_ai.usage.output_tokens": self._tokens}
@@ -122,7 +122,7 @@ class RequestTrace:
         """Messages may hold what a client wrote, and are left out."""
         from opentelemetry.trace import StatusCode
 
-        self._span.set_attribute("ringline.cause", cause.lower())
+        self._span.set_attribute("ringline.finish_reason", cause.lower())
         if code is not None:
             self._span.set_attribute("rpc.grpc.status_code", int(code))
             self._span.set_status(StatusCode.ERROR)

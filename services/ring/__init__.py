@@ -11,7 +11,7 @@ quota        what requests hold together, within a size
 retry        when those who are refused should come again
 switchboard  the engine's door: attached peers, ledger, links; what each command does
 outbox       coalesced text towards a reader that may be slow
-request      the processor's view of one request: epoch, positions, terminals, usage
+request      the processor's view of one request: epoch, positions, ends, usage
 routes       which (engine, detokenizer) pairs may carry a request
 outage       how long has a request been without a route?
 liveness     is a peer alive, and does it move?

@@ -1,6 +1,6 @@
-"""The processor's view of one request: its epoch, what each choice has, which frames fit, and its terminals.
+"""The processor's view of one request: its epoch, what each choice has, which frames fit, and how it ends.
 
-The processor owns a request from admission to the last terminal. Frames of a lower epoch are dropped, a delta must
+The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must
 begin where the choice's count is, nothing follows a terminal, and usage counts exactly what was delivered.
 """
 
@@ -50,7 +50,7 @@ class RingRequest:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its terminal."""
+        """Whether every choice has ended."""
         return all(state.end is not None for state in self.choices.values())
 
     @property

@@ -61,7 +61,7 @@ class ProcessorMetrics(ServiceMetrics):
         )
         self._gap = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", GAP_SECONDS)
         self._latency = Histogram(
-            "vllm:e2e_request_latency_seconds", "From a request's arrival to its last terminal.", REQUEST_SECONDS
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_SECONDS
         )
         self._admission = Histogram(
             "ringline_admission_seconds", "From a request's arrival until it is tokenized and sent out.", GAP_SECONDS
@@ -109,7 +109,7 @@ class ProcessorMetrics(ServiceMetrics):
             self._gap.observe(gap / count, count)
 
     def choice_ended(self, cause: str) -> None:
-        """A choice has its terminal. ``cause``: stop, length, cancelled, deadline or error."""
+        """A choice has ended. ``cause``: stop, length, cancelled, deadline or error."""
         self._ends[_reason(cause)] += 1
 
     def request_refused(self, code: str, tenant: str) -> None:
@@ -121,7 +121,7 @@ class ProcessorMetrics(ServiceMetrics):
     def request_ended(
         self, tenant: str, prompt_tokens: int, completion_tokens: int, seconds: float, decode_seconds: float | None
     ) -> None:
-        """An admitted request has its last terminal, ``seconds`` after it arrived.
+        """An admitted request has ended, ``seconds`` after it arrived.
 
         ``decode_seconds``: from its first token to its last, if it had any.
         """
@@ -139,7 +139,7 @@ class ProcessorMetrics(ServiceMetrics):
 
     @property
     def ended_choices(self) -> int:
-        """Terminals since the start."""
+        """Ends of choices since the start."""
         return self._ends.total()
 
     @property
@@ -164,7 +164,9 @@ class ProcessorMetrics(ServiceMetrics):
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )
         yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
-        yield self._counters("vllm:request_success", "Terminals, by cause.", "finished_reason", self._ends)
+        yield self._counters(
+            "vllm:request_success", "Ends of choices, by finish reason.", "finished_reason", self._ends
+        )
         yield self._counters(
             "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
         )

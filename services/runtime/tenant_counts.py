@@ -50,7 +50,7 @@ class TenantCounts:
         self._others = _Counts()
 
     def ended(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
-        """An admitted request has its last terminal."""
+        """An admitted request has ended."""
         counts = self._of(tenant)
         counts.requests += 1
         counts.prompt_tokens += prompt_tokens

@@ -2,7 +2,7 @@
 
 Hypothesis chooses who does what next in a ring of two engines and two detokenizers (see ``tests.services.ring.world``).
 Engines come back with the model that they had, or with another one, which computes and names other tokens.
-At the end everything heals, and every request must have exactly one terminal per choice, with exactly the ids, text
+At the end everything heals, and every request must have exactly one end per choice, with exactly the ids, text
 and log probabilities of an undisturbed run, and nobody may hold anything any more.
 """
 

@@ -104,7 +104,7 @@ class Cut:
 
 
 def cuts_of(whole: Shown) -> Iterator[Cut]:
-    """Every place of each choice, the choices out of step; where all came, with and without its terminal."""
+    """Every place of each choice, the choices out of step; where all came, with and without its end."""
     counts = [len(whole.deltas.get(choice, ())) for choice in range(len(whole.ends))]
     for step in range(max(counts) + 1):
         deltas = tuple((step + 3 * choice) % (count + 1) for choice, count in enumerate(counts))

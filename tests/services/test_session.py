@@ -1,4 +1,4 @@
-"""Many requests on one Session: every one gets exactly its terminals, with the right cause and exact usage."""
+"""Many requests on one Session: every one gets exactly its ends, with the right finish reason and exact usage."""
 
 from __future__ import annotations
 

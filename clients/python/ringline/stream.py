@@ -135,7 +135,7 @@ class Stream(Iterator[Delta]):
             raise error from None
 
     def _finish(self) -> None:
-        """After the last terminal: see that nothing follows."""
+        """After the end: see that nothing follows."""
         if self._call is not None:
             with contextlib.suppress(StopIteration, grpc.RpcError):
                 self._course.read(next(self._call))

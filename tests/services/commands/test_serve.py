@@ -213,7 +213,7 @@ def check_log_of_a_request(stack, address):
     assert records.keys() == {"engine", "detokenizer", "processor"}
     assert len({record["request_id"] for record in records.values()}) == 1
     for record in records.values():
-        assert record["causes"] == {"0": "LENGTH", "1": "LENGTH"}
+        assert record["finish_reasons"] == {"0": "LENGTH", "1": "LENGTH"}
         assert (record["level"], record["completion_tokens"]) == ("debug", 8)
     assert records["processor"]["prompt_tokens"] == records["engine"]["prompt_tokens"] > 0
     assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])

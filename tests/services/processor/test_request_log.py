@@ -25,7 +25,7 @@ def test_a_request_that_ends_is_told_by_the_detokenizer_and_the_processor() -> N
     for line in (by_detokenizer, by_processor):
         assert line["log_level"] == "debug"
         assert line["request_id"] == call.ring_id
-        assert line["causes"] == {0: "LENGTH", 1: "LENGTH"}
+        assert line["finish_reasons"] == {0: "LENGTH", 1: "LENGTH"}
         assert line["completion_tokens"] == 14
     assert by_detokenizer["epoch"] == 1
     assert by_processor["client_request_id"] == "r"
@@ -43,9 +43,9 @@ def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> Non
         world.ring.end(call, Cause.CANCELLED)
         settle(world)
     by_processor, by_detokenizer = lines(logs, "request finished")
-    assert by_processor["causes"] == {0: "CANCELLED"}
+    assert by_processor["finish_reasons"] == {0: "CANCELLED"}
     assert by_processor["completion_tokens"] == delivered > 0
-    assert by_detokenizer["causes"] == {0: None}
+    assert by_detokenizer["finish_reasons"] == {0: None}
 
 
 def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:

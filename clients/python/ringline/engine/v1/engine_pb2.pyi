@@ -1159,7 +1159,7 @@ class ResetPrefixCacheResponse(google.protobuf.message.Message):
 
     BLOCKS_FIELD_NUMBER: builtins.int
     blocks: builtins.int
-    """Blocks that were cached and are now blank."""
+    """Cached blocks that could be found before, those in use among them."""
     def __init__(
         self,
         *,

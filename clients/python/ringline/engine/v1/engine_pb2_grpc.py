@@ -113,7 +113,8 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forget every cached prefix that no request is using.
+        """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
+        requests under way compute on top of that; those go on with what they have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,9 @@ class EngineServiceStub:
         ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse,
     ]
-    """Forget every cached prefix that no request is using."""
+    """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
+    requests under way compute on top of that; those go on with what they have.
+    """
 
     Profile: grpc.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.ProfileRequest,
@@ -104,7 +106,9 @@ class EngineServiceAsyncStub:
         ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse,
     ]
-    """Forget every cached prefix that no request is using."""
+    """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
+    requests under way compute on top of that; those go on with what they have.
+    """
 
     Profile: grpc.aio.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.ProfileRequest,
@@ -163,7 +167,9 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse]]:
-        """Forget every cached prefix that no request is using."""
+        """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
+        requests under way compute on top of that; those go on with what they have.
+        """
 
     @abc.abstractmethod
     def Profile(

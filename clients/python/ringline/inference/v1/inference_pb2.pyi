@@ -718,8 +718,8 @@ global___PrefillProgress = PrefillProgress
 
 @typing.final
 class Delta(google.protobuf.message.Message):
-    """Tokens of one choice and the text they complete. Atomic: at every delta before the terminal, the text so far is the
-    decoding of the ids so far (with the prompt as left context).
+    """Tokens of one choice and the text they complete. Atomic: at every delta before the choice's end, the text so far is
+    the decoding of the ids so far (with the prompt as left context).
 
     Planned: typed parts of the answer (6).
     """
