@@ -68,6 +68,11 @@ class Engines:
         return len(heard)
 
     @property
+    def num_generations(self) -> int:
+        """Tokenizers held."""
+        return len(self._tokenizers)
+
+    @property
     def num_requests(self) -> int:
         """Requests held."""
         return sum(decoder.num_requests for decoder in self._decoders.values())

@@ -119,7 +119,9 @@ class _Detokenizer:
         await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
         engines, heard = self._engines, self._engines.push_load()
         self._metrics.model_name = engines.model_name
-        self._metrics.update(engines.num_requests, engines.decoded_tokens, heard, len(engines.subscribers))
+        self._metrics.update(
+            engines.num_requests, engines.decoded_tokens, heard, len(engines.subscribers), engines.num_generations
+        )
 
     async def _drain(self, grace: float) -> None:
         """Finish the requests that are there; processors are told."""

@@ -202,6 +202,7 @@ class _Processor:
             engines=engines,
             detokenizers=detokenizers,
             suspected=len(self._peers.suspects),
+            generations=len(self._vocabularies),
             failovers=self._ring.failovers,
             losses=dict(self._peers.losses),
             routing=self._peers.routing,

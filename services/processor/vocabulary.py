@@ -69,6 +69,10 @@ class Vocabularies:
         self.preferred: Callable[[], Sequence[Generation]] = list
         """The generations that new requests may belong to, the best first; set by the one who knows the routes."""
 
+    def __len__(self) -> int:
+        """How many are held."""
+        return len(self._held)
+
     @property
     def request_limits(self) -> MessageLimits:
         """How large a message with a request may be: as large as any of the models allows."""

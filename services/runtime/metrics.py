@@ -143,12 +143,17 @@ class DetokenizerMetrics(ServiceMetrics):
 
     def __init__(self) -> None:
         self._live_requests, self._decoded_tokens, self._engines, self._subscribers = 0, 0, 0, 0
+        self._generations = 0
         super().__init__()
 
-    def update(self, live_requests: int, decoded_tokens: int, engines: int, subscribers: int) -> None:
-        """How many requests are live, tokens were decoded since the start, peers are linked; from time to time."""
+    def update(self, live_requests: int, decoded_tokens: int, engines: int, subscribers: int, generations: int) -> None:
+        """How many requests are live, tokens were decoded since the start, peers are linked, tokenizers are held.
+
+        From time to time.
+        """
         self._live_requests, self._decoded_tokens = live_requests, decoded_tokens
         self._engines, self._subscribers = engines, subscribers
+        self._generations = generations
 
     def collect(self) -> Iterator[Metric]:
         yield from self._service()
@@ -156,3 +161,4 @@ class DetokenizerMetrics(ServiceMetrics):
         yield self._counter("ringline_decoded_tokens", "Tokens decoded.", self._decoded_tokens)
         yield self._gauge("ringline_engines", "Engines that are attached and heard.", self._engines)
         yield self._gauge("ringline_subscribers", "Processors that are subscribed.", self._subscribers)
+        yield self._gauge("ringline_generations", "Tokenizers held.", self._generations)

@@ -42,6 +42,8 @@ class ProcessorReading:
     detokenizers: int = 0
     suspected: int = 0
     """Peers that give no sign of life."""
+    generations: int = 0
+    """Models held side by side."""
     failovers: Mapping[str, int] = field(default_factory=dict)
     """Since the start, by what was changed for a request: engine, detokenizer, or nothing (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_engines", "Engines that are attached.", now.engines)
         yield self._gauge("ringline_detokenizers", "Detokenizers that are subscribed to.", now.detokenizers)
         yield self._gauge("ringline_suspected_peers", "Peers that give no sign of life.", now.suspected)
+        yield self._gauge("ringline_generations", "Models held side by side.", now.generations)
         yield self._counters("ringline_peers_lost", "Peers lost without having drained.", "service", now.losses)
         yield self._counters("ringline_failovers", "Requests that went on elsewhere.", "changed", now.failovers)
         yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", routing.decisions)

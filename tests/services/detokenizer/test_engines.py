@@ -70,6 +70,7 @@ async def test_an_engine_of_one_tokenizer_too_many_waits_until_another_is_gone()
     await attach(engines, second)
     with pytest.raises(LinkRefused, match=r"another tokenizer than the 2 .*--max-generations"):
         await engines.prepare(third)
+    assert engines.num_generations == 2
     engines.engine_down(Link(), first.peer)  # type: ignore[arg-type]
     await attach(engines, third)
 

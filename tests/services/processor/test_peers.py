@@ -119,6 +119,7 @@ def test_an_engine_of_one_model_too_many_is_not_linked(wide: World) -> None:
         wide.peers.engine_up(stream, PeerId(model.name, model.incarnation), model)  # type: ignore[arg-type]
     with pytest.raises(LinkRefused, match=r"another model than the 3 .*--max-generations"):
         wide.vocabularies.add(another(9), TEXTS)
+    assert len(wide.vocabularies) == MAX_GENERATIONS
     wide.peers.engine_down(stream, PeerId("engine-0", 1000))  # type: ignore[arg-type]
     wide.vocabularies.add(another(9), TEXTS)
 

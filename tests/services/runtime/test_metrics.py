@@ -58,6 +58,7 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
             engines=2,
             detokenizers=1,
             suspected=1,
+            generations=2,
             failovers={"engine": 4, "replay": 0},
             losses={"engine": 1},
             routing=routing,
@@ -99,6 +100,7 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     assert read["vllm:e2e_request_latency_seconds_count",] == 2
     assert read["ringline_serving",] == 1
     assert (read["ringline_waiting_requests",], read["ringline_suspected_peers",]) == (1, 1)
+    assert read["ringline_generations",] == 2
     assert (read["ringline_failovers_total", "engine"], read["ringline_peers_lost_total", "engine"]) == (4, 1)
     assert (read["ringline_live_requests",], read["ringline_engines",], read["ringline_detokenizers",]) == (3, 2, 1)
     assert (read["ringline_routes_total", "prefix"], read["ringline_routes_total", "overload"]) == (5, 0)
@@ -150,9 +152,9 @@ def test_an_engine_is_read_when_prometheus_asks():
 
 def test_a_detokenizer_tells_what_it_decoded_and_every_service_its_process():
     metrics = DetokenizerMetrics()
-    metrics.update(live_requests=2, decoded_tokens=1000, engines=3, subscribers=4)
+    metrics.update(live_requests=2, decoded_tokens=1000, engines=3, subscribers=4, generations=2)
     read = samples(metrics.registry)
-    assert (read["ringline_engines",], read["ringline_subscribers",]) == (3, 4)
+    assert (read["ringline_engines",], read["ringline_subscribers",], read["ringline_generations",]) == (3, 4, 2)
     assert (read["ringline_live_requests",], read["ringline_decoded_tokens_total",]) == (2, 1000)
     assert read["process_resident_memory_bytes",] > 2**20
 

@@ -32,7 +32,7 @@ def get(endpoint, path, method="GET", **headers):
 
 def test_metrics_are_answered_where_the_settings_say_until_closed():
     metrics = DetokenizerMetrics()
-    metrics.update(1, 4711, 1, 1)
+    metrics.update(1, 4711, 1, 1, 1)
     endpoint = start_metrics(DetokenizerSettings(server=ServerSettings(port=0)), metrics.registry)
     url = f"http://127.0.0.1:{endpoint.port}/metrics"
     with urllib.request.urlopen(url, timeout=60) as answer:
