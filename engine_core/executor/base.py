@@ -29,6 +29,8 @@ class Executor(ABC):
     """Known after ``start``."""
     cache_size: CacheSize
     """Known after ``start``."""
+    unwritten_cache_bytes: int
+    """Known after ``start``: what the KV cache will still take of the host's memory as it fills."""
     request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str

@@ -77,6 +77,7 @@ class InlineExecutor(Executor):
         self.cache_size = self._size_cache(worker, progress)
         with progress.stage("allocate KV cache") as stage:
             worker.allocate(self.cache_size)
+            self.unwritten_cache_bytes = worker.unwritten_cache_bytes
             stage.bytes = self.cache_size.num_blocks * self.cache_size.bytes_per_block
             tokens = self.cache_size.num_blocks * self.cache_size.block_size
             stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"

@@ -38,6 +38,7 @@ class CpuDevice(Device):
 
     batch_invariant = True
     is_asynchronous = False
+    uses_host_memory = True
 
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
         """Set torch's threads, and choose attention and layers. Raises ``ConfigError``."""

@@ -65,6 +65,7 @@ class CudaDevice(Device):
     """The current GPU of torch."""
 
     is_asynchronous = True
+    uses_host_memory = False
 
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
         """Check what it can do, and see how much of its memory is free. Raises ``ConfigError``."""

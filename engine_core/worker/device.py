@@ -27,6 +27,9 @@ class Device(ABC):
     usable: int
     """Bytes of memory that this process may take in all, as it was before anything was loaded."""
 
+    uses_host_memory: bool
+    """Whether models and caches are in the host's memory."""
+
     request_memory: RequestMemory
     """What is set aside for requests, of the host's memory."""
 

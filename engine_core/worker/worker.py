@@ -34,6 +34,8 @@ class Worker:
     model: CausalLM
     bytes_per_block: int
     model_digest: str
+    unwritten_cache_bytes: int
+    """What the KV cache will still take of the host's memory as it fills; known after ``allocate``."""
     hashing_seconds: float
     """How long hashing the weights took while they were loaded."""
     largest_step_seconds: float
@@ -96,6 +98,8 @@ class Worker:
                 f"the system refused {size(blocks * cache_size.bytes_per_block)} for the KV cache: {error}. Lower "
                 f"--gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
+        filling = self.device.uses_host_memory and not now
+        self.unwritten_cache_bytes = blocks * cache_size.bytes_per_block if filling else 0
         self._runner = self.device.runner(self.model, self._new_batch())
 
     def warm_up(self) -> str:

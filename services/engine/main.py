@@ -139,8 +139,7 @@ class _Engine:
         spare_what_is_loaded()
         self._hub.step_loop.start()
         self._watchdog = self._watch_steps(self._hub.step_loop, loop)
-        cache = executor.cache_size
-        self._server.guard_memory(resident() + cache.num_blocks * cache.bytes_per_block)
+        self._server.guard_memory(resident() + executor.unwritten_cache_bytes)
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)

@@ -99,6 +99,14 @@ def test_a_batch_that_no_address_space_holds_names_the_options(
         worker.profile()
 
 
+def test_only_a_profiled_cache_is_still_to_be_taken(checkpoint: Path) -> None:
+    """One of a size that was told is in memory at the start. What guards the memory must not count it twice."""
+    with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
+        assert told._engine.executor.unwritten_cache_bytes == 0
+        executor = profiled._engine.executor
+        assert executor.unwritten_cache_bytes == executor.cache_size.num_blocks * executor.cache_size.bytes_per_block
+
+
 def sizes() -> list[tuple[str, int]]:
     """Options that count something, each with the least that it takes."""
     found = []
