@@ -5,10 +5,10 @@ back before they end together; and its long prompts would fill step after step. 
 blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
 tenant that was alone for a while is kept from nothing.
 
-What is left of a step where every tenant that has requests wants more than its quarter is handed out in a second pass,
-in equal parts. Where one does not, because it computes outputs or a short prompt, it stays empty: a longer step would
-make that tenant wait for the prompts of others. So it does where a tenant without requests has come again and again,
-and is likely to come during the step.
+What is left of a step where every tenant that runs wants more than its quarter is handed out in a second pass, in
+equal parts. Where one does not, because it computes outputs or a short prompt, it stays empty: a longer step would make
+that tenant wait for the prompts of others. One that only waits, for a place or for blocks, has them the sooner. It
+stays empty, too, where a tenant without requests has come again and again, and is likely to come during the step.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Tenants:
     def hand_out(self, left: int) -> bool:
         """Raise the limit by equal parts of what the step has ``left``, unless that would delay another tenant."""
         limited = sum(self._planned[tenant] >= self._limit for tenant in self._wants_more)
-        if not left or not limited or limited < len(self._requests) or self._absent_return():
+        if not left or not limited or limited < len(self._running) or self._absent_return():
             return False
         self._limit += max(1, left // limited)
         return True

@@ -84,8 +84,8 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
         for seq, count, samples in zip(planned, plan.num_tokens, plan.samples, strict=True):
             prompts[seq.group.tenant] += count if count > 1 or not samples or seq.seq_id in new else 0
         quarter = max(1, config.max_num_batched_tokens // 4)
-        live = {group.tenant for group in scheduler._sequences.groups.values()}
-        if any(prompts[tenant] < quarter for tenant in live):
+        running = {seq.group.tenant for seq in scheduler._sequences.running}
+        if any(prompts[tenant] < quarter for tenant in running):
             assert all(prompts[tenant] <= quarter for tenant in shared)
 
 

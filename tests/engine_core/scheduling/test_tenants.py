@@ -149,6 +149,16 @@ def test_what_tenants_leave_of_a_step_is_handed_out_in_equal_parts_where_all_wan
     engine.finish()
 
 
+@pytest.mark.parametrize("scarce", [{"blocks": 100}, {"max_num_seqs": 1}], ids=str)
+def test_a_tenant_that_waits_for_what_another_has_does_not_slow_its_prompts(scarce):
+    engine = long_prompts(**scarce)
+    engine.step()
+    engine.add("waits", 300, tenant="other")
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 64)]
+    engine.finish()
+
+
 def test_prompts_that_nobody_waits_for_leave_places_to_who_comes_next():
     engine = flooded(prompt=8, max_num_batched_tokens=256)
     engine.step()
