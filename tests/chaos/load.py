@@ -143,4 +143,5 @@ async def ask(client: AsyncClient, spec: Spec, *, cancel_after: int | None = Non
         outcome.error = str(error) if isinstance(error, RingError) else ""
     except RingError as error:
         outcome.error, outcome.reason = f"{type(error).__name__}: {error}", error.reason
+        outcome.failed = time.monotonic()
     return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -70,6 +71,8 @@ class Outcome:
     """What it failed with."""
     reason: str | None = None
     """Why, by the contract's names."""
+    failed: float = math.inf
+    """When, on the monotonic clock."""
     models: list[str] = field(default_factory=list)
     """Digests of those that computed it, in order; one that did so again is there once."""
     stuck: bool = False

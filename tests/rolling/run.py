@@ -46,7 +46,7 @@ class Options:
     patience: float = 4.0
     """Of processors: a request waits that long for an engine of its model."""
     longest_pause: float = 2.0
-    """Seconds between two deltas of an answer; a longer one is a problem."""
+    """Seconds between two deltas of an answer, and until the first one; a longer one is a problem."""
     per_sort: int = 1
     keep: Path | None = None
     """Where logs stay; else they are removed."""
@@ -124,12 +124,14 @@ async def _roll_out(
     load = asyncio.create_task(_load(client, specs, options.rate, asked))
     problems = []
     longest: list[asyncio.Task[Outcome]] = []
+    last_drain = start
     await asyncio.sleep(options.calm)
     await asyncio.wait([task for _, task in asked], timeout=FIRST_ANSWER, return_when=asyncio.FIRST_COMPLETED)
     for name in fleet.names["engine"]:
         engine = fleet.processes[name]
         longest += [asyncio.create_task(ask(client, LONGEST)) for _ in range(2 * options.size)]
         await asyncio.sleep(LEAD)
+        last_drain = time.monotonic()
         if (code := await engine.drain()) != 0:
             problems.append(f"{name} ended with {code}")
         engine.flags = engine_flags(model)
@@ -140,9 +142,11 @@ async def _roll_out(
     answers = [(spec, await task) for spec, task in [*asked, *((LONGEST, task) for task in longest)]]
     rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
     after = await _right_answers(client, specs)
-    _judge(rollout, answers, before, after)
+    _judge(rollout, answers, before, after, last_drain)
     if rollout.longest_pause > options.longest_pause:
         rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
+    if rollout.longest_wait > options.longest_pause:
+        rollout.problems.append(f"a wait of {rollout.longest_wait:.2f} s for a first token")
     return rollout, after
 
 
@@ -160,12 +164,15 @@ def _judge(
     answers: Sequence[tuple[Spec, Outcome]],
     before: dict[str, Outcome],
     after: dict[str, Outcome],
+    last_drain: float,
 ) -> None:
-    """Compare every answer with that of its own model."""
+    """Compare every answer with that of its own model, whose last engine began to leave at ``last_drain``."""
     names = {next(iter(before.values())).models[0]: "before", next(iter(after.values())).models[0]: "after"}
     if len(names) != 2:
         rollout.problems.append("both models have the same digest")
     for spec, outcome in answers:
+        if outcome.reason == MODEL_GONE and outcome.failed < last_drain:
+            rollout.problems.append(f"{spec.name}: its model was called gone while an engine had it")
         if not outcome.models and outcome.reason == MODEL_GONE:
             rollout.gone += 1  # it was admitted, and its model went before any of its engines had begun it
             continue

@@ -36,6 +36,7 @@ def answer(model: str, ids: list[int]) -> Outcome:
     return outcome
 
 
+LAST_DRAIN = 10.0
 OLD, NEW = answer("old", [1, 2, 3]), answer("new", [4, 5, 6])
 
 
@@ -43,7 +44,7 @@ def judged(*outcomes: Outcome) -> Rollout:
     """The judge's word on these, beside one right answer of each model."""
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(outcome)) for outcome in (OLD, NEW, *outcomes)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW})
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN)
     return rollout
 
 
@@ -84,6 +85,15 @@ def test_what_only_the_model_before_could_have_finished_may_be_short_but_not_wro
     rollout = judged(outcome)
     assert rollout.gone == 1
     assert bool(rollout.problems) == (ids != [1, 2])
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2]])
+def test_no_model_is_gone_while_one_of_its_engines_is_there(ids: list[int]) -> None:
+    outcome = answer("old", ids) if ids else Outcome()
+    outcome.error, outcome.reason, outcome.failed = "Unavailable: gone", MODEL_GONE, LAST_DRAIN - 1.0
+    outcome.choices.clear()
+    (problem,) = judged(outcome).problems
+    assert "was called gone while an engine had it" in problem
 
 
 def test_a_request_that_began_on_the_new_model_may_not_end_so() -> None:
