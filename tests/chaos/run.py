@@ -40,6 +40,8 @@ class Options:
     pause: float = 0.2
     pauses: int = 0
     """How often each kind of fault happens alone to each service, to see what pause it makes."""
+    per_sort: int = 4
+    """Requests of the pool."""
     keep: Path | None = None
     """Where logs stay; else they are removed."""
 
@@ -52,7 +54,7 @@ async def run(options: Options) -> Report:
         directory.mkdir(parents=True, exist_ok=True)
         fleet = await stack.enter_async_context(Fleet(directory))
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        specs = pool(options.seed)
+        specs = pool(options.seed, options.per_sort)
         answers = await undisturbed(clients[0], specs, options.concurrency)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
