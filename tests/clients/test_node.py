@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 import ringline
 
 from tests.clients.processors import Processors
+from tests.clients.scripted import Abort, Served, admitted, delta, ended, play, started
 
 NODE_CLIENT = Path(__file__).resolve().parent / "node"
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
@@ -57,6 +59,24 @@ def test_node_client(ring, programs: Path) -> None:
     # google.rpc.Code.INVALID_ARGUMENT
     assert shown["refused"]["error"]["code"] == 3
     assert "temperature" in shown["refused"]["error"]["message"]
+
+
+async def test_a_program_of_bare_stubs_keeps_to_its_model(server: Served, programs: Path) -> None:
+    """The one that its prompt was tokenized for, and once tokens came, the one that computed them."""
+    lost = Abort(grpc.StatusCode.UNAVAILABLE)
+    first = admitted(prompt_token_ids=[1, 2, 3], model_digest="tokenized for")
+    server.service.scripts = [
+        play(first, lost),
+        play(first, started(), delta(0, [10], "a"), lost),
+        play(first, started(), delta(1, [11], "b"), ended(completion=2)),
+    ]
+    node = await asyncio.create_subprocess_exec(
+        "node", str(programs / "resume.js"), server.address, "?", stdout=asyncio.subprocess.PIPE
+    )
+    shown, _ = await asyncio.wait_for(node.communicate(), 250)
+    assert json.loads(shown.splitlines()[-1])["choices"] == [{"tokenIds": [10, 11], "text": "ab", "ended": True}]
+    resumes = [(asked.resume.model_digest, asked.resume.numerics) for asked in server.service.requests]
+    assert resumes == [("", ""), ("tokenized for", ""), ("model", "numerics")]
 
 
 async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: Processors, programs: Path) -> None:

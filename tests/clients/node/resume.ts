@@ -58,7 +58,7 @@ function nextRequest(): GenerateRequest {
     output: { ...admitted.output, returnPromptTokenIds: false },
     resume: {
       choices: choices.flatMap(({ tokenIds, ended }, choice) => (ended ? [] : [{ choice, tokenIds }])),
-      modelDigest: started?.modelDigest ?? "",
+      modelDigest: (started ?? admitted).modelDigest,
       numerics: started?.numerics ?? "",
     },
   });
