@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,6 +17,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _WAIT = 0.1
 """Seconds after which a caller looks for signals again."""
+
+
+class _EndedError(RuntimeError):
+    """A call was asked for too late."""
+
+    def __init__(self) -> None:
+        super().__init__("the thread has ended")
 
 
 @dataclass(slots=True)
@@ -50,19 +58,20 @@ class CallThread:
         """What ``work`` returns or raises.
 
         Where the caller is interrupted, ``work`` is told, and the interrupt goes on when it has returned. A second one
-        goes on at once; calls after it still wait for ``work``.
+        goes on at once; calls after it still wait for ``work``. Raises ``RuntimeError`` once the thread has ended.
         """
         if not self._end.alive:
-            raise RuntimeError("the thread has ended")
+            raise _EndedError
         order = _Order(work)
         try:
             self._orders.put(order)
-            result, error = _outcome(order)
+            result, error = self._outcome(order)
         except BaseException:
             order.call.interrupted = True
             last = _Order(lambda call: None)  # for it may be that ``order`` was not even put
             self._orders.put(last)
-            _outcome(last)
+            with suppress(_EndedError):
+                self._outcome(last)
             raise
         if error is not None:
             raise error
@@ -74,14 +83,18 @@ class CallThread:
         self._end()
         self._thread.join()
 
+    def _outcome(self, order: _Order) -> tuple[Any, BaseException | None]:
+        """What came of ``order``. A signal that comes just before a wait does not end that one, so each is short.
 
-def _outcome(order: _Order) -> tuple[Any, BaseException | None]:
-    """What came of ``order``. A signal that comes just before a wait does not end that one, so each is short."""
-    while True:
-        try:
-            return order.outcome.get(timeout=_WAIT)
-        except Empty:
-            pass
+        The thread may have ended before it came to ``order``: others close it, and a forked process does not have it.
+        """
+        while True:
+            ended = not self._thread.is_alive()
+            try:
+                return order.outcome.get(timeout=0.0 if ended else _WAIT)
+            except Empty:
+                if ended:
+                    raise _EndedError from None
 
 
 def _run(orders: SimpleQueue[_Order | None]) -> None:

@@ -18,6 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import count
+from os import PathLike, fspath
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -27,7 +28,7 @@ from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.loading.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.logprobs import Logprobs
-from engine_core.plain import plain_params
+from engine_core.plain import plain, plain_params
 from engine_core.progress import StartupProgress
 from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, Request, SamplingParams
@@ -87,9 +88,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | PathLike[str],
         *,
-        tokenizer: str | Tokenizer | None = None,
+        tokenizer: str | PathLike[str] | Tokenizer | None = None,
         progress: StartupProgress | None = None,
         **options: Any,
     ) -> None:
@@ -99,7 +100,7 @@ class LLM:
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
         ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
         """
-        if tokenizer is None or isinstance(tokenizer, str):
+        if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
         else:
             self.tokenizer = tokenizer
@@ -280,7 +281,7 @@ def default_params(model: ModelSpec) -> SamplingParams:
 
 
 def configure(**options: Any) -> EngineConfig:
-    """An ``EngineConfig`` from options by name, whichever section they are of.
+    """An ``EngineConfig`` from options by name, whichever section they are of; paths and numpy's numbers do, too.
 
     Raises ``ConfigError`` for an unknown option, listing what it may have been meant to be, and for unusable values.
     """
@@ -291,5 +292,5 @@ def configure(**options: Any) -> EngineConfig:
         if option not in known:
             close = difflib.get_close_matches(option, known, cutoff=0.5)
             raise ConfigError(option, value, f"a known option; did you mean {' or '.join(close) or 'something else'}?")
-        chosen[known[option]][option] = value
+        chosen[known[option]][option] = fspath(value) if isinstance(value, PathLike) else plain(value)
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})

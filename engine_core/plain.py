@@ -17,10 +17,11 @@ def is_integer(value: object) -> bool:
 
 def plain_params(params: SamplingParams) -> SamplingParams:
     """``params`` in Python's own numbers; what is no number, or no collection of some, stays as it is."""
-    return replace(params, **{field.name: _plain(getattr(params, field.name)) for field in fields(params)})
+    return replace(params, **{field.name: plain(getattr(params, field.name)) for field in fields(params)})
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A number, or a collection of some, in Python's own; what is neither stays as it is."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Integral):
@@ -28,9 +29,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {plain(key): plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(map(_plain, value))
+        return tuple(map(plain, value))
     if isinstance(value, Set):
-        return frozenset(map(_plain, value))
+        return frozenset(map(plain, value))
     return value

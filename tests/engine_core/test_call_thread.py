@@ -21,6 +21,20 @@ def test_calls_are_computed_in_order_and_raise_where_they_were_made() -> None:
         thread.call(lambda call: None)
 
 
+def test_a_call_that_comes_as_the_thread_ends_does_not_wait_for_ever() -> None:
+    thread = CallThread("test")
+    thread._orders.put(None)  # as another thread does that closes it, behind the first look of this call
+
+    def call() -> None:
+        with pytest.raises(RuntimeError, match="has ended"):
+            thread.call(lambda call: None)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(20)
+    assert not caller.is_alive()
+
+
 def test_a_thread_ends_with_whoever_made_it() -> None:
     thread = CallThread("forgotten")
     running = next(each for each in threading.enumerate() if each.name == "forgotten")

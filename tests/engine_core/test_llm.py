@@ -342,6 +342,13 @@ def test_options_reach_their_sections() -> None:
     assert (config.load.load_format, config.device.num_threads) == ("dummy", 1)
 
 
+def test_paths_and_numbers_of_numpy_are_options_too() -> None:
+    config = configure(model=Path("m"), max_num_seqs=np.int64(3), gpu_memory_utilization=np.float64(0.5))
+    assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        configure(model="m", max_num_seqs=np.float64(3.0))
+
+
 def test_what_cannot_start_says_why(tmp_path: Path, checkpoint: Path) -> None:
     with pytest.raises(CheckpointError):
         LLM(str(tmp_path))
