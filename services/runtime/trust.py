@@ -50,6 +50,7 @@ class Authorities:
 class Verdict:
     """On a certificate, as files are now."""
 
+    serial_number: int
     problem: str | None
     """Why it does not hold whatever the time."""
     expires: datetime
@@ -82,20 +83,20 @@ def parse_authorities(contents: Mapping[str, bytes]) -> Authorities:
 
 def verdict_on(chain: Sequence[x509.Certificate], authorities: Authorities) -> Verdict:
     """On the first certificate; the others may lead from it to an authority."""
-    certificate, expires = chain[0], chain[0].not_valid_after_utc
+    certificate, expires, serial_number = chain[0], chain[0].not_valid_after_utc, chain[0].serial_number
     for _ in range(_LONGEST_CHAIN):
         expires = min(expires, certificate.not_valid_after_utc)
         if _is_revoked(certificate, authorities.revocations):
-            return Verdict("was revoked", expires)
+            return Verdict(serial_number, "was revoked", expires)
         if certificate in authorities.certificates:
-            return Verdict(None, expires)
+            return Verdict(serial_number, None, expires)
         for candidates in (authorities.certificates, chain):
             if issuers := [one for one in candidates if _is_issued(certificate, one)]:
                 certificate = max(issuers, key=lambda issuer: issuer.not_valid_after_utc)
                 break
         else:
             break
-    return Verdict("is of no authority that is believed", expires)
+    return Verdict(serial_number, "is of no authority that is believed", expires)
 
 
 class Trust:
@@ -151,19 +152,21 @@ class Trust:
         if self._version != self._authorities.version:
             self._version = self._authorities.version
             self._verdicts.clear()
-        chain = None
         if (verdict := self._verdicts.get(pem)) is None:
             if len(self._verdicts) >= _MAX_KNOWN + len(self._calls):
                 self._verdicts.clear()
-            chain = x509.load_pem_x509_certificates(pem)
+            try:
+                chain = x509.load_pem_x509_certificates(pem)
+            except ValueError:
+                return Status(Code.UNAUTHENTICATED, "the caller's certificate cannot be read")
             verdict = self._verdicts[pem] = verdict_on(chain, authorities)
         problem = verdict.problem
         if problem is None and self._now() > verdict.expires:
             problem = f"expired on {verdict.expires:%Y-%m-%d %H:%M} UTC"
         if problem is None:
             return None
-        serial = (chain or x509.load_pem_x509_certificates(pem))[0].serial_number
-        return Status(Code.UNAUTHENTICATED, f"the caller's certificate, with the serial number {serial:x}, {problem}")
+        shown = f"the caller's certificate, with the serial number {verdict.serial_number:x}"
+        return Status(Code.UNAUTHENTICATED, f"{shown}, {problem}")
 
 
 def _lists(pem: bytes) -> Iterator[x509.CertificateRevocationList]:

@@ -12,6 +12,9 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands.certs import replace_file
@@ -157,6 +160,47 @@ async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_
         assert (link.done(), again.done()) == (True, False)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def authority(name: str, *, below: Authority | None = None) -> Authority:
+    """One that may sign for others, or is signed by one."""
+    made = Authority.make(name, valid=HOUR)
+    above = below or made
+    own, issuer = (x509.load_pem_x509_certificate(each.certificate) for each in (made, above))
+    key = load_pem_private_key(above.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    builder = x509.CertificateBuilder(issuer.subject, own.subject, own.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(own.not_valid_before_utc).not_valid_after(own.not_valid_after_utc)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    return Authority(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), made.key)
+
+
+@pytest.fixture
+def chained(ours: Certificates, tmp_path: Path) -> tuple[grpc.ChannelCredentials, bytes]:
+    """A certificate by way of a second authority to one that is believed; and a list that revokes the second."""
+    root = Certificates(tmp_path / "root", authority("root"))
+    middle = Certificates(tmp_path / "middle", authority("middle", below=root.authority))
+    middle.issue("processor")
+    key, leaf = (Path(middle.path(name)).read_bytes() for name in ("processor-key", "processor"))
+    Path(ours.path("ca")).write_bytes(ours.authority.certificate + root.authority.certificate)
+    root.revoke(x509.load_pem_x509_certificate(middle.authority.certificate).serial_number)
+    chain = leaf + middle.authority.certificate
+    credentials = grpc.ssl_channel_credentials(ours.authority.certificate, key, chain)
+    return credentials, Path(root.path("crl")).read_bytes()
+
+
+async def test_a_chain_leads_to_an_authority_until_a_part_of_it_is_revoked(
+    chained: tuple[grpc.ChannelCredentials, bytes], ours: Certificates
+) -> None:
+    credentials, revoked = chained
+    async with (
+        serving(ours) as address,
+        grpc.aio.secure_channel(address.replace("127.0.0.1", "localhost"), credentials) as one,
+    ):
+        call = await begin(inference_pb2_grpc.InferenceServiceStub(one))
+        replace_file(Path(ours.path("crl")), revoked, 0o644)
+        code, details = await ends(call)
+    assert (code, details.endswith("was revoked")) == (grpc.StatusCode.UNAUTHENTICATED, True)
 
 
 def test_a_certificate_may_be_of_an_authority_below_one_that_is_believed(ours: Certificates) -> None:
