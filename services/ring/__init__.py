@@ -13,6 +13,8 @@ switchboard  the engine's door: attached peers, ledger, links; what each command
 outbox       coalesced text towards a reader that may be slow
 request      the processor's view of one request: epoch, positions, ends, usage
 routes       which (engine, detokenizer) pairs may carry a request
+route_index  who is on a route, by either of its ends
+due          what waits for its time
 outage       how long has a request been without a route?
 liveness     is a peer alive, and does it move?
 """
