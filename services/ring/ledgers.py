@@ -45,7 +45,11 @@ class Ledgers:
             lambda _: retry_after_ms(),
         )
         self._ids = Quota(
-            "prompt_token_ids", "this engine", "prompts and resumed choices", max_id_bytes, lambda _: retry_after_ms()
+            "prompt_token_ids",
+            "this engine",
+            "prompts, resumed choices and outputs to come (n times max_tokens)",
+            max_id_bytes,
+            lambda _: retry_after_ms(),
         )
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}

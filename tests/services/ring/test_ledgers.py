@@ -70,8 +70,9 @@ def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() ->
     board.submit(peer, submission("1-1", num_ids=1, max_tokens=100))
     board.submit(peer, submission("1-2", num_ids=1, max_tokens=100))
     ledgers.resize(max_logprob_bytes=1, max_id_bytes=1600)  # once the engine knows its memory
-    code, _ = code_of(lambda: board.submit(peer, submission("1-3", num_ids=1, max_tokens=100)))
+    code, message = code_of(lambda: board.submit(peer, submission("1-3", num_ids=1, max_tokens=100)))
     assert code is Code.RESOURCE_EXHAUSTED
+    assert "outputs to come (n times max_tokens)" in message
     code, _ = code_of(lambda: board.submit(peer, submission("1-3", max_tokens=1, logprobs=0)))
     assert code is Code.INVALID_ARGUMENT
 
