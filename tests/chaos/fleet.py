@@ -233,7 +233,8 @@ async def wait_serving(processes: Iterable[Process]) -> None:
     for process in processes:
         async with open_channel(process.address) as channel:
             while await check_health(channel, seconds=1.0) != "SERVING":
-                assert time.monotonic() < end, f"{process.name} does not serve:\n{process.log.read_text()[-4000:]}"
+                waiting = process.alive and time.monotonic() < end
+                assert waiting, f"{process.name} does not serve:\n{process.log.read_text()[-4000:]}"
                 await asyncio.sleep(0.05)
 
 

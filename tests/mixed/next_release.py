@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import grpc
+from google.protobuf import message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
@@ -27,11 +29,12 @@ def main() -> None:
     """Run the command line as the next release's."""
     identity.MAX_VERSION += 1  # before anything else that takes these
     capabilities.ENGINE = (*capabilities.ENGINE, CAPABILITY)  # type: ignore[assignment]
+    server = grpc.aio.server
+    grpc.aio.server = lambda *given, interceptors=(), **options: server(
+        *given, interceptors=[_GrowingAnswers(), *interceptors], **options
+    )
     from services import cli
-    from services.runtime import handlers
 
-    assert handlers.methodcaller("SerializeToString")  # type: ignore[attr-defined]  # what it makes is what they send by
-    handlers.methodcaller = lambda _: grown  # type: ignore[assignment, attr-defined]
     for stub in (engine_pb2_grpc.EngineServiceStub, detokenizer_pb2_grpc.DetokenizerServiceStub):
         stub.__init__ = _sending_grown(stub.__init__)  # type: ignore[method-assign]
     cli.main()
@@ -69,6 +72,31 @@ def _copy(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+class _GrowingAnswers(grpc.aio.ServerInterceptor):
+    """What a server answers is that of the next release, whether its handlers serialize it or gRPC does."""
+
+    async def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
+        handler, answer = await continuation(handler_call_details), _answers().get(handler_call_details.method)
+        if handler is None or answer is None:
+            return handler
+
+        def serialize(message: Message | bytes) -> bytes:
+            return grown(answer.FromString(message) if isinstance(message, bytes) else message)
+
+        return handler._replace(response_serializer=serialize)
+
+
+@cache
+def _answers() -> dict[str, type[Message]]:
+    """By RPC, as gRPC calls it."""
+    return {
+        f"/{service.full_name}/{method.name}": message_factory.GetMessageClass(method.output_type)
+        for file in (engine_pb2, detokenizer_pb2, inference_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
 
 
 def _sending_grown(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import link_pb2
 
 from services.ring.events import Reason, Status
@@ -130,6 +131,8 @@ async def _check_capability(fleet: Fleet, row: Row) -> None:
         row.refused += 1
     else:
         row.problems.append(f"a client that requires {CAPABILITY} is told {outcome.error or 'an answer'!r}")
+    if fleet.processes["processor-0"].release is not THIS and not await _unknown_events(fleet):
+        row.problems.append("the next release's processor sends no event that is unknown")
     engine = fleet.processes["engine-0"]
     welcome, status = await _submit_that_requires(engine.address)
     if engine.release is THIS:
@@ -162,6 +165,21 @@ async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status 
             if frame.outputs.finished:
                 return welcome, None
     raise AssertionError("the engine ended the stream")
+
+
+async def _unknown_events(fleet: Fleet) -> int:
+    """Of one request, on a session with the processor."""
+    frame = inference_pb2.SessionRequest()
+    frame.generate.request_id, frame.generate.text = "a", "Once"
+    frame.generate.stopping.max_tokens = 4
+    async with open_channel(fleet.processes["processor-0"].address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Session(timeout=CALL_TIMEOUT)
+        await call.write(frame)
+        await call.done_writing()
+        events = [response.WhichOneof("event") async for answer in call for response in answer.responses]
+    assert events[-1] == "request_finished"
+    return events.count(None)
 
 
 async def numerics_of(fleet: Fleet, name: str) -> str:

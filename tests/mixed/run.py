@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.fleet import THIS, Release
@@ -27,16 +28,16 @@ async def run(options: Options, tell: Callable[[Row], None]) -> list[Row]:
         rows = []
         for mix, older, newer in mixes:
             if mix is Mix.DRAFT:
-                rings = [side_by_side(setting, older, newer)]
+                rings = [partial(side_by_side, setting, older, newer)]
             else:
                 rings = [
-                    one_of_each(setting, mix, older, newer),
-                    one_of_each(setting, mix, newer, older),
-                    two_of_each(setting, mix, older, newer),
+                    partial(one_of_each, setting, mix, older, newer),
+                    partial(one_of_each, setting, mix, newer, older),
+                    partial(two_of_each, setting, mix, older, newer),
                 ]
             for ring in rings:
                 start = time.monotonic()
-                row = await ring
+                row = await ring()
                 row.seconds = time.monotonic() - start
                 rows.append(row)
                 tell(row)
