@@ -12,7 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from tests.services.secured import SECONDS, SecuredRing, engine_load
 
 STREAMS = 4
-TOKENS = 1200
+TOKENS = 800
 """Seconds of work for the engine, where replacing a file and connecting anew takes less than one."""
 ATTEMPTS = 20
 """The engine may yet be done first, when it goes on while this process or another service stands still."""

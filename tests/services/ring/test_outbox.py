@@ -243,7 +243,7 @@ def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None, to
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for position in range(100):
+        for position in range(30):
             for name in names:
                 fresh = text[:1] + text[1:]  # as decoding makes it: a string of its own
                 scores = None
