@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
 """Whose certificates allow what."""
 MAX_FRAME_BYTES = 1 << 20
+_SUPERSEDED = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
 
 
 class DetokenizerService:
@@ -63,10 +64,12 @@ class DetokenizerService:
         log.info("subscribed", peer=hello.name, incarnation=hello.incarnation)
         try:
             await self._serve(subscriber, context, version)
-            end = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
+            end = _SUPERSEDED
         except TimeoutError:
             message = f"the subscriber does not read: {subscriber.stall(self._stall_timeout)}"
             end = Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
+            if subscriber.superseded:
+                end = _SUPERSEDED
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)

@@ -53,7 +53,7 @@ class Subscribers:
                     reason=Reason.SUPERSEDED,
                 )
             old.superseded = True
-            old.wake.set()
+            old.interrupt()
             self._forget(old)
         subscriber = self._by_name[peer.name] = Subscriber(peer, self._engines, self._outboxes)
         return subscriber

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
 
 from services.engine.frames import response_of
 from services.engine.hub import Hub, LinkWaker
@@ -37,6 +40,8 @@ MAX_PENDING_REJECTIONS = 1000
 """While so many wait to be written, the peer's next commands are not carried out."""
 _LONGEST_GRACE = 4_000_000.0
 """Seconds, about what the field's milliseconds can say."""
+SMALL_FRAME_BYTES = 4 << 10
+"""It has so few fields that it is parsed in a few milliseconds at most."""
 COMMANDS_PER_TURN = 256
 """So many commands are carried out before the event loop looks at anything else."""
 
@@ -69,8 +74,7 @@ class Attachment:
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """Serve the stream; returns when the peer closed it, raises ``Refused`` when it must be ended."""
-        data = await self._first_frame(incoming)
-        hello = self._parse(data).hello
+        data, hello = await self._first_frame(incoming)
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
         check_name(hello.name, ATTACHERS)
         waker = self._hub.attach(PeerId(hello.name, hello.incarnation))
@@ -92,29 +96,41 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> BaseException | None:
-        """Read and write until one of the two ends; returns what it raised."""
-        reader = asyncio.create_task(self._read(first, incoming, waker))
-        writer = asyncio.create_task(self._write(context, waker, version))
+        """Read and write until one of the two ends, or a newer stream takes this one's place; returns what was raised.
+
+        Its peer may take nothing, so that the writer would hear of a newer one only when its time is over.
+        """
+        tasks = (
+            asyncio.create_task(self._read(first, incoming, waker)),
+            asyncio.create_task(self._write(context, waker, version)),
+            asyncio.create_task(_end_superseded(waker)),
+        )
         try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return next(filter(None, (task.exception() for task in done)), None)
         finally:
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first_frame(self, incoming: Incoming) -> bytes:
+    async def _first_frame(self, incoming: Incoming) -> tuple[bytes, link_pb2.Hello]:
+        """It may have commands, too."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 data = await incoming.read()
         except TimeoutError:
             raise Refused(Code.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
-        if data is None or not self._parse(data).HasField("hello"):
+        frame = None if data is None else await self._parsed(data)
+        if data is None or frame is None or not frame.HasField("hello"):
             raise invalid_field("hello", "absent: the first frame must say who attaches")
-        return data
+        hello = link_pb2.Hello()
+        hello.CopyFrom(frame.hello)  # of its own: part of a frame would keep all of it
+        return data, hello
 
-    def _parse(self, data: bytes) -> engine_pb2.AttachRequest:
-        return parse(engine_pb2.AttachRequest, data, self._limits)
+    async def _parsed(self, data: bytes) -> engine_pb2.AttachRequest:
+        """What is large is measured and parsed off the event loop."""
+        work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
+        return work() if len(data) <= SMALL_FRAME_BYTES else await asyncio.to_thread(work)
 
     async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
         ordinal, first = 0, True
@@ -126,13 +142,14 @@ class Attachment:
     async def _carry_out(self, data: bytes, waker: LinkWaker, ordinal: int, *, may_greet: bool) -> int:
         """Carry the commands of a frame out in order; returns how many there are.
 
-        One frame at a time is parsed and carried out, whichever peer's, and while its peer does not read why commands
-        were rejected it is bytes again: so that a hundred peers cannot have the engine hold a hundred that are parsed.
+        One large frame at a time is parsed and carried out, whichever peer's, and while its peer does not read why
+        commands were rejected it is bytes again: so that a hundred peers cannot have the engine hold a hundred that are
+        parsed. Small frames do not wait for large ones.
         """
         done = 0
         while True:
-            async with self._hub.carrying_out:
-                frame = self._parse(data)
+            async with self._hub.carrying_out if len(data) > SMALL_FRAME_BYTES else nullcontext():
+                frame = await self._parsed(data)
                 if frame.HasField("hello") and not may_greet:
                     raise invalid_field("hello", "only the first frame may have one")
                 count = len(frame.commands)
@@ -148,7 +165,7 @@ class Attachment:
     async def _carry_out_from(self, frame: engine_pb2.AttachRequest, done: int, waker: LinkWaker, ordinal: int) -> int:
         """Go on behind the commands that are done, as far as there is room for rejections; returns how many are."""
         for command in islice(frame.commands, done, None):
-            if waker.superseded:
+            if waker.superseded.is_set():
                 raise _superseded()
             if waker.link.num_rejections > MAX_PENDING_REJECTIONS:
                 break
@@ -205,8 +222,6 @@ class Attachment:
         while True:
             await waker.event.wait()
             waker.event.clear()
-            if waker.superseded:
-                raise _superseded()
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
             if self._hub.failure is not None:
@@ -238,6 +253,11 @@ class Attachment:
             end_soon()
             message = f"the peer took nothing for {self._stall_timeout:g} s"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
+
+
+async def _end_superseded(waker: LinkWaker) -> None:
+    await waker.superseded.wait()
+    raise _superseded()
 
 
 def _superseded() -> Refused:

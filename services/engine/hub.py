@@ -32,7 +32,8 @@ class LinkWaker:
         self.link = link
         self.event = asyncio.Event()
         self.load_due = False
-        self.superseded = False
+        self.superseded = asyncio.Event()
+        """Set when a newer stream of the same peer has taken its place."""
 
 
 class Hub:
@@ -49,7 +50,7 @@ class Hub:
         self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.carrying_out = asyncio.Lock()
-        """Held by the peer whose frame is carried out."""
+        """Held by the peer whose large frame is carried out."""
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self.failure: str | None = None
@@ -79,8 +80,7 @@ class Hub:
         """A peer said Hello; raises ``Refused`` if a newer life of it is attached."""
         link, superseded = self.switchboard.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
-            old.superseded = True
-            old.event.set()
+            old.superseded.set()
         waker = self._wakers[link] = LinkWaker(link)
         waker.load_due = True
         self.wake()

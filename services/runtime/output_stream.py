@@ -50,6 +50,10 @@ class OutputStream:
 
     def _lose(self) -> None:
         self.lost = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Wake the writer; the write under way ends as if its time were over."""
         if self._write is not None:
             with suppress(RuntimeError):  # its time has just passed
                 self._write.reschedule(asyncio.get_running_loop().time())

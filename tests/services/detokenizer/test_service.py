@@ -11,6 +11,7 @@ import grpc
 import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
+from structlog.testing import capture_logs
 
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService
@@ -156,3 +157,21 @@ async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_wa
         assert door.subscribers.find(PeerId(ME.name, ME.incarnation + 1)) is not None
         assert not new.done()
         new.cancel()
+
+
+async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_nothing(tmp_path: Path) -> None:
+    door = Door(stall_timeout=1e6)
+    async with served(door, tmp_path) as stub:
+        with capture_logs() as logs:
+            call = stub.Subscribe(hello())
+            await until(lambda: door.subscribers.find(ME))
+            subscriber = door.subscribers.find(ME)
+            assert subscriber is not None
+            for position in range(20):
+                subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
+            door.subscribers.wake()
+            await until(lambda: subscriber._write is not None)
+            newer = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
+            await until(lambda: any(log["event"] == "unsubscribed" for log in logs))
+        call.cancel()
+        newer.cancel()

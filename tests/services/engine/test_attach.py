@@ -1,0 +1,75 @@
+"""How streams of peers end, and how their frames are carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from engine_core.config import ModelSpec
+from services.engine.attach import Attachment
+from services.engine.hub import Hub
+from services.ring.events import Code, Refused
+from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
+from services.runtime import parsing
+from services.runtime.parsing import MessageLimits
+
+HELLO = link_pb2.Hello(name="processor-0", incarnation=1, min_version=MIN_VERSION, max_version=MAX_VERSION)
+
+
+class Peer:
+    """It says hello and what it has to say, and takes nothing."""
+
+    def __init__(self, *frames: engine_pb2.AttachRequest) -> None:
+        self._frames = [frame.SerializeToString() for frame in (engine_pb2.AttachRequest(hello=HELLO), *frames)]
+        self.said = asyncio.Event()
+        self.writing = asyncio.Event()
+
+    async def read(self) -> bytes:
+        if not self._frames:
+            self.said.set()
+            await asyncio.Event().wait()
+        return self._frames.pop(0)
+
+    async def write(self, frame: engine_pb2.AttachResponse) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+
+def attach(hub: Hub, peer: Peer) -> asyncio.Task[None]:
+    hub.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+    attachment = Attachment(hub, PeerId("engine-0", 1), engine_pb2.Load, stall_timeout=1e6, max_message_bytes=1 << 22)
+    return asyncio.create_task(attachment.run(peer, peer))  # type: ignore[arg-type]
+
+
+async def test_a_stream_whose_place_is_taken_ends_though_its_peer_takes_nothing() -> None:
+    hub, peer = Hub(orphan_grace=1.0, max_ledgers=0), Peer()
+    stream = attach(hub, peer)
+    async with asyncio.timeout(30):
+        await peer.writing.wait()
+        hub.attach(PeerId(HELLO.name, HELLO.incarnation + 1))
+        with pytest.raises(Refused) as refused:
+            await stream
+    assert refused.value.status.code is Code.ABORTED
+
+
+async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred peers may send them at once."""
+    parsed: list[tuple[int, bool]] = []
+
+    def noted(kind: type[engine_pb2.AttachRequest], data: bytes, limits: MessageLimits) -> engine_pb2.AttachRequest:
+        parsed.append((len(data), threading.current_thread() is threading.main_thread()))
+        return parsing.parse(kind, data, limits)
+
+    monkeypatch.setattr("services.engine.attach.parse", noted)
+    done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
+    frames = [engine_pb2.AttachRequest(commands=[done] * count) for count in (1, 1000)]
+    peer = Peer(*frames)
+    stream = attach(Hub(orphan_grace=1.0, max_ledgers=0), peer)
+    async with asyncio.timeout(30):
+        await peer.said.wait()
+    assert parsed[-2:] == [(frames[0].ByteSize(), True), (frames[1].ByteSize(), False)]
+    stream.cancel()
