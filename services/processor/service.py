@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -23,7 +24,7 @@ from services.processor.vocabulary import Vocabularies, Vocabulary, named, no_mo
 from services.ring.events import Code, Reason, Refused, Status
 from services.runtime.calls import end_soon
 from services.runtime.handlers import Incoming
-from services.runtime.parsing import parse
+from services.runtime.parsing import is_quick, parse
 from services.runtime.processor_metrics import ProcessorMetrics
 from services.runtime.wire import abort, status_from_proto
 
@@ -72,7 +73,7 @@ class InferenceService:
     async def Generate(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
         try:
-            refused = self._begin(client, data, context.time_remaining())
+            refused = await self._begin(client, data, context)
             del data  # what is kept of it is with the desk
             if refused is None:
                 error = await self._write_generate(client, context)
@@ -86,27 +87,34 @@ class InferenceService:
         if error is not None:
             await abort(context, error)
 
-    def _begin(
-        self, client: ClientStream, data: bytes, call_timeout: float | None
+    async def _begin(
+        self, client: ClientStream, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.GenerateResponse | None:
         """Begin the one request of a stream; returns what is answered to one that is refused."""
         name = ""
         try:
             try:
-                request = self._parse(inference_pb2.GenerateRequest, data)
+                request = await self._parse(inference_pb2.GenerateRequest, data, client.tenant)
             except Refused as refused:
                 self._metrics.request_refused(refused.status.code.name, client.tenant)
                 raise
             name = usable_id(request)
-            self._intake.begin(client, request, 1, call_timeout)
+            self._intake.begin(client, request, 1, context.time_remaining())
         except Refused as refused:
             return refusal(name, 1, refused.status)
         return None
 
-    def _parse(self, kind: type[_Frame], data: bytes) -> _Frame:
-        """A message with a request. One that is large, while no model is known, may be welcome once one is."""
+    async def _parse(self, kind: type[_Frame], data: bytes, tenant: str) -> _Frame:
+        """A message with a request. What takes long is done in a worker thread, when it is its tenant's turn.
+
+        One that is large, while no model is known, may be welcome once one is.
+        """
+        limits = self._vocabularies.request_limits
+        work = partial(parse, kind, data, limits)
         try:
-            return parse(kind, data, self._vocabularies.request_limits)
+            if len(data) > limits.max_bytes or is_quick(kind, data):
+                return work()
+            return await self._desk.look_up(work, tenant, len(data))
         except Refused:
             if self._vocabularies.newest is None:
                 raise no_model() from None
@@ -153,7 +161,7 @@ class InferenceService:
         while (data := await incoming.read()) is not None:
             ordinal += 1
             try:
-                frame = self._parse(inference_pb2.SessionRequest, data)
+                frame = await self._parse(inference_pb2.SessionRequest, data, client.tenant)
             except Refused as refused:
                 self._intake.refuse_frame(client, ordinal, refused.status)
             else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +21,7 @@ from services.ring.events import Cause, Code, Status
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
 from services.runtime.handlers import rpc_handlers
+from services.runtime.parsing import parse
 from tests.services.processor.doors import (
     FrontDoor,
     ask,
@@ -220,3 +223,26 @@ async def test_the_tenant_is_what_the_metadata_says(door: FrontDoor, front) -> N
     assert sorted(client.tenant for client in door.intake._clients) == ["", "", "a" * 128]
     for call in calls:
         call.cancel()
+
+
+async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
+    front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of clients may send such messages at once."""
+    threads: list[str] = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(*given)
+
+    monkeypatch.setattr("services.processor.service.parse", noted)
+    many = ask("many")
+    many.stopping.stop.extend(["s"] * 1000)
+    session, call = front.Session(timeout=20), front.Generate(many, timeout=20)
+    await write(session, ask("few"), many)
+    (refused,) = await read_ends(session, 1)
+    assert refused.request_id == "many"
+    with pytest.raises(grpc.aio.AioRpcError, match=r"stopping\.stop: 1000 strings"):
+        await read_to_the_end(call)
+    assert [name == "MainThread" for name in sorted(threads)] == [True, False, False]
+    session.cancel()

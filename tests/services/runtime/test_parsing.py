@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.ring.events import Code, Refused
-from services.runtime.parsing import MalformedMessage, MessageLimits, parse
+from services.runtime.parsing import MalformedMessage, MessageLimits, is_quick, parse
 
 LIMITS = MessageLimits(max_bytes=10_000, max_fields=100)
 
@@ -95,3 +95,18 @@ def test_what_is_not_a_message_is_refused_as_protobuf_refuses_it() -> None:
 def _has_group(data: bytes) -> bool:
     """protobuf steps over groups that it does not know; nothing in the contract has any."""
     return any(byte & 7 in (3, 4) for byte in data)
+
+
+@pytest.mark.parametrize(
+    ("data", "quick"),
+    [
+        (b"", True),
+        (chat(20, role="user", content="x" * 1000).SerializeToString(), True),
+        (b"\xff", True),
+        (chat(300).SerializeToString(), False),
+        (chat(1, content="x" * 100_000).SerializeToString(), False),
+    ],
+    ids=["empty", "a conversation", "no message", "many fields", "many bytes"],
+)
+def test_what_takes_long_is_told_beforehand(data: bytes, quick: bool) -> None:
+    assert is_quick(inference_pb2.SessionRequest, data) is quick
