@@ -118,7 +118,7 @@ def _held(client: HostileClient) -> inference_pb2.GenerateRequest:
     request.sampling.allowed_token_ids.extend(range(RESUMED_IDS))
     request.stopping.ignore_eos = True
     request.output.return_prompt_token_ids = True
-    request.timeout_ms = 2000  # an engine that computed all of it would have little time for others
+    request.priority = 1000  # the attack is on memory: what others ask for is computed before
     request.resume.model_digest = client.served.model
     for choice in range(CHOICES):
         request.resume.choices.add(choice=choice, token_ids=[5 + client.rng.randrange(100)] * RESUMED_IDS)
