@@ -14,7 +14,7 @@ from engine_core.config import DeviceConfig
 from engine_core.layers.gpu import GpuLayers
 from engine_core.loading.checkpoint import Checkpoint
 from engine_core.request import SamplingParams
-from engine_core.worker import worker
+from engine_core.worker import self_test, worker
 from engine_core.worker.batch import BatchLimits
 from engine_core.worker.cuda import CudaDevice
 from engine_core.worker.decode_graphs import DeviceForward
@@ -26,7 +26,7 @@ from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted.libraries import Library
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
-PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 45)), "c": [100]}
+PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 37)), "c": [100]}
 PARAMS = {
     "a": SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=1),
     "b": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=3),
@@ -114,6 +114,7 @@ def test_tokens_equal_those_of_the_cpu_engine(
     case: str, device: type[InterpretedDevice], overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_model(make_model(CASES[case]), tmp_path)
+    monkeypatch.setattr(self_test, "_LENGTHS", (18, 1, 6))  # as little as crosses the end of a block
     expected = outcomes(model, max_model_len=64)
     monkeypatch.setattr(worker, "choose_device", device)
     Replayed.replays = 0
