@@ -23,7 +23,7 @@ STREAMS = 16
 """Calls on one connection whose answers nobody reads."""
 CHOICES, RESUMED_IDS = 128, 1800
 """Of a request that is large while it is under way."""
-HELD = 5
+HELD = 3
 """Such requests of one client, at a time."""
 TENANTS = 4
 """Of all hostile clients, where the attack is not on the engine's turns: the load has one turn in so many and one."""
