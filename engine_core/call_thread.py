@@ -23,7 +23,7 @@ class _EndedError(RuntimeError):
     """A call was asked for too late."""
 
     def __init__(self) -> None:
-        super().__init__("the thread has ended")
+        super().__init__("it is closed")
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class CallThread:
         """What ``work`` returns or raises.
 
         Where the caller is interrupted, ``work`` is told, and the interrupt goes on when it has returned. A second one
-        goes on at once; calls after it still wait for ``work``. Raises ``RuntimeError`` once the thread has ended.
+        goes on at once; calls after it still wait for ``work``. Raises ``RuntimeError`` once this is closed.
         """
         if not self._end.alive:
             raise _EndedError

@@ -117,7 +117,7 @@ async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: 
     while True:
         since, told = time.monotonic(), False
         while not (await asyncio.wait({coming}, timeout=_TICK))[0]:
-            if killed:
+            if killed and (told or not waited):  # later pauses have other causes
                 click.echo("." if told else "\n\n  the stream waits .", nl=False)
                 waited = told = True
         text = coming.result()

@@ -31,7 +31,7 @@ from services.ring.capabilities import check_requires
 from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
-from services.text.chat import ChatTemplateError
+from services.text.chat import ChatTemplateError, UnknownTemplateError
 from services.text.incremental import left_context
 
 _NEUTRAL = {
@@ -193,7 +193,7 @@ def render_chat(chat: inference_pb2.Chat, vocabulary: Vocabulary) -> str:
             max_chars=vocabulary.limits.max_text_bytes,
         )
     except ChatTemplateError as error:
-        raise refuse("chat", str(error)) from None
+        raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
     check_text_size("chat", rendered, vocabulary.limits)
     return rendered
 

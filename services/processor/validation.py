@@ -76,7 +76,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     _check_stopping(request.stopping, limits)
     _check_output(request.output, limits)
     if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
-        raise refuse("cache_salt", f"longer than {MAX_CACHE_SALT_BYTES} bytes")
+        raise refuse("cache_salt", f"{len(request.cache_salt.encode())} bytes: expected at most {MAX_CACHE_SALT_BYTES}")
     if request.HasField("timeout_ms"):
         _check_range("timeout_ms", request.timeout_ms, 1, MAX_TIMEOUT_MS)
     _check_resume(request, limits)

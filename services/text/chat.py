@@ -34,6 +34,10 @@ class ChatTemplateError(ValueError):
     """These messages cannot be rendered; the text is one sentence."""
 
 
+class UnknownTemplateError(ChatTemplateError):
+    """The model has no template of the name that was asked for."""
+
+
 class ChatTemplates:
     """A model's chat templates by name, most often just ``default``. Each is compiled once, when first used."""
 
@@ -107,7 +111,7 @@ class ChatTemplates:
             name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             known = ", ".join(sorted(self._sources))
-            raise ChatTemplateError(f"the model has no chat template named {name!r}: known are {known}")
+            raise UnknownTemplateError(f"the model has no chat template named {name!r}: expected one of {known}")
         return name
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:

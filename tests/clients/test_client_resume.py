@@ -349,7 +349,10 @@ async def test_a_request_goes_on_at_another_address(kind, form):
         assert sorted(len(served.service.requests) for served in (one, other)) == [1, 1]
 
 
-@pytest.mark.parametrize("address", ["", "a:1,,b:2", [], ["a:1", ""]])
+NO_ADDRESSES = ["", "a:1,,b:2", [], ["a:1", ""], "localhost", "localhost:99999", "a:b", "http://a:1", "[::1]", "::1:5"]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
 def test_addresses_that_are_none_are_refused(address):
     with pytest.raises(ValueError, match="address"):
         ringline.Client(address)

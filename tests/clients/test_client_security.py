@@ -163,6 +163,7 @@ def test_a_connection_that_was_replaced_is_closed_when_nobody_uses_it() -> None:
         ("localhost:1", {"server_name": "x"}, "server_name"),
         ("localhost:1", {"tls": True, "credentials": grpc.ssl_channel_credentials()}, "credentials"),
         ("localhost:1", {"ca": "no/such/file"}, "ca"),
+        ("localhost:1", {"ca": b"-----BEGIN PRIVATE KEY-----"}, "ca"),
     ],
 )
 def test_what_does_not_go_together_is_refused(address: str, options: dict, field: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
+import ringline
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.main import DESCRIPTION
@@ -56,6 +57,12 @@ async def test_what_would_become_large_is_refused_before_it_does(
             assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert failure.value.details().startswith(problem)
         assert resident(ring.pid("processor")) - before < GROWTH
+
+
+def test_the_library_says_what_is_too_large_for_grpc(ring: Ring) -> None:
+    with ringline.Client(ring.address) as client, pytest.raises(ringline.InvalidRequest) as failure:
+        client.generate("a" * (5 << 20))
+    assert failure.value.reason == "TOO_LARGE"
 
 
 async def test_a_frame_that_is_too_large_is_refused_and_its_session_goes_on(ring: Ring) -> None:

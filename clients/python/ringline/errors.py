@@ -120,6 +120,8 @@ _CLASSES: dict[grpc.StatusCode, type[RingError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
+_TOO_LARGE = "SERVER: Received message larger than max"
+"""gRPC's own words, without details, for a message that it did not let the service see."""
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -152,6 +154,10 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
             return from_status(status_pb2.Status.FromString(value))
     if failure.details() == _LOST_STATUS:
         return Unavailable("the stream ended while it was written to")
+    if (failure.details() or "").startswith(_TOO_LARGE):
+        error = invalid("message", f"the server takes no message as large as this one ({failure.details()})")
+        error.reason = "TOO_LARGE"
+        return error
     code = failure.code()
     return from_status(status_pb2.Status(code=code.value[0], message=failure.details() or ""))
 

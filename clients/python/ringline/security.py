@@ -13,6 +13,7 @@ import grpc
 from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
 from ringline.errors import invalid
 
+_CERTIFICATE = b"CERTIFICATE-----"
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or what would be in it."""
 
@@ -54,7 +55,10 @@ class Security:
         """For a new channel, with the files as they are now; None for plain text."""
         if self.credentials is not None or not self.encrypted:
             return self.credentials
-        return grpc.ssl_channel_credentials(_read("ca", self.ca), _read("key", self.key), _read("cert", self.cert))
+        authorities = _read("ca", self.ca)
+        if authorities is not None and _CERTIFICATE not in authorities:
+            raise invalid("ca", f"{_name_of(self.ca)} holds no certificate in PEM form")
+        return grpc.ssl_channel_credentials(authorities, _read("key", self.key), _read("cert", self.cert))
 
     @property
     def channel_options(self) -> tuple[tuple[str, int | str], ...]:
@@ -85,6 +89,10 @@ class CallMetadata:
 
 def _is_bytes(pem: Pem) -> bool:
     return isinstance(pem, bytes)
+
+
+def _name_of(pem: Pem | None) -> str:
+    return "what was given" if pem is None or isinstance(pem, bytes) else os.fspath(pem)
 
 
 def _read(name: str, pem: Pem | None) -> bytes | None:

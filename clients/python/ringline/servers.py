@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 import weakref
@@ -20,8 +21,13 @@ _FIRST_PENALTY = 0.5
 _LONGEST_PENALTY = 10.0
 
 
+_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:", "google-c2p:")
+"""Of gRPC's own names for targets, which are for gRPC to read."""
+_HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5})", re.ASCII)
+
+
 def split_addresses(address: str | Sequence[str]) -> list[str]:
-    """The gRPC targets in a list, or in a string with commas; raise ValueError if there is none.
+    """The gRPC targets in a list, or in a string with commas; raise ValueError if there is none, or one is not.
 
     ``ipv4:`` and ``ipv6:`` targets may have commas of their own, and are not split.
     """
@@ -30,7 +36,16 @@ def split_addresses(address: str | Sequence[str]) -> list[str]:
     addresses = [one.strip() for one in address]
     if not addresses or not all(addresses):
         raise ValueError(f"address: expected host:port, or several with commas between them, got {address!r}")
+    for one in addresses:
+        if not (one.startswith(_SCHEMES) or _is_host_and_port(one)):
+            raise ValueError(f"address: expected host:port, [v6]:port or unix:path, got {one!r}")
     return list(dict.fromkeys(addresses))
+
+
+def _is_host_and_port(address: str) -> bool:
+    """Looked at here, because gRPC takes ports modulo 65536, and without one dials 443."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return match is not None and 1 <= int(match[1]) <= 65535
 
 
 @dataclass(slots=True, eq=False)

@@ -195,7 +195,7 @@ async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(door: Fro
 async def test_a_status_whose_text_is_long_in_any_script_arrives(front) -> None:
     chat = inference_pb2.Chat(template_name="\u8a9e" * 5000)
     chat.messages.add(role="user").content = "a"
-    with pytest.raises(grpc.aio.AioRpcError, match="\u8a9e\u8a9e") as failure:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"chat\.template_name") as failure:
         await front.Tokenize(inference_pb2.TokenizeRequest(chat=chat))
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
