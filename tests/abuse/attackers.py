@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
-from tests.abuse.client import Attack, HostileClient, Served
+from tests.abuse.client import Attack, HostileClient
 from tests.abuse.memory_attacks import MEMORY_ATTACKS
 from tests.abuse.stuck_attacks import STUCK_ATTACKS
 
@@ -34,7 +34,8 @@ class Order:
     clients: int
     seconds: float
     seed: int
-    served: Served
+    tokenizer: str
+    """The fingerprint of the one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ async def _attack(order: Order) -> tuple[Made, list[HostileClient]]:
     attacks = [find(name, service) for name, service in order.attacks]
     spread = [attacks[number % len(attacks)] for number in range(order.clients)]
     clients = [
-        HostileClient(number, order.addresses, attack.service, order.seconds, order.seed, order.served)
+        HostileClient(number, order.addresses, attack.service, order.seconds, order.seed, order.tokenizer)
         for number, attack in enumerate(spread)
     ]
     runs = [client.run(attack.act, attack.rounds) for client, attack in zip(clients, spread, strict=True)]
@@ -116,7 +117,6 @@ async def _serve() -> None:
         answer: object = None
         if asked != LET_GO:
             asked["attacks"] = [tuple(one) for one in asked["attacks"]]
-            asked["served"] = Served(**asked["served"])
             made, clients = await _attack(Order(**asked))
             answer = asdict(made)
         print(json.dumps(answer), flush=True)

@@ -23,23 +23,18 @@ _PAUSE_REFUSED = 0.2
 """Likewise after a connection that was refused or lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Digests by which what is served is known."""
-
-    model: str
-    tokenizer: str
-
-
 class HostileClient:
     """Makes connections from an address of its own, and counts what it did."""
 
     def __init__(
-        self, number: int, addresses: Mapping[str, str], service: str, seconds: float, seed: int, served: Served
+        self, number: int, addresses: Mapping[str, str], service: str, seconds: float, seed: int, tokenizer: str
     ) -> None:
-        """``service`` is the one that is attacked; others may be needed for it."""
+        """``service`` is the one that is attacked; others may be needed for it.
+
+        ``tokenizer`` is the fingerprint that output contexts must have.
+        """
         self.number = number
-        self.served = served
+        self.tokenizer = tokenizer
         self.service = service
         self.rng = random.Random((seed << 16) + number)
         self.rounds = 0

@@ -21,12 +21,6 @@ LARGE = (4 << 20) - 64
 MEDIUM = 1 << 20
 STREAMS = 16
 """Calls on one connection whose answers nobody reads."""
-CHOICES, RESUMED_IDS = 128, 1800
-"""Of a request that is large while it is under way."""
-HELD = 3
-"""Such requests of one client, at a time."""
-TENANTS = 4
-"""Of all hostile clients, where the attack is not on the engine's turns: the load has one turn in so many and one."""
 WITHIN_FIRST = 10
 """Bytes of window that are used up within the first message: so a call that is not read stalls, whatever it is for."""
 INCOMPLETE = 2000
@@ -109,31 +103,6 @@ async def _detokenize(client: HostileClient) -> None:
 async def _tokenize(client: HostileClient) -> None:
     text = b"Once upon a time " * (LARGE // 17)
     await client.ask(INFERENCE + "Tokenize", b"\x12" + _varint(len(text)) + text)
-
-
-def _held(client: HostileClient) -> inference_pb2.GenerateRequest:
-    """One that is resumed in as many choices, and with as many ids, as its message has room for."""
-    request = inference_pb2.GenerateRequest(text="Once upon a time")
-    request.sampling.n, request.sampling.seed = CHOICES, 1
-    request.sampling.allowed_token_ids.extend(range(RESUMED_IDS))
-    request.stopping.ignore_eos = True
-    request.output.return_prompt_token_ids = True
-    request.priority = 1000  # the attack is on memory: what others ask for is computed before
-    request.resume.model_digest = client.served.model
-    for choice in range(CHOICES):
-        request.resume.choices.add(choice=choice, token_ids=[5 + client.rng.randrange(100)] * RESUMED_IDS)
-    return request
-
-
-async def _held_requests(client: HostileClient) -> None:
-    """Sessions whose requests are large for as long as they are under way."""
-    request = _held(client)
-    async with client.connection() as connection:
-        session = await connection.call(INFERENCE + "Session", {"x-ringline-tenant": f"few-{client.number % TENANTS}"})
-        for number in range(HELD):
-            request.request_id = str(number)
-            await _say(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
-        await connection.closed()
 
 
 async def _unread_answers(client: HostileClient) -> None:
@@ -264,7 +233,7 @@ async def _wide_contexts(client: HostileClient) -> None:
             context = detokenizer_pb2.OutputContext(
                 reply_to=hello.name,
                 reply_incarnation=hello.incarnation,
-                tokenizer_digest=client.served.tokenizer,
+                tokenizer_digest=client.tokenizer,
                 stop_strings=[f"{number}{at}" for at in range(1500)],
             )
             wanted = submit(client, number, hello)
@@ -284,7 +253,7 @@ async def _unread_texts(client: HostileClient) -> None:
     async with client.connection("engine") as connection:
         stream = await attach(client, connection, hello)
         context = detokenizer_pb2.OutputContext(
-            reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_digest=client.served.tokenizer
+            reply_to=hello.name, reply_incarnation=hello.incarnation, tokenizer_digest=client.tokenizer
         )
         for number in range(4):
             wanted = submit(client, number, hello)
@@ -341,7 +310,6 @@ MEMORY_ATTACKS = (
     Attack("wide fields", "processor", _wide_fields),
     Attack("detokenize", "processor", _detokenize),
     Attack("tokenize", "processor", _tokenize),
-    Attack("held requests", "processor", _held_requests),
     Attack("unread answers", "processor", _unread_answers, lingers=True),
     Attack("unread refusals", "processor", _unread_refusals, rounds=4, lingers=True),
     Attack("unread lookups", "processor", _unread_lookups, rounds=2, lingers=True),

@@ -17,7 +17,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.runtime.channels import open_channel
 from tests.abuse.attackers import ATTACKS, Made, Order, attackers
-from tests.abuse.client import Attack, Served
+from tests.abuse.client import Attack
 from tests.abuse.load import OpenLoad
 from tests.abuse.report import Phase, Report, ServiceReading
 from tests.abuse.service import Probe, Service, more_than
@@ -82,12 +82,12 @@ class Target:
     def addresses(self) -> dict[str, str]:
         return {name: service.address for name, service in self.services.items()}
 
-    async def served(self) -> Served:
-        """What the engine says of its model."""
+    async def tokenizer(self) -> str:
+        """The fingerprint of the one that is served."""
         async with open_channel(self.services["engine"].address) as channel:
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
-            return Served(model.model_digest, model.tokenizer_digest)
+            return str(model.tokenizer_digest)
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def run_on(target: Target, options: Options) -> Report:
         load = OpenLoad(client, specs, answers, rate=options.rate, seed=options.seed)
         make = await stack.enter_async_context(attackers(19))
         probes = {name: await stack.enter_async_context(Probe(service)) for name, service in target.services.items()}
-        siege = _Siege(target, options, load, make, probes, await target.served())
+        siege = _Siege(target, options, load, make, probes, await target.tokenizer())
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
         report.calm = await siege.calm(seconds)
@@ -169,14 +169,14 @@ class _Siege:
         load: OpenLoad,
         make: Callable[[Order | None], Awaitable[Made | None]],
         probes: dict[str, Probe],
-        served: Served,
+        tokenizer: str,
     ) -> None:
         self._target = target
         self._options = options
         self._load = load
         self._make = make
         self._probes = probes
-        self._served = served
+        self._tokenizer = tokenizer
         self._rest: dict[str, dict[str, int]] = {}
         services = target.services
         self._budgets = {
@@ -205,7 +205,7 @@ class _Siege:
             options.clients if len(attacks) == 1 else 3 * options.clients,
             seconds,
             seed,
-            self._served,
+            self._tokenizer,
         )
         made = await self._make(order)
         told = await self._load.end()
