@@ -49,7 +49,7 @@ def _try(stubs: Stubs, contract: str, ring: Ring) -> bool:
         right = client.generate("Once upon a time", temperature=0.0, max_tokens=16, ignore_eos=True).text
     failed = False
     for language, make in {"Go": stubs.go, "Java": stubs.java, "C#": stubs.csharp}.items():
-        start = time.monotonic()
+        start, command = time.monotonic(), None
         try:
             command = make()
             told = answer(command, ring.address) if command else right
