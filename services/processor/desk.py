@@ -105,6 +105,7 @@ class Desk:
         self._seats = seats
         self._pool = Workers(THREADS, "tokenize")
         self._free = THREADS
+        self._first: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._look_ups = itertools.count(1)
         self._parked: dict[str, tuple[_Work, float]] = {}
@@ -123,6 +124,7 @@ class Desk:
         """Admit nothing more."""
         self._window.clear()
         self._parked.clear()
+        self._first.clear()
         self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -151,7 +153,7 @@ class Desk:
         if work is not None:
             self._bytes.give_back(work.tenant, work.size)
         else:
-            self._drop(call.client.tenant, call.ring_id)
+            self._drop(self._waiting, call.client.tenant, call.ring_id)
 
     def release(self) -> None:
         """Let go on what engines may soon need. Call a few times a second: engines come and go."""
@@ -161,20 +163,24 @@ class Desk:
         if self._parked:
             self._look_at_parked(time.monotonic())
 
-    async def look_up(self, function: Callable[[], _T], tenant: str, size: int) -> _T:
+    async def look_up(self, function: Callable[[], _T], tenant: str, size: int, *, first: bool = False) -> _T:
         """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
 
+        ``first``: before all that waits to be tokenized, as what takes milliseconds and holds up a stream.
         Raises ``Refused`` while too much waits already, and what ``function`` raises.
         """
         size = max(size, LEAST_BYTES)
         self._make_room(tenant, size)
         name = f"look-up {next(self._look_ups)}"
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._append(_Work(name, tenant, size, lambda: function, partial(_answer, answer)))
+        work = _Work(name, tenant, size, lambda: function, partial(_answer, answer))
+        waiting = self._first if first else self._waiting
+        waiting.append(tenant, name, work)
+        self._next_batch()
         try:
             return await answer
         finally:
-            self._drop(tenant, name)
+            self._drop(waiting, tenant, name)
             del answer  # an error that it holds refers to this frame: they would stay until Python looks for cycles
 
     def _left(self, ring_id: str) -> None:
@@ -211,8 +217,8 @@ class Desk:
         self._waiting.append(work.tenant, work.name, work)
         self._next_batch()
 
-    def _drop(self, tenant: str, name: str) -> None:
-        if (work := self._waiting.remove(tenant, name)) is not None:
+    def _drop(self, waiting: Turns[_Work], tenant: str, name: str) -> None:
+        if (work := waiting.remove(tenant, name)) is not None:
             self._bytes.give_back(tenant, work.size)
 
     def _wait(self, tenant: str) -> float | None:
@@ -221,10 +227,10 @@ class Desk:
         return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
     def _next_batch(self) -> None:
-        while self._free and self._waiting and self._begun_bytes <= MAX_BEGUN_BYTES:
+        while self._free and (waiting := self._first or self._waiting) and self._begun_bytes <= MAX_BEGUN_BYTES:
             batch: list[tuple[_Work, Callable[[], object]]] = []
             now = time.monotonic()
-            for work in self._waiting.take():
+            for work in waiting.take():
                 if (task := work.begin()) is None:
                     self._parked[work.name] = work, now
                     continue

@@ -85,20 +85,26 @@ class Intake:
         client: ClientStream,
         request: inference_pb2.GenerateRequest,
         ordinal: int,
+        arrived: float,
         call_timeout: float | None = None,
     ) -> None:
-        """Begin the request of a stream's frame ``ordinal``; raises ``Refused``."""
+        """Begin the request of a stream's frame ``ordinal``; raises ``Refused``.
+
+        ``arrived``: when the frame was read, on the monotonic clock. ``call_timeout``: seconds from now.
+        """
         try:
-            self._begin(client, request, ordinal, call_timeout)
+            self._begin(client, request, ordinal, arrived, call_timeout)
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, client.tenant)
             raise
 
-    def session_frame(self, client: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int) -> None:
-        """Do what a session's frame says; what is wrong with it is answered there."""
+    def session_frame(
+        self, client: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int, arrived: float
+    ) -> None:
+        """Do what a session's frame, read at ``arrived``, says; what is wrong with it is answered there."""
         match frame.WhichOneof("frame"):
             case "generate":
-                self._session_request(client, frame.generate, ordinal)
+                self._session_request(client, frame.generate, ordinal, arrived)
             case "cancel":
                 call = client.find(frame.cancel.request_id)
                 if call is not None:
@@ -110,7 +116,9 @@ class Intake:
         """A session's frame is not carried out, and nobody knows which request it is about."""
         self._refuse(client, "", ordinal, status)
 
-    def _session_request(self, client: ClientStream, request: inference_pb2.GenerateRequest, ordinal: int) -> None:
+    def _session_request(
+        self, client: ClientStream, request: inference_pb2.GenerateRequest, ordinal: int, arrived: float
+    ) -> None:
         try:
             if not request.request_id:
                 raise refuse("request_id", "empty: a session needs a name for each of its requests")
@@ -120,7 +128,7 @@ class Intake:
                 most = self._max_live_requests
                 message = f"this session has {most} live requests"
                 raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=100, reason=Reason.QUOTA)
-            self._begin(client, request, ordinal, None)
+            self._begin(client, request, ordinal, arrived, None)
         except Refused as refused:
             self._refuse(client, usable_id(request), ordinal, refused.status)
 
@@ -129,6 +137,7 @@ class Intake:
         client: ClientStream,
         request: inference_pb2.GenerateRequest,
         ordinal: int,
+        arrived: float,
         call_timeout: float | None,
     ) -> None:
         if self.draining:
@@ -146,19 +155,19 @@ class Intake:
         if request.HasField("timeout_ms") and request.timeout_ms == 0:
             raise refuse("timeout_ms", "0 is out of range: expected at least 1")
         now = time.monotonic()
-        timeouts = [request.timeout_ms / 1000] if request.HasField("timeout_ms") else []
+        deadlines = [arrived + request.timeout_ms / 1000] if request.HasField("timeout_ms") else []
         if call_timeout is not None:
-            timeouts.append(call_timeout)
+            deadlines.append(now + call_timeout)
         call = ClientRequest(
             ring_id=ring_id(self._me.incarnation, next(self._counter)),
             client_id=request.request_id,
             ordinal=ordinal,
             client=client,
-            arrived=now,
-            deadline=now + min(timeouts) if timeouts else None,
+            arrived=arrived,
+            deadline=min(deadlines, default=None),
         )
         if self._traces is not None:
-            call.trace = self._traces.begin(client.carrier, request, call.ring_id, now)
+            call.trace = self._traces.begin(client.carrier, request, call.ring_id, arrived)
         try:
             self._desk.admit(call, request)
         except Refused as refused:
@@ -166,9 +175,9 @@ class Intake:
                 call.trace.refused(refused.status)
             raise
         client.add(call)
-        if timeouts:
+        if call.deadline is not None:
             loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(min(timeouts), self._end, call, Cause.DEADLINE)
+            call.timer = loop.call_later(call.deadline - now, self._end, call, Cause.DEADLINE)
 
     def _refuse(self, client: ClientStream, client_id: str, ordinal: int, status: Status) -> None:
         """A frame of a session does not become a request."""

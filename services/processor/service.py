@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ class InferenceService:
         self, client: ClientStream, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.GenerateResponse | None:
         """Begin the one request of a stream; returns what is answered to one that is refused."""
-        name = ""
+        name, arrived = "", time.monotonic()
         try:
             try:
                 request = await self._parse(inference_pb2.GenerateRequest, data, client.tenant)
@@ -99,13 +100,13 @@ class InferenceService:
                 self._metrics.request_refused(refused.status.code.name, client.tenant)
                 raise
             name = usable_id(request)
-            self._intake.begin(client, request, 1, context.time_remaining())
+            self._intake.begin(client, request, 1, arrived, context.time_remaining())
         except Refused as refused:
             return refusal(name, 1, refused.status)
         return None
 
     async def _parse(self, kind: type[_Frame], data: bytes, tenant: str) -> _Frame:
-        """A message with a request. What takes long is done in a worker thread, when it is its tenant's turn.
+        """A message with a request. What takes long is done in a worker thread, before others are tokenized.
 
         One that is large, while no model is known, may be welcome once one is.
         """
@@ -114,7 +115,7 @@ class InferenceService:
         try:
             if len(data) > limits.max_bytes or is_quick(kind, data):
                 return work()
-            return await self._desk.look_up(work, tenant, len(data))
+            return await self._desk.look_up(work, tenant, len(data), first=True)
         except Refused:
             if self._vocabularies.newest is None:
                 raise no_model() from None
@@ -159,13 +160,13 @@ class InferenceService:
     async def _read_session(self, client: ClientStream, incoming: Incoming) -> None:
         ordinal = 0
         while (data := await incoming.read()) is not None:
-            ordinal += 1
+            ordinal, arrived = ordinal + 1, time.monotonic()
             try:
                 frame = await self._parse(inference_pb2.SessionRequest, data, client.tenant)
             except Refused as refused:
                 self._intake.refuse_frame(client, ordinal, refused.status)
             else:
-                self._intake.session_frame(client, frame, ordinal)
+                self._intake.session_frame(client, frame, ordinal, arrived)
                 del frame  # what is kept of it is with the desk
             del data  # it may be long until the next one comes
             while client.num_refusals > MAX_REFUSALS:

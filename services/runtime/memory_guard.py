@@ -84,7 +84,7 @@ class MemoryGuard:
         """Do what is necessary now."""
         size = resident()
         self._looks += 1
-        if size < self._most:
+        if size < self._most or self._port is None:  # without connections to close, nothing is gained by haste
             if self._looks % _LOOKS_AT_REST == 0:
                 self._rest(size)
             return

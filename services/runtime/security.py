@@ -49,8 +49,11 @@ def certificate_gate(settings: ServiceSettings, *, internal: bool) -> list[grpc.
     from services.runtime.trust import CRL_FLAG, Trust, watched_authorities
 
     authorities = watched_authorities(tls.tls_ca_file, tls.tls_crl_file)
-    if tls.tls_crl_file is not None and not authorities.value.revocations:
-        raise FatalError(f"{CRL_FLAG}: none of its lists is signed by an authority of --tls-ca-file")
+    for issuer in authorities.value.strangers:
+        raise FatalError(
+            f"{CRL_FLAG}: the list of {issuer} is signed by no authority of --tls-ca-file: put its signer there, too, "
+            "or take the list out"
+        )
     return [Gate(Trust(authorities).admit)]
 
 

@@ -44,6 +44,8 @@ class Authorities:
     certificates: tuple[x509.Certificate, ...]
     revocations: tuple[x509.CertificateRevocationList, ...] = ()
     """Lists that are signed by one of them."""
+    strangers: tuple[str, ...] = ()
+    """Issuers of the lists that are not, and have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,10 @@ def parse_authorities(contents: Mapping[str, bytes]) -> Authorities:
     signed = tuple(one for one in lists if any(_is_list_of(one, authority) for authority in certificates))
     if not lists:
         raise Unusable(CRL_FLAG, "it holds no revocation list in PEM form")
-    for one in lists:
-        if one not in signed:
-            log.warning("a revocation list has no effect: no authority signed it", issuer=one.issuer.rfc4514_string())
-    return Authorities(certificates, signed)
+    strangers = tuple(one.issuer.rfc4514_string() for one in lists if one not in signed)
+    for issuer in strangers:
+        log.warning("a revocation list has no effect: no authority signed it", issuer=issuer)
+    return Authorities(certificates, signed, strangers)
 
 
 def verdict_on(chain: Sequence[x509.Certificate], authorities: Authorities) -> Verdict:

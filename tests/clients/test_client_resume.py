@@ -352,6 +352,13 @@ async def test_a_request_goes_on_at_another_address(kind, form):
 NO_ADDRESSES = ["", "a:1,,b:2", [], ["a:1", ""], "localhost", "localhost:99999", "a:b", "http://a:1", "[::1]", "::1:5"]
 
 
+@pytest.mark.parametrize(
+    "address", ["a.b-c:1", "[::1]:65535", "[fe80::1%eth0]:5", "dns:///a", "unix:a", "ipv4:1.2.3.4:5,6.7.8.9:1"]
+)
+def test_addresses_of_every_kind_are_taken(address):
+    ringline.Client(address).close()
+
+
 @pytest.mark.parametrize("address", NO_ADDRESSES)
 def test_addresses_that_are_none_are_refused(address):
     with pytest.raises(ValueError, match="address"):

@@ -23,7 +23,7 @@ _LONGEST_PENALTY = 10.0
 
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:", "google-c2p:")
 """Of gRPC's own names for targets, which are for gRPC to read."""
-_HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5})", re.ASCII)
+_HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})", re.ASCII)
 
 
 def split_addresses(address: str | Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
+from services.processor.desk import THREADS
 from services.processor.main import DESCRIPTION
 from services.processor.validation import UNKNOWN_MODEL
 from services.processor.vocabulary import Vocabularies
@@ -214,6 +216,35 @@ async def test_a_large_request_before_a_model_is_known_may_come_again(door: Fron
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await read_to_the_end(call)
         assert isinstance(from_rpc(failure.value), Unavailable)
+    call.cancel()
+
+
+async def test_what_is_first_is_done_before_all_that_waits_to_be_tokenized(door: FrontDoor) -> None:
+    one, order = threading.Event(), []
+    waits = [one.wait, *[door.go.wait] * (THREADS - 1)]
+    held = [asyncio.create_task(door.desk.look_up(wait, "", 0)) for wait in waits]
+    await asyncio.sleep(0)
+    later = asyncio.create_task(door.desk.look_up(lambda: order.append("later"), "", 0))
+    await asyncio.sleep(0)
+    first = asyncio.create_task(door.desk.look_up(lambda: order.append("first"), "", 0, first=True))
+    await asyncio.sleep(0)
+    one.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(later, first)
+    assert order == ["first", "later"]
+    door.go.set()
+    await asyncio.gather(*held)
+
+
+async def test_the_time_of_a_request_begins_when_its_frame_was_read(door: FrontDoor, front) -> None:
+    call = front.Session()
+    (client,) = await until(lambda: door.intake._clients)
+    request = ask("late")
+    request.timeout_ms = 60_000
+    frame = inference_pb2.SessionRequest(generate=request)
+    door.intake.session_frame(client, frame, 1, time.monotonic() - 61)
+    (end,) = await read_ends(call, 1)
+    assert end.refused.status.code == Code.DEADLINE_EXCEEDED
     call.cancel()
 
 

@@ -522,7 +522,9 @@ class GenerateResponse(google.protobuf.message.Message):
     REQUEST_FINISHED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The client's name for the request; empty when a refused frame had none, or one that is too long."""
+    """The client's name for the request; empty when a refused frame had none, one that is too long, or was
+    refused before it was read.
+    """
     in_reply_to: builtins.int
     """Set with Refused: which frame of the session it was, counted from 1."""
     @property
