@@ -84,10 +84,12 @@ class MemoryGuard:
         """Do what is necessary now."""
         size = resident()
         self._looks += 1
-        if size < self._most or self._port is None:  # without connections to close, nothing is gained by haste
+        if size < self._most:
             if self._looks % _LOOKS_AT_REST == 0:
                 self._rest(size)
             return
+        if self._port is None and self._looks % _LOOKS_AT_REST:
+            return  # there are no connections to close: nothing is gained by haste
         give_back_free_memory()
         if (size := resident()) >= self._most:
             self._close_heaviest(size)

@@ -113,6 +113,7 @@ async def test_what_came_while_there_was_memory_is_not_counted() -> None:
 async def test_on_a_unix_socket_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
+    monkeypatch.setattr(memory_guard, "_LOOKS_AT_REST", 1)
     monkeypatch.setattr(memory_guard, "resident", lambda: 1 << 30)
     monkeypatch.setattr(memory_guard, "give_back_free_memory", lambda: loop.call_soon_threadsafe(given_back.set))
     server = Server(ServerSettings(uds=str(tmp_path / "socket")), [DESCRIPTION.full_name])
