@@ -30,6 +30,9 @@ _OLDER_KINDS = (
 """Files of the days before ``tokenizer.json`` from which transformers makes one: any of these sets will do."""
 _CONTEXT_TOKENS = 16
 """Tokens of a prompt that decide how the text after it begins."""
+_MOST_BYTES = 4
+"""Of a character, each of which may be a token."""
+_REPLACEMENT = "\ufffd"
 
 
 class Tokenizer(Protocol):
@@ -55,8 +58,11 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
     """What ``output`` adds to the text of ``prompt``: its own text may lack the space that it begins with."""
-    context = list(prompt[-_CONTEXT_TOKENS:])
-    text = tokenizer.decode([*context, *output])
+    for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
+        context = list(prompt[-size:])
+        text = tokenizer.decode([*context, *output])
+        if not text.startswith(_REPLACEMENT):  # else it may begin inside of a character, and spoil those behind it
+            break
     # Of the prompt's text all that stands, which a character that ``output`` completes does not.
     before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
     return text.removeprefix(next((each for each in before if text.startswith(each)), ""))

@@ -1,4 +1,4 @@
-"""A minute of chaos, and that its checker and its schedule are worth something."""
+"""A little chaos, and that its checker and its schedule are worth something."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_lost_in_a_minute_of_chaos() -> None:
+async def test_nothing_is_lost_in_a_little_chaos() -> None:
     """Kills, hangs, cuts, delays and half-open links; then every process is replaced under load."""
-    report = await run(Options(seed=253, seconds=24, concurrency=6, pause=0.6, per_sort=2))
+    report = await run(Options(seed=253, seconds=16, concurrency=6, pause=0.6, per_sort=2))
     print("\n".join(report.lines()))
     assert not report.problems
-    assert report.faults[Kind.KILL] >= 5
-    assert report.faults[Kind.HANG] >= 2
+    assert report.faults[Kind.KILL] >= 3
+    assert report.faults[Kind.HANG] >= 1
     assert sum(phase.tally.moved for phase in report.phases), "no request was hit"
     assert all(phase.tally.requests for phase in report.phases[:2])
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import grpc
@@ -147,13 +148,14 @@ def test_a_stack_is_shown_though_none_of_its_services_answers(
     assert result.return_value == 1
 
 
-def test_a_named_address_is_shown_where_no_stack_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "ringline").mkdir(mode=0o755)
-    with engine("127.0.0.1", running=0) as port:
-        assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
-    with pytest.raises(FatalError, match="is not private to this user"):
-        raise ask("--all").exception or AssertionError
+def test_a_named_address_is_shown_where_no_stack_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        (Path(short) / "ringline").mkdir(mode=0o755)
+        with engine("127.0.0.1", running=0) as port:
+            assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
+        with pytest.raises(FatalError, match="is not private to this user"):
+            raise ask("--all").exception or AssertionError
 
 
 @pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from structlog.testing import capture_logs
@@ -93,12 +94,13 @@ def test_starting_removes_what_a_killed_one_left():
         assert not path.exists()
 
 
-def test_a_directory_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "ringline").mkdir()
-    (tmp_path / "ringline").chmod(0o755)
-    with pytest.raises(FatalError, match="not private"), run_directory():
-        pass
+def test_a_directory_that_others_can_enter_is_not_used(monkeypatch):
+    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        (Path(short) / "ringline").mkdir()
+        (Path(short) / "ringline").chmod(0o755)
+        with pytest.raises(FatalError, match="not private"), run_directory():
+            pass
 
 
 def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
