@@ -206,12 +206,14 @@ class Fuzzer:
             code, details = error.code(), error.details() or ""
         name = "LOST" if details == _LOST else code.name
         self.codes[name] = self.codes.get(name, 0) + 1
-        if code in _BROKEN and details != _LOST:
+        if code in _BROKEN and details not in (_LOST, _LATE):
             self.broken.append(f"{method}: {code.name} {details[:200]} after {data[:400].hex()}")
 
 
 _LOST = "Internal error from Core"
 """With this grpc.aio replaces, in this process, the status of a stream that ended while it was written to."""
+_LATE = "its time was over before it was admitted"
+"""Right where a damaged request has a millisecond."""
 _BROKEN = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
