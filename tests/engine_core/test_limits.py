@@ -14,6 +14,7 @@ from engine_core.llm import LLM, configure
 from engine_core.loading.checkpoint import open_checkpoint
 from engine_core.request import SamplingParams
 from engine_core.worker.batch import BatchLimits
+from engine_core.worker.memory import MemoryProfile
 from engine_core.worker.worker import Worker
 
 from .engines import BLOCK_BYTES
@@ -97,6 +98,17 @@ def test_a_batch_that_no_address_space_holds_names_the_options(
     worker.limits = BatchLimits(2**16, 2048, 2**40, 1)
     with pytest.raises(OutOfMemoryError, match=r"65536 sequences .* Lower --max-num-seqs or --max-model-len"):
         worker.profile()
+
+
+def test_what_requests_may_hold_is_of_the_budget(checkpoint: Path) -> None:
+    config = configure(model=str(checkpoint), dtype="float32", max_model_len=LENGTH)
+    worker = Worker(config, open_checkpoint(config.model, config.load))
+    worker.init_device()
+    worker.load_model(lambda done, total: None)
+    room, profile = worker.device.request_memory, worker.profile()
+    assert isinstance(profile, MemoryProfile)
+    assert profile.requests == room.logprob_bytes + room.id_bytes > 0
+    worker.close()
 
 
 def test_only_a_profiled_cache_is_still_to_be_taken(checkpoint: Path) -> None:

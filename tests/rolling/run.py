@@ -142,11 +142,7 @@ async def _roll_out(
     answers = [(spec, await task) for spec, task in [*asked, *((LONGEST, task) for task in longest)]]
     rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
     after = await _right_answers(client, specs)
-    _judge(rollout, answers, before, after, last_drain)
-    if rollout.longest_pause > options.longest_pause:
-        rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
-    if rollout.longest_wait > options.longest_pause:
-        rollout.problems.append(f"a wait of {rollout.longest_wait:.2f} s for a first token")
+    _judge(rollout, answers, before, after, last_drain, options.longest_pause)
     return rollout, after
 
 
@@ -165,8 +161,12 @@ def _judge(
     before: dict[str, Outcome],
     after: dict[str, Outcome],
     last_drain: float,
+    longest_pause: float,
 ) -> None:
-    """Compare every answer with that of its own model, whose last engine began to leave at ``last_drain``."""
+    """Compare every answer with that of its own model, whose last engine began to leave at ``last_drain``.
+
+    ``longest_pause``: seconds, as in ``Options``.
+    """
     names = {next(iter(before.values())).models[0]: "before", next(iter(after.values())).models[0]: "after"}
     if len(names) != 2:
         rollout.problems.append("both models have the same digest")
@@ -195,3 +195,7 @@ def _judge(
         rollout.longest_wait = max(rollout.longest_wait, outcome.first_token or 0.0)
     if not all(rollout.by_model[name] for name in names.values()):
         rollout.problems.append("only one of the models gave answers")
+    if rollout.longest_pause > longest_pause:
+        rollout.problems.append(f"a pause of {rollout.longest_pause:.2f} s")
+    if rollout.longest_wait > longest_pause:
+        rollout.problems.append(f"a wait of {rollout.longest_wait:.2f} s for a first token")

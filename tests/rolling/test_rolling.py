@@ -37,6 +37,7 @@ def answer(model: str, ids: list[int]) -> Outcome:
 
 
 LAST_DRAIN = 10.0
+LONGEST_PAUSE = 2.0
 OLD, NEW = answer("old", [1, 2, 3]), answer("new", [4, 5, 6])
 
 
@@ -44,7 +45,7 @@ def judged(*outcomes: Outcome) -> Rollout:
     """The judge's word on these, beside one right answer of each model."""
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(outcome)) for outcome in (OLD, NEW, *outcomes)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN)
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN, LONGEST_PAUSE)
     return rollout
 
 
@@ -70,11 +71,28 @@ def lost(outcome: Outcome) -> None:
     outcome.error, outcome.reason = "Unavailable: no route", "NO_ROUTE"
 
 
-@pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost])
+def pause(outcome: Outcome) -> None:
+    outcome.longest_gap = LONGEST_PAUSE + 0.1
+
+
+def wait(outcome: Outcome) -> None:
+    outcome.first_token = LONGEST_PAUSE + 0.1
+
+
+@pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost, pause, wait])
 def test_the_judge_finds(harm: Callable[[Outcome], None]) -> None:
     outcome = deepcopy(OLD)
     harm(outcome)
     assert judged(outcome).problems
+
+
+@pytest.mark.parametrize(("after", "problem"), [(NEW, "only one of the models"), (OLD, "the same digest")])
+def test_two_models_must_have_answered(after: Outcome, problem: str) -> None:
+    rollout = Rollout(Change.WEIGHTS)
+    asked = [(SPEC, deepcopy(OLD)) for _ in range(2)]
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: after}, LAST_DRAIN, LONGEST_PAUSE)
+    (found,) = rollout.problems
+    assert problem in found
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [1, 5]])

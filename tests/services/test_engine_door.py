@@ -11,6 +11,8 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
+from services.ring.events import Code, Reason
+from services.runtime.wire import status_from_proto
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS
@@ -183,6 +185,20 @@ async def test_what_a_submit_requires_is_known_or_refused_by_name(backend: Backe
     (rejection,) = backend.rejections
     assert rejection.status.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
     assert rejection.status.message.startswith("requires[0]: 'adapter' ")
+
+
+async def test_what_was_begun_on_another_model_is_refused(backend: Backend, engine) -> None:
+    own = (await engine.GetModel(engine_pb2.GetModelRequest())).model_digest
+    await backend.send(backend.submit(1, model_digest="another"), backend.submit(2, model_digest=own))
+    await backend.until(lambda: backend.ends)
+    (rejection,) = backend.rejections
+    assert rejection.request_id == backend.request_id(1)
+    status = status_from_proto(rejection.status)
+    assert (status.code, status.reason, status.field) == (
+        Code.FAILED_PRECONDITION,
+        Reason.MODEL_GONE,
+        "model_digest",
+    )
 
 
 @pytest.mark.parametrize(

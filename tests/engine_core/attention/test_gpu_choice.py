@@ -86,7 +86,12 @@ def test_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         check_attention("varlen", DEMAND)
 
 
-def test_a_function_without_block_tables_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_without_block_tables_or_a_number_of_splits_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert varlen_function() is not None
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value: query)
-    assert varlen_function() is None
+    for older in (
+        lambda query, key, value: query,
+        lambda query, key, value, block_table=None, seqused_k=None: query,
+        lambda query, key, value, num_splits=None: query,
+    ):
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
+        assert varlen_function() is None

@@ -151,6 +151,22 @@ def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing():
     assert cached(engine, "after", PROMPT + tuple(output)) == 20
 
 
+def test_a_choice_that_starts_from_forgotten_blocks_finds_none_that_were_computed_since():
+    """They may be of other weights."""
+    engine = caching(max_num_seqs=2)
+    output = (30, 31) * 4
+    engine.add("r", PROMPT, n=2, resume={0: (), 1: output}, max_tokens=20)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    assert engine.batch == [("r", 0, 22)]
+    engine.add("fresh", PROMPT + output + (32,), priority=-1, max_tokens=1)
+    engine.step()
+    assert engine.streams["fresh"].done
+    engine.step()
+    assert engine.batch[-1] == ("r", 1, 10)
+    engine.finish()
+
+
 def test_a_preempted_sequence_publishes_again_what_it_computes_after_a_reset():
     engine = caching(blocks=16)
     engine.add("first", 30, max_tokens=30)

@@ -17,14 +17,20 @@ from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.runtime import parsing
 from services.runtime.parsing import MessageLimits
 
-HELLO = link_pb2.Hello(name="processor-0", incarnation=1, min_version=MIN_VERSION, max_version=MAX_VERSION)
+ME = PeerId("processor-0", 1)
+
+
+def hello(peer: PeerId) -> link_pb2.Hello:
+    return link_pb2.Hello(
+        name=peer.name, incarnation=peer.incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION
+    )
 
 
 class Peer:
     """It says hello and what it has to say, and takes nothing."""
 
-    def __init__(self, *frames: engine_pb2.AttachRequest) -> None:
-        self._frames = [frame.SerializeToString() for frame in (engine_pb2.AttachRequest(hello=HELLO), *frames)]
+    def __init__(self, *frames: engine_pb2.AttachRequest, me: PeerId = ME) -> None:
+        self._frames = [frame.SerializeToString() for frame in (engine_pb2.AttachRequest(hello=hello(me)), *frames)]
         self.said = asyncio.Event()
         self.writing = asyncio.Event()
 
@@ -50,7 +56,7 @@ async def test_a_stream_whose_place_is_taken_ends_though_its_peer_takes_nothing(
     stream = attach(hub, peer)
     async with asyncio.timeout(30):
         await peer.writing.wait()
-        hub.attach(PeerId(HELLO.name, HELLO.incarnation + 1))
+        hub.attach(PeerId(ME.name, ME.incarnation + 1))
         with pytest.raises(Refused) as refused:
             await stream
     assert refused.value.status.code is Code.ABORTED
@@ -73,3 +79,23 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
         await peer.said.wait()
     assert parsed[-2:] == [(frames[0].ByteSize(), True), (frames[1].ByteSize(), False)]
     stream.cancel()
+
+
+async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
+    hub = Hub(orphan_grace=1.0, max_ledgers=0)
+    done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
+    large, small = (
+        Peer(engine_pb2.AttachRequest(commands=[done] * count), me=PeerId(f"processor-{count}", 1))
+        for count in (1000, 1)
+    )
+    streams = []
+    async with asyncio.timeout(30):
+        async with hub.carrying_out:
+            for peer in (large, small):
+                streams.append(attach(hub, peer))
+                await peer.writing.wait()
+            await small.said.wait()
+            assert not large.said.is_set()
+        await large.said.wait()
+    for stream in streams:
+        stream.cancel()

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.processor.admission import admit
 from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
 from services.processor.desk import THREADS
 from services.processor.main import DESCRIPTION
@@ -219,33 +221,64 @@ async def test_a_large_request_before_a_model_is_known_may_come_again(door: Fron
     call.cancel()
 
 
-async def test_what_is_first_is_done_before_all_that_waits_to_be_tokenized(door: FrontDoor) -> None:
+async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
+    door: FrontDoor, front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, order = threading.Event(), []
+
+    def parsed(*given: Any) -> Any:
+        order.append(threading.current_thread().name != "MainThread" and "parsed")
+        return parse(*given)
+
+    def admitted(*given: Any) -> Any:
+        order.append("tokenized")
+        return admit(*given)
+
+    monkeypatch.setattr("services.processor.service.parse", parsed)
+    monkeypatch.setattr("services.processor.desk.admit", admitted)
     waits = [one.wait, *[door.go.wait] * (THREADS - 1)]
     held = [asyncio.create_task(door.desk.look_up(wait, "", 0)) for wait in waits]
     await asyncio.sleep(0)
-    later = asyncio.create_task(door.desk.look_up(lambda: order.append("later"), "", 0))
-    await asyncio.sleep(0)
-    first = asyncio.create_task(door.desk.look_up(lambda: order.append("first"), "", 0, first=True))
-    await asyncio.sleep(0)
+    large = ask("large")
+    large.stopping.stop.extend(["s"] * 1000)
+    session = front.Session(timeout=60)
+    await write(session, ask("small"), large)
+    await until(lambda: door.desk._bytes.total > large.ByteSize())
     one.set()
-    async with asyncio.timeout(60):
-        await asyncio.gather(later, first)
-    assert order == ["first", "later"]
+    await until(lambda: len(order) == 4)
+    assert order == [False, "parsed", "tokenized", "tokenized"]
     door.go.set()
     await asyncio.gather(*held)
+    session.cancel()
 
 
-async def test_the_time_of_a_request_begins_when_its_frame_was_read(door: FrontDoor, front) -> None:
-    call = front.Session()
-    (client,) = await until(lambda: door.intake._clients)
+@pytest.mark.parametrize("kind", ["Session", "Generate"])
+async def test_the_time_of_a_request_begins_when_its_frame_was_read(
+    kind: str, front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when it is parsed, for which a large one may wait."""
+    since_read = 61.0
+
+    def parsed(*given: Any) -> Any:
+        nonlocal since_read
+        since_read = 0.0
+        return parse(*given)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - since_read)
+    monkeypatch.setattr("services.processor.service.time", clock)
+    monkeypatch.setattr("services.processor.service.parse", parsed)
     request = ask("late")
     request.timeout_ms = 60_000
-    frame = inference_pb2.SessionRequest(generate=request)
-    door.intake.session_frame(client, frame, 1, time.monotonic() - 61)
-    (end,) = await read_ends(call, 1)
-    assert end.refused.status.code == Code.DEADLINE_EXCEEDED
-    call.cancel()
+    if kind == "Session":
+        session = front.Session(timeout=20)
+        await write(session, request)
+        (end,) = await read_ends(session, 1)
+        assert end.refused.status.code == Code.DEADLINE_EXCEEDED
+        session.cancel()
+    else:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await read_to_the_end(front.Generate(request))
+        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_the_tenant_is_what_the_metadata_says(door: FrontDoor, front) -> None:

@@ -260,6 +260,19 @@ def send(routes: Routes, request: int, prefixes: Prefixes) -> str:
     return route.engine.name
 
 
+def test_new_requests_are_for_the_model_of_the_engine_that_was_started_last_and_has_room() -> None:
+    routes = make_routes(1)
+    for life, generation in ((2, NEW), (3, OLD)):
+        engine = PeerId(f"e{life}", life)
+        routes.engine_up(engine, generation, seats=1)
+        routes.engine_peers(engine, [PeerId("d0", 1)])
+        assert routes.preferred() == routes.generations() == [generation, NEW if generation is OLD else OLD]
+    routes.engine_down(PeerId("e3", 3))
+    assert routes.preferred() == [NEW, OLD]
+    routes.engine_load(PeerId("e2", 2), 1, 0, 0.5)
+    assert routes.preferred() == [OLD, NEW]
+
+
 def test_equal_engines_get_equal_shares() -> None:
     routes = make_routes(2)
     assert Counter(send(routes, number, Prefixes()) for number in range(12)) == {"e0": 6, "e1": 6}
