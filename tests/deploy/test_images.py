@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -34,6 +35,7 @@ from services.runtime.settings import (
 from services.runtime.variables import known_variables
 from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
+from tests.ring import Ring
 
 HEALTHY = ROOT / "deploy" / "healthy"
 PORTS = {"processor": PROCESSOR_PORT, "detokenizer": DETOKENIZER_PORT, "engine": ENGINE_PORT}
@@ -104,6 +106,12 @@ async def test_the_health_check_follows_health() -> None:
     assert not await healthy()
     endpoint.close()
     assert not await healthy()
+
+
+@pytest.mark.parametrize("service", ["processor", "detokenizer", "engine"])
+def test_each_service_answers_health_checks_at_its_metrics_port(service: str, ring: Ring) -> None:
+    port = urlsplit(ring.state.services[service].metrics or "").port
+    assert subprocess.run([HEALTHY, str(port)], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["processor", "detokenizer"])
