@@ -107,6 +107,8 @@ class Desk:
         self._free = THREADS
         self._first: Turns[_Work] = Turns(quantum=BATCH_BYTES)
         self._waiting: Turns[_Work] = Turns(quantum=BATCH_BYTES)
+        self._first_was_last = False
+        """Whether the last batch was taken from the former."""
         self._look_ups = itertools.count(1)
         self._parked: dict[str, tuple[_Work, float]] = {}
         """What waits for an engine, by ring id, and since when; in that order."""
@@ -133,16 +135,16 @@ class Desk:
 
         Raises ``Refused`` while too much waits already, here or for an engine.
         """
-        tenant = call.client.tenant
-        timeout = None if call.deadline is None else call.deadline - call.arrived
+        tenant, now = call.client.tenant, time.monotonic()
+        timeout = None if call.deadline is None else call.deadline - now
         stopping = request.stopping
         self._ring.backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
-        self._ring.meter.check(tenant, call.arrived)
+        self._ring.meter.check(tenant, now)
         asked = _Asked(request.SerializeToString(), request.model, request.resume.model_digest)
         work = self._work_of(call, asked)
         self._make_room(tenant, work.size)
-        self._ring.backlog.enter(call.ring_id, tenant, call.arrived)
-        self._ring.meter.enter(call.ring_id, tenant, call.arrived)
+        self._ring.backlog.enter(call.ring_id, tenant, now)
+        self._ring.meter.enter(call.ring_id, tenant, now)
         if self._window.enter(tenant, request.priority, call.ring_id, work, self._most_ahead(tenant)):
             self._append(work)
 
@@ -166,7 +168,8 @@ class Desk:
     async def look_up(self, function: Callable[[], _T], tenant: str, size: int, *, first: bool = False) -> _T:
         """Run something else that takes its time, on a tenant's message of ``size`` bytes, in a worker thread.
 
-        ``first``: before all that waits to be tokenized, as what takes milliseconds and holds up a stream.
+        ``first``: before what waits to be tokenized, as what takes milliseconds and holds up a stream; in turns with
+        it, while there is always some.
         Raises ``Refused`` while too much waits already, and what ``function`` raises.
         """
         size = max(size, LEAST_BYTES)
@@ -226,10 +229,16 @@ class Desk:
         speed = self._speed.per_second()
         return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
+    def _next(self) -> Turns[_Work]:
+        if self._waiting and self._first_was_last:
+            return self._waiting
+        return self._first or self._waiting
+
     def _next_batch(self) -> None:
-        while self._free and (waiting := self._first or self._waiting) and self._begun_bytes <= MAX_BEGUN_BYTES:
+        while self._free and (waiting := self._next()) and self._begun_bytes <= MAX_BEGUN_BYTES:
             batch: list[tuple[_Work, Callable[[], object]]] = []
             now = time.monotonic()
+            self._first_was_last = waiting is self._first
             for work in waiting.take():
                 if (task := work.begin()) is None:
                     self._parked[work.name] = work, now

@@ -85,6 +85,26 @@ async def test_what_ended_while_it_waited_leaves_nothing_behind(office: Office) 
         office.ask(f"in its place {index}", LARGE - 100)
 
 
+async def test_what_waits_to_be_tokenized_has_its_turn_among_what_is_first(office: Office) -> None:
+    await office.go()
+    one, others, order = threading.Event(), threading.Event(), list[str]()
+    waits = [one.wait, *[others.wait] * (THREADS - 1)]
+    held = [asyncio.create_task(office.desk.look_up(wait, "", 0)) for wait in waits]
+    await asyncio.sleep(0)
+    later = asyncio.create_task(office.desk.look_up(lambda: order.append("later"), "", 0))
+    await asyncio.sleep(0)
+    first = [
+        asyncio.create_task(office.desk.look_up(lambda: order.append("first"), "", LARGE, first=True)) for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    one.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(later, *first)
+    assert order == ["first", "later", "first"]
+    others.set()
+    await asyncio.gather(*held)
+
+
 async def test_other_work_counts_while_it_waits(office: Office) -> None:
     detokenize = asyncio.create_task(office.desk.look_up(lambda: "text", "", 3 * LARGE))
     await asyncio.sleep(0)
