@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from services.ring.events import Code, Status
+from services.runtime.connections import peer_of
 from services.runtime.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
@@ -126,6 +127,11 @@ class Calls:
         """Calls that gRPC has not let go of."""
         return len(self._open)
 
+    def is_busy(self, host: str, port: int) -> bool:
+        """Whether there are calls on the connection from there. Any thread may ask."""
+        client = self._clients.get(host)
+        return client is not None and port in client.connections
+
     def begin(self) -> Call:
         """A call began, in whose handler's task this is."""
         call = Call(self)
@@ -213,18 +219,17 @@ class Calls:
 class _Client:
     calls: dict[Call, None] = field(default_factory=dict)
     """In the order in which they came."""
-    connections: Counter[str] = field(default_factory=Counter)
-    """Calls by connection."""
+    connections: Counter[int] = field(default_factory=Counter)
+    """Calls by the port that a connection comes from."""
 
 
 def _exhausted(message: str) -> Status:
     return Status(Code.RESOURCE_EXHAUSTED, message, _RETRY_AFTER_MS)
 
 
-def _client_of(peer: str) -> tuple[str, str]:
-    """Address and connection, of such as ``ipv4:10.0.0.1:5000`` and ``ipv6:[::1]:5000``."""
-    address, _, port = peer.rpartition(":")
-    return (address, port) if address.startswith(("ipv4:", "ipv6:")) else ("unix", "")
+def _client_of(peer: str) -> tuple[str, int]:
+    """Address and connection of a peer as gRPC writes it."""
+    return peer_of(peer) or ("unix", 0)
 
 
 def _watch_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.runtime.addresses import host_and_port, join_address
 from services.runtime.calls import Calls
+from services.runtime.connection_guard import ConnectionGuard, most_connections
 from services.runtime.errors import ExitCode, FatalError
 from services.runtime.handlers import rpc_handlers
 from services.runtime.health import Health
@@ -62,6 +63,7 @@ class Server:
         seconds: after that clients make new calls on another connection, and those under way go on.
         """
         self._settings = settings
+        self._max_connections = most_connections(settings.max_connections)
         self.health = Health(services)
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
@@ -72,10 +74,12 @@ class Server:
         """Where it listens; after ``start`` with the port that was taken."""
         self._calls = Calls(settings.max_calls, settings.max_connections_per_client)
         self._memory: MemoryGuard | None = None
+        self._connections: ConnectionGuard | None = None
         self._credentials = credentials
         guard = Guard(self._calls, settings.stall_timeout)
         self.grpc = grpc.aio.server(
-            interceptors=[guard, *interceptors], options=server_options(settings, max_connection_age)
+            interceptors=[guard, *interceptors],
+            options=server_options(settings, self._max_connections, max_connection_age),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -109,6 +113,8 @@ class Server:
             raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
         if self._settings.uds is None:
             self.address = join_address(self._settings.host, port)
+            self._connections = ConnectionGuard(port, self._max_connections, self._calls.is_busy)
+            self._connections.start()
         await self.grpc.start()
         return self.address
 
@@ -180,6 +186,8 @@ class Server:
         await self.health.drain()
         if self._memory is not None:
             self._memory.stop()
+        if self._connections is not None:
+            self._connections.stop()
         await self.grpc.stop(grace)
         await self._calls.wait_ended(_LAST_WORDS)
         remove_socket_file(self._settings)

@@ -67,7 +67,11 @@ class ServerSettings(_Section):
         unit="bytes",
     )
     max_connections: int = option(
-        4096, "Connections at a time; more are closed as they come.", minimum=1, maximum=2**31 - 1
+        4096,
+        "Connections at a time; more are closed as they come. When less than an eighth of the places is free, the "
+        "clients that have most connections lose some that have no calls.",
+        minimum=1,
+        maximum=2**31 - 1,
     )
     max_connections_per_client: int = option(
         512,

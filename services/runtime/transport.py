@@ -28,7 +28,7 @@ _BOTH: Options = (
 )
 
 
-def server_options(settings: ServerSettings, max_connection_age: float | None) -> Options:
+def server_options(settings: ServerSettings, max_connections: int, max_connection_age: float | None) -> Options:
     """Of every server; only one for clients lets connections age, in seconds."""
     # GOAWAY, and no end of what is under way: gRPC's grace for that has no limit by default.
     age = [] if max_connection_age is None else [("grpc.max_connection_age_ms", round(max_connection_age * 1000))]
@@ -44,8 +44,8 @@ def server_options(settings: ServerSettings, max_connection_age: float | None) -
         # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
         # bound one connection could hold any number of handlers.
         ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
-        # Beyond this, gRPC closes connections as it accepts them.
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        # Beyond this, gRPC closes connections as it accepts them. (``connection_guard.py`` keeps places free.)
+        ("grpc.max_allowed_incoming_connections", max_connections),
         # A connection without calls costs a descriptor, and a place among the above; its client dials again, unseen.
         ("grpc.max_connection_idle_ms", round(settings.connection_idle_timeout * 1000)),
         # What may come of a stream before it is read. By default gRPC lets the window grow with the bandwidth that it

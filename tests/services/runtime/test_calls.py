@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime import handlers as message_handlers
 from services.runtime.calls import Calls, end_soon
+from services.runtime.connection_guard import most_connections
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 from tests.abuse.wire import Connection, message
@@ -188,6 +190,32 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
             await three.closed()
         assert not one.lost
         assert not two.lost
+
+
+async def test_who_has_many_connections_without_calls_makes_room_for_others() -> None:
+    async with AsyncExitStack() as stack:
+        server, _ = await stack.enter_async_context(serving(max_connections=64))
+        other = await stack.enter_async_context(client(server, source=ELSEWHERE))
+        busy = await stack.enter_async_context(client(server))
+        stream = await busy.call(SESSION)
+        await busy.send(stream, message(b"go"))
+        await until(lambda: busy.received >= len(LARGE))
+        flood = [await stack.enter_async_context(client(server)) for _ in range(100)]
+        await until(lambda: sum(not one.lost for one in flood) < 64 - 64 // 8)
+        for _ in range(16):
+            async with client(server, source=ELSEWHERE) as one:
+                await check(one)
+        assert not other.lost
+        assert not busy.lost
+
+
+def test_there_are_no_more_connections_than_the_system_allows_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 1000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
+    assert most_connections(4096) == 1000 - 256
+    assert most_connections(100) == 100
+    assert limits[1:] == [(1000, 1000)] * 2
 
 
 async def test_a_connection_without_calls_is_closed() -> None:

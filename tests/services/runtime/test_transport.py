@@ -19,7 +19,7 @@ from services.runtime.transport import channel_options, server_options
 
 @pytest.mark.parametrize(
     "options",
-    [server_options(ServerSettings(), None), channel_options(1), CHANNEL_OPTIONS],
+    [server_options(ServerSettings(), 4096, None), channel_options(1), CHANNEL_OPTIONS],
     ids=["server", "channel", "client"],
 )
 def test_grpc_knows_every_option(options: Any) -> None:
@@ -30,7 +30,7 @@ def test_grpc_knows_every_option(options: Any) -> None:
 
 async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Path) -> None:
     """Else the third ping without data ends it (too_many_pings)."""
-    server = grpc.aio.server(options=server_options(ServerSettings(), None))
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     server.add_insecure_port(f"unix:{tmp_path}/server.sock")
     await server.start()
@@ -54,7 +54,7 @@ async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_howeve
         await context.write(b"enough")
         await stop.wait()
 
-    server = grpc.aio.server(options=server_options(ServerSettings(), None))
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
     methods = {"Method": grpc.stream_stream_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Service", methods),))
     port = server.add_insecure_port("127.0.0.1:0")

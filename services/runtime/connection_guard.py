@@ -1,0 +1,106 @@
+"""Keeps places free among a server's connections, so that a client that needs one gets it.
+
+gRPC counts connections but not whose they are: one client that opens them and says nothing could take all, and keep
+everybody else out. So while few places are left, the clients that have most lose connections on which nothing is under
+way, first those over which least came. (Web servers do the same with connections that are kept alive.)
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+
+import structlog
+
+from services.runtime.connections import Connection, accepted, close
+from services.runtime.rate_limited_log import RateLimitedLog
+
+log = structlog.get_logger(__name__)
+
+_INTERVAL = 0.1
+"""Seconds between looks; they are cheap while there is room."""
+_SHORT, _ENOUGH = 8, 4
+"""Of all places, the part that is kept free, and the part that is free afterwards."""
+_OTHER_DESCRIPTORS = 256
+"""Of the process, for files, links and answers to scrapes."""
+
+
+def most_connections(wanted: int) -> int:
+    """As many connections as the system lets this process have, at most ``wanted``.
+
+    Raises the process's limit of open files as far as it may.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most == resource.RLIM_INFINITY or most - _OTHER_DESCRIPTORS >= wanted:
+        return wanted
+    allowed = max(1, most - _OTHER_DESCRIPTORS)
+    log.warning("fewer connections than --max-connections: the system allows too few files", connections=allowed)
+    return allowed
+
+
+class ConnectionGuard:
+    """Watches the connections to one port of this process, from ``start`` to ``stop``."""
+
+    def __init__(self, port: int, max_connections: int, is_busy: Callable[[str, int], bool]) -> None:
+        """``is_busy``: whether a connection, by address and port of its other end, has calls. Any thread may ask."""
+        self._port = port
+        self._most = max_connections - max_connections // _SHORT
+        self._enough = max_connections - max_connections // _ENOUGH
+        self._is_busy = is_busy
+        self._closed = RateLimitedLog(log, "connections are short: closed some without calls")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="connection guard", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL):
+            with suppress(OSError):  # when no descriptor is left, the next look may find one
+                if _num_descriptors() > self._most:
+                    self.look()
+
+    def look(self) -> None:
+        """Do what is necessary now."""
+        connections = list(accepted(self._port))
+        if len(connections) <= self._most:
+            return
+        for connection in self._superfluous(connections):
+            close(connection)
+            self._closed.tell(client=connection.peer[0])
+
+    def _superfluous(self, connections: list[Connection]) -> list[Connection]:
+        """Those to be closed: one by one of whoever has most connections yet, if it has one without calls."""
+        counts: Counter[str] = Counter()
+        idle: dict[str, list[Connection]] = defaultdict(list)
+        for connection in sorted(connections, key=lambda one: one.received, reverse=True):
+            host, port = connection.peer
+            counts[host] += 1
+            if not self._is_busy(host, port):
+                idle[host].append(connection)
+        heaviest = [(-counts[host], host) for host in idle]
+        heapify(heaviest)
+        chosen: list[Connection] = []
+        while heaviest and len(connections) - len(chosen) > self._enough:
+            negated, host = heappop(heaviest)
+            chosen.append(idle[host].pop())
+            if idle[host]:
+                heappush(heaviest, (negated + 1, host))
+        return chosen
+
+
+def _num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
