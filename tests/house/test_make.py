@@ -45,6 +45,14 @@ def test_a_demo_after_all_is_installed_installs_nothing(checkout: Path) -> None:
     assert sorted(touched) == sorted(STAMPS.values())
 
 
+def test_a_first_demo_shows_what_is_installed(checkout: Path) -> None:
+    """It takes minutes."""
+    shown = subprocess.run(["make", "-n", "demo"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    (pip,) = [line for line in shown.splitlines() if " -m pip " in line]
+    assert not {"--quiet", "-q"} & set(pip.split())
+    assert shown.startswith('echo "Installing Ringline, ')
+
+
 @pytest.mark.parametrize("target", ["demo", "lint"])
 def test_a_changed_pin_is_installed_anew(checkout: Path, target: str) -> None:
     for stamp in STAMPS.values():
