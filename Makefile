@@ -23,7 +23,7 @@ KERNELS := engine_core/kernels/libringline_cpu.so
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-wide test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ demo: $(RUNS)  ## start the three services with the bundled model and stream an 
 
 test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+test-wide: setup  ## the cases that `make test` leaves out because they take minutes, such as most of the interpreted kernels
+	$(TEST_ENV) .venv/bin/python -m pytest --wide -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
 # What the scripted servers of these tests need; the server itself is for one Python.
 CLIENT_TESTS := click cryptography grpcio-health-checking grpcio-reflection hypothesis jinja2 prometheus-client pyjwt \

@@ -27,16 +27,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wide", action="store_true", help="the tests marked wide, and no others")
+
+
 def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
 
 
+def _is_left_out(item: pytest.Item, *, wide: bool) -> bool:
+    return (item.get_closest_marker("wide") is not None) != wide or (
+        item.get_closest_marker("gpu") is not None and not _has_gpu()
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_gpu():
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if item not in on_gpu]
+    wide = config.getoption("--wide")
+    if left_out := [item for item in items if _is_left_out(item, wide=wide)]:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED)
     items.sort(key=lambda item: _group(item) not in long)

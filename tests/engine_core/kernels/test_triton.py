@@ -21,10 +21,11 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # of a whole file
-@pytest.mark.parametrize("file", sorted(INTERPRETED.glob("test_*.py")), ids=lambda path: path.stem)
-def test_interpreted(file: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(file)]
+@pytest.mark.timeout(600)  # of all files
+@pytest.mark.parametrize("wide", [pytest.param(True, marks=pytest.mark.wide), False])
+def test_interpreted(wide: bool) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(INTERPRETED)]
+    command += ["--wide"] if wide else []
     result = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
@@ -39,9 +40,9 @@ def _named(made: list[Compiled], name: str) -> list[Compiled]:
     ("capability", "dtype", "geometry", "uniform"),
     [
         (90, torch.bfloat16, Geometry(32, 8, 128, 16), False),
-        (90, torch.float32, Geometry(32, 8, 256, 64), False),
-        (90, torch.bfloat16, Geometry(16, 8, 64, 32), True),
-        (80, torch.bfloat16, Geometry(32, 8, 128, 16), False),
+        pytest.param(90, torch.float32, Geometry(32, 8, 256, 64), False, marks=pytest.mark.wide),
+        pytest.param(90, torch.bfloat16, Geometry(16, 8, 64, 32), True, marks=pytest.mark.wide),
+        pytest.param(80, torch.bfloat16, Geometry(32, 8, 128, 16), False, marks=pytest.mark.wide),
         (80, torch.float16, Geometry(14, 2, 96, 16), False),
         (80, torch.float32, Geometry(4, 2, 256, 16), True),
     ],

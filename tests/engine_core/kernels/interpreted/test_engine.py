@@ -105,9 +105,9 @@ def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]
 @pytest.mark.parametrize(
     ("case", "device", "overlapped"),
     [
-        ("llama-mha-tied-biases", InterpretedDevice, False),
         ("qwen3-tied-head-dim", InterpretedDevice, True),
-        ("qwen3-tied-head-dim", FlashInferDevice, True),
+        pytest.param("llama-mha-tied-biases", InterpretedDevice, False, marks=pytest.mark.wide),
+        pytest.param("qwen3-tied-head-dim", FlashInferDevice, True, marks=pytest.mark.wide),
     ],
 )
 def test_tokens_equal_those_of_the_cpu_engine(
