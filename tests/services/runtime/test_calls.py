@@ -184,6 +184,14 @@ async def test_a_client_may_have_so_many_connections_with_calls() -> None:
         assert await call.read() == LARGE
 
 
+async def test_calls_beyond_those_of_a_connection_are_reset() -> None:
+    async with serving(max_streams_per_connection=4) as (server, _), client(server) as connection:
+        for _ in range(8):
+            await connection.call(SESSION)
+        await connection.has_ended(4)
+        assert not connection.lost
+
+
 async def test_connections_beyond_the_limit_are_closed() -> None:
     async with serving(max_connections=2) as (server, _), client(server) as one, client(server) as two:
         async with client(server) as three:
