@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
 from engine_core.config import ModelSpec
-from services.engine.attach import Attachment
+from services.engine.attach import MAX_PENDING_REJECTIONS, Attachment
 from services.engine.hub import Hub
 from services.ring.events import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
@@ -99,3 +99,19 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
         await large.said.wait()
     for stream in streams:
         stream.cancel()
+
+
+async def test_a_peer_that_does_not_read_why_its_commands_are_rejected_has_no_more_of_them_carried_out() -> None:
+    hub = Hub(orphan_grace=1.0, max_ledgers=0)
+    peer = Peer(engine_pb2.AttachRequest(commands=[engine_pb2.Command()] * (2 * MAX_PENDING_REJECTIONS)))
+    stream = attach(hub, peer)
+    async with asyncio.timeout(30):
+        await peer.writing.wait()
+        (link,) = hub._wakers
+        while link.num_rejections <= MAX_PENDING_REJECTIONS:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert link.num_rejections == MAX_PENDING_REJECTIONS + 1
+    assert not peer.said.is_set()
+    stream.cancel()
