@@ -31,6 +31,8 @@ class Executor(ABC):
     """Known after ``start``."""
     unwritten_cache_bytes: int
     """Known after ``start``: what the KV cache will still take of the host's memory as it fills."""
+    step_bytes: int
+    """Known after ``start``: what the largest step takes of the host's memory, where that was measured; else 0."""
     request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str

@@ -107,11 +107,14 @@ class InlineExecutor(Executor):
 
     def _size_cache(self, worker: Worker, progress: StartupProgress) -> CacheSize:
         cache = self._config.cache
+        self.step_bytes = 0
         if cache.kv_cache_memory_bytes is not None:
             return size_as_told(cache.kv_cache_memory_bytes, worker.limits, worker.bytes_per_block)
         with progress.stage("profile") as stage:
             profile = worker.profile()
             stage.bytes = profile.step_peak
+            if worker.device.uses_host_memory:
+                self.step_bytes = profile.step_peak
             stage.detail = profile.describe(cache.gpu_memory_utilization)
         return size_by_profile(profile, cache, worker.limits, worker.bytes_per_block)
 

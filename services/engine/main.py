@@ -139,7 +139,8 @@ class _Engine:
         spare_what_is_loaded()
         self._hub.step_loop.start()
         self._watchdog = self._watch_steps(self._hub.step_loop, loop)
-        self._server.guard_memory(resident() + executor.unwritten_cache_bytes)
+        set_aside = executor.unwritten_cache_bytes + executor.step_bytes + room.logprob_bytes + room.id_bytes
+        self._server.guard_memory(resident() + set_aside)
         self._service.serve(model, files)
         self._hub.metrics.serving = True
         await self._server.set_serving(True)

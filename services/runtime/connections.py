@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-_BYTES_RECEIVED = struct.Struct("@Q")
-_BYTES_RECEIVED_AT = 128
-"""Where ``tcpi_bytes_received`` is in ``struct tcp_info``; Linux has it since 4.1."""
+_BYTES = struct.Struct("@QQ")
+_BYTES_AT = 120
+"""Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` are in ``struct tcp_info``; Linux has them since 4.1."""
 _MAPPED = "::ffff:"
 """Begins an IPv4 address as a socket for both kinds gives it."""
 
@@ -29,8 +29,12 @@ class Connection:
     peer: tuple[str, int]
     """Address and port of the other end."""
     descriptor: int
+    inode: int
+    """Of its socket: another connection from the same address and port has another."""
     received: int
     """Bytes that came over it so far."""
+    taken: int
+    """Bytes that the other end took of it so far."""
 
 
 def peer_of(name: str) -> tuple[str, int] | None:
@@ -48,9 +52,9 @@ def accepted(port: int) -> Iterator[Connection]:
             family = one.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
             if family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
                 continue
-            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED_AT + _BYTES_RECEIVED.size)
-            (received,) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
-            yield Connection(_peer(one), descriptor, received)
+            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
+            taken, received = _BYTES.unpack_from(info, _BYTES_AT)
+            yield Connection(_peer(one), descriptor, os.fstat(one.fileno()).st_ino, received, taken)
 
 
 def close(connection: Connection) -> None:

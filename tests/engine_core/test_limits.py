@@ -119,6 +119,12 @@ def test_only_a_profiled_cache_is_still_to_be_taken(checkpoint: Path) -> None:
         assert executor.unwritten_cache_bytes == executor.cache_size.num_blocks * executor.cache_size.bytes_per_block
 
 
+def test_what_the_largest_step_takes_is_known_where_it_was_measured(checkpoint: Path) -> None:
+    with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
+        assert told._engine.executor.step_bytes == 0
+        assert profiled._engine.executor.step_bytes > 0
+
+
 def sizes() -> list[tuple[str, int]]:
     """Options that count something, each with the least that it takes."""
     found = []

@@ -15,6 +15,7 @@ from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
 from services.runtime import memory_guard
+from services.runtime.connections import Connection as Accepted
 from services.runtime.connections import accepted, close, peer_of
 from services.runtime.garbage import give_back_free_memory, keep_little_free_memory
 from services.runtime.handlers import Incoming
@@ -28,6 +29,8 @@ SESSION = f"/{DESCRIPTION.full_name}/Session"
 MESSAGE = 2 << 20
 STREAMS = 12
 BUDGET = 16 << 20
+MIB = 1 << 20
+PEER = "ipv4:10.0.0.1:5000"
 
 
 class Echo:
@@ -87,27 +90,166 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed() ->
     await server.stop()
 
 
-async def test_what_came_while_there_was_memory_is_not_counted() -> None:
+class Answering(Echo):
+    """Answers every message of a Session."""
+
+    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext) -> None:
+        while (data := await incoming.read()) is not None:
+            self.received += len(data)
+            await context.write(b"answer")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last is the size that the guard takes the process for."""
+    sizes = [0]
+    monkeypatch.setattr(memory_guard, "resident", lambda: sizes[-1])
+    return sizes
+
+
+async def test_what_was_hoarded_slowly_counts_when_memory_is_short(told: list[int]) -> None:
     server = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name])
     server.serve(DESCRIPTION, Echo())
     address = await server.start()
     port = int(address.rpartition(":")[2])
-    guard = MemoryGuard(port, BUDGET, beside=1 << 50)
-    async with greeted(address) as old:
-        await old.send(await old.call(SESSION), bytes(1 << 18))
-        async with asyncio.timeout(60):
-            while next(accepted(port)).received < 1 << 18:  # noqa: ASYNC110 - the kernel's count
-                await asyncio.sleep(0.01)
-        for _ in range(100):
-            guard.look()
-        guard._enough = 0
-        guard._close_heaviest(1 << 50)
-        assert not old.lost
+    guard = server._memory = MemoryGuard(port, BUDGET)
+    async with greeted(address) as hoarder, greeted(address) as idle:
+        for _ in range(8):
+            part = struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE // 8)
+            await hoarder.send(await hoarder.call(SESSION), part)
+            async with asyncio.timeout(60):
+                while max(one.received for one in accepted(port)) < hoarder.sent:  # noqa: ASYNC110 - the kernel's count
+                    await asyncio.sleep(0.01)
+            for _ in range(100):
+                guard.look()
+        assert not hoarder.lost, "there is memory"
+        told.append(BUDGET // 2)
+        guard.look()
+        await hoarder.closed()
+        assert not idle.lost
         (one,) = accepted(port)
         close(one)
-        await old.closed()
+        await idle.closed()
         close(one)  # it is over, and its descriptor may be another's
     await server.stop()
+
+
+async def test_who_sends_and_takes_many_messages_is_not_closed(told: list[int]) -> None:
+    server, echo = Server(ServerSettings(), [DESCRIPTION.full_name]), Answering()
+    server.serve(DESCRIPTION, echo)
+    address = await server.start()
+    port = int(address.rpartition(":")[2])
+    guard = server._memory = MemoryGuard(port, 1 << 20)
+    told.append(1 << 19)
+    async with grpc.aio.insecure_channel(address) as channel:
+        session = channel.stream_stream(SESSION)()
+        while next(accepted(port), None) is None or next(accepted(port)).received < echo.received + (1 << 18):
+            for _ in range(100):
+                await session.write(b"message")
+            for _ in range(100):
+                assert await session.read() == b"answer"
+        for _ in range(100):
+            guard.look()
+        await session.write(b"message")
+        assert await session.read() == b"answer"
+        await session.done_writing()
+        assert await session.read() == grpc.aio.EOF
+    await server.stop()
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[Accepted]:
+    """Connections that the guard closed, of those that ``accept`` says there are."""
+    closed: list[Accepted] = []
+    monkeypatch.setattr(memory_guard, "close", closed.append)
+    return closed
+
+
+def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, taken: int = 0) -> None:
+    one = Accepted(("10.0.0.1", 5000), 7, inode, received, taken)
+    monkeypatch.setattr(memory_guard, "accepted", lambda port: iter([one]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "received", "taken"),
+    [
+        (100_000, 10, 100_000 * (10 + 130), 0),
+        (100, MIB, 100 * (MIB + MIB // 300), 0),
+        (1, 0, 500_000, 1000 * 500_000),
+    ],
+)
+def test_what_frames_take_is_explained_but_at_the_budget_nothing_is(
+    messages: int,
+    size: int,
+    received: int,
+    taken: int,
+    told: list[int],
+    closed: list[Accepted],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    for _ in range(messages):
+        guard.delivered(PEER, size)
+    accept(monkeypatch, received, taken=taken)
+    told.append(MIB // 2)
+    guard.look()
+    assert not closed
+    told.append(MIB)
+    for _ in range(20):
+        guard.look()
+    assert closed
+
+
+def test_nothing_is_closed_where_that_could_not_help(
+    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, 1024 * MIB)
+    told.append(612 * MIB)
+    accept(monkeypatch, 35 * MIB)
+    guard.look()
+    assert not closed, "356 MiB are too much"
+    accept(monkeypatch, 36 * MIB)
+    for _ in range(20):
+        guard.look()
+    assert closed
+
+
+def test_another_connection_from_the_same_port_has_delivered_nothing(
+    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    guard.delivered(PEER, MIB)
+    accept(monkeypatch, MIB)
+    told.append(MIB // 2)
+    guard.look()
+    assert not closed
+    accept(monkeypatch, MIB, inode=2)
+    for _ in range(20):
+        guard.look()
+    assert closed
+
+
+def test_memory_that_stays_short_is_given_back_seldom(
+    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(memory_guard, "give_back_free_memory", lambda: given_back.append(told[-1]))
+    guard = MemoryGuard(1, 1024 * MIB)
+    accept(monkeypatch, 0)
+    told.append(512 * MIB)
+    for _ in range(100):
+        guard.look()
+    assert len(given_back) == 5
+    told.append(600 * MIB)
+    guard.look()
+    assert len(given_back) == 6, "it grows"
+    accept(monkeypatch, 500 * MIB)
+    for _ in range(20):
+        guard.look()
+    assert len(closed) == 1
+    accept(monkeypatch, 0)
+    guard.look()
+    assert len(given_back) == 8, "something was closed"
 
 
 async def test_on_a_unix_socket_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
