@@ -116,6 +116,19 @@ async def test_other_work_counts_while_it_waits(office: Office) -> None:
     office.ask("after", 10)
 
 
+async def test_memory_is_given_back_after_work_on_a_large_message(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr("services.processor.desk.give_back_free_memory", lambda: given_back.append(size))
+    for size in (BATCH_BYTES, BATCH_BYTES + 1):
+        work = asyncio.create_task(office.desk.look_up(lambda: None, "", size))
+        await asyncio.sleep(0)
+        await office.go()
+        await work
+    assert given_back == [BATCH_BYTES + 1]
+
+
 async def test_a_look_up_that_is_given_up_leaves_nothing_behind(office: Office) -> None:
     given_up = asyncio.create_task(office.desk.look_up(lambda: "text", "", 4 * LARGE))
     await asyncio.sleep(0)
