@@ -28,6 +28,12 @@ def test_grpc_knows_every_option(options: Any) -> None:
     assert not unknown
 
 
+def test_connections_of_clients_alone_have_an_age() -> None:
+    age = "grpc.max_connection_age_ms"
+    assert age not in dict(server_options(ServerSettings(), 4096, None))
+    assert dict(server_options(ServerSettings(), 4096, 5.0))[age] == 5000
+
+
 async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Path) -> None:
     """Else the third ping without data ends it (too_many_pings)."""
     server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
