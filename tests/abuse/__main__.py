@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.abuse.attackers import ATTACKS
+from tests.abuse.report import HEADING, Phase
 from tests.abuse.run import Options, run
 
 
@@ -33,7 +34,7 @@ def main() -> int:
     )
     if not attacks:
         parser.error("no attack is called so")
-    print(f"seed {seed}", flush=True)
+    print(f"seed {seed}\n{HEADING}", flush=True)
     options = Options(
         seed,
         given.seconds,
@@ -43,8 +44,8 @@ def main() -> int:
         together=len(attacks) > 1,
         keep=given.keep,
     )
-    report = asyncio.run(run(options))
-    print("\n".join(report.lines()))
+    report = asyncio.run(run(options, Phase.show))
+    print("\n".join(f"PROBLEM {problem}" for problem in report.problems))
     if given.report is not None:
         report.write(given.report)
     return 1 if report.problems else 0

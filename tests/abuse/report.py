@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.abuse.attackers import Made
+from tests.abuse.attackers import ATTACKS, Made
 from tests.abuse.load import Told
 from tests.abuse.service import MIB
 from tests.chaos.logs import Findings
@@ -21,6 +21,11 @@ SLOW = 5.0
 """Seconds that it may be, in any case."""
 MIN_SAMPLE = 20
 """Requests below which there is no 99th percentile to judge."""
+_WIDE = max(len(f"{attack.service}: {attack.name}") for attack in ATTACKS)
+HEADING = (
+    f"{'':{_WIDE}}  load: requests wrong    p50    p99  first token p99 | "
+    "peak and final MiB: processor, engine, detokenizer | released"
+)
 
 
 @dataclass
@@ -47,6 +52,17 @@ class Phase:
     made: Made | None = None
     seconds_to_release: float = 0.0
     """From the end of the attack; of clients that linger, from when they let go."""
+
+    def show(self) -> None:
+        """Print a line under ``HEADING``."""
+        told = self.told
+        memory = "  ".join(f"{one.peak // MIB:5} {one.final // MIB:5}" for one in self.services.values())
+        print(
+            f"{self.name:{_WIDE}}  {told.requests:14} {sum(told.faults.values()):5} "
+            f"{1000 * quantile(told.latencies, 0.5):6.0f} {1000 * quantile(told.latencies, 0.99):6.0f} "
+            f"{1000 * quantile(told.first_tokens, 0.99):16.0f} | {memory:>50} | {self.seconds_to_release:6.1f} s",
+            flush=True,
+        )
 
     def problems(self, calm: Told) -> Iterator[str]:
         """What should not have been, in words."""
@@ -100,17 +116,6 @@ class Report:
             "problems": self.problems,
         }
 
-    def lines(self) -> list[str]:
-        """For people."""
-        phases = ([] if self.calm is None else [self.calm]) + self.phases
-        wide = max(len(phase.name) for phase in phases)
-        lines = [
-            f"{'':{wide}}  load: requests wrong    p50    p99  first token p99 | "
-            "peak and final MiB: processor, engine, detokenizer | released"
-        ]
-        lines += [_line(phase, wide) for phase in phases]
-        return lines + [f"PROBLEM {problem}" for problem in self.problems]
-
 
 def _grouped(lines: Sequence[str]) -> list[str]:
     """Lines of logs: the first of each service and event, and how many there are."""
@@ -119,16 +124,6 @@ def _grouped(lines: Sequence[str]) -> list[str]:
         event = re.search(r'"event": "([^"]*)', line)
         kinds.setdefault((line.partition(":")[0], event[1] if event else ""), []).append(line)
     return [f"{len(same)} times in the log of {same[0]}" for same in kinds.values()]
-
-
-def _line(phase: Phase, wide: int) -> str:
-    told = phase.told
-    memory = "  ".join(f"{one.peak // MIB:5} {one.final // MIB:5}" for one in phase.services.values())
-    return (
-        f"{phase.name:{wide}}  {told.requests:14} {sum(told.faults.values()):5} "
-        f"{1000 * quantile(told.latencies, 0.5):6.0f} {1000 * quantile(told.latencies, 0.99):6.0f} "
-        f"{1000 * quantile(told.first_tokens, 0.99):16.0f} | {memory:>50} | {phase.seconds_to_release:6.1f} s"
-    )
 
 
 def _phase_json(phase: Phase) -> dict[str, Any]:

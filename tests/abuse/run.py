@@ -124,15 +124,15 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
             process.kill()
 
 
-async def run(options: Options) -> Report:
-    """Everything; the report says what was wrong."""
+async def run(options: Options, show: Callable[[Phase], None]) -> Report:
+    """Everything, each phase shown as it ends; the report says what was wrong."""
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-abuse-")))
         directory.mkdir(parents=True, exist_ok=True)
-        return await run_on(await stack.enter_async_context(fleet(directory)), options)
+        return await run_on(await stack.enter_async_context(fleet(directory)), options, show)
 
 
-async def run_on(target: Target, options: Options) -> Report:
+async def run_on(target: Target, options: Options, show: Callable[[Phase], None]) -> Report:
     """Attack services that are there."""
     report = Report(options.seed)
     async with AsyncExitStack() as stack:
@@ -150,9 +150,11 @@ async def run_on(target: Target, options: Options) -> Report:
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
         report.calm = await siege.calm(seconds)
+        show(report.calm)
         for number, attacks in enumerate(rounds):
             restarting = asyncio.create_task(target.restart_dead(report.died))
             report.phases.append(phase := await siege.attack(attacks, seconds, options.seed + number))
+            show(phase)
             restarting.cancel()
             report.died = [name if "(" in name else f"{name} ({phase.name})" for name in report.died]
         report.logs = read_logs(target.logs)

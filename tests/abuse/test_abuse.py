@@ -24,7 +24,7 @@ async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
         assert metrics is not None
         services[kind] = Service(kind, ring.addresses[kind], ring.pid(kind), metrics)
     options = Options(1, 1.6, clients=4, rate=10.0, sorts=2, attacks=FEW, release=60.0, together=False)
-    report = await run_on(Target(services, [], {}), options)
+    report = await run_on(Target(services, [], {}), options, Phase.show)
     assert not report.problems
     assert [phase.made.rounds > 0 for phase in report.phases if phase.made] == [True] * len(FEW)
     assert sum(phase.told.requests for phase in report.phases), "nobody else asked for anything"

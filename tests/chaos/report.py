@@ -79,6 +79,11 @@ class Report:
         found += [f"{name} ended with {code}" for name, code in self.exit_codes.items()]
         return found + self.logs.errors
 
+    def add(self, phase: Phase) -> None:
+        """One has ended: keep it, and print what came of it."""
+        self.phases.append(phase)
+        print("\n".join(_phase_lines(phase)), flush=True)
+
     def write(self, path: Path) -> None:
         """As JSON."""
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
@@ -105,19 +110,14 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """What is to be said at the end, when all phases have been printed."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
         lines = [
-            f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}; replaced: {self.replaced}"
-        ]
-        for phase in self.phases:
-            lines += _phase_lines(phase)
-        lines.append(
+            f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}; replaced: {self.replaced}",
             f"while nothing goes wrong: first token after {1000 * self.calm_first_token:.0f} ms, "
-            f"longest gap between two deltas {1000 * self.calm_gap:.0f} ms"
-        )
-        for one in self.pauses:
-            lines.append(f"{one.service} {one.kind} alone, {one.faults} times: {_words(one.seconds)}")
+            f"longest gap between two deltas {1000 * self.calm_gap:.0f} ms",
+        ]
+        lines += [f"{one.service} {one.kind} alone, {one.faults} times: {_words(one.seconds)}" for one in self.pauses]
         if self.prefill is not None:
             cost = ", ".join(f"{name} {value}" for name, value in _prefill_json(self.prefill).items())
             lines.append(f"first token of a prompt on an idle ring: {cost}")

@@ -67,7 +67,7 @@ async def run(options: Options) -> Report:
         for number in range(1, options.rolling + 1):
             await _rolling_restart(fleet, load, report, number)
         await load.stop()
-        report.phases.append(Phase("after", 0.0, load.next_phase()))
+        report.add(Phase("after", 0.0, load.next_phase()))
         report.left = await _left(fleet)
         await _end(fleet, report)
         report.logs = read_logs(process.log for process in fleet.processes.values())
@@ -83,7 +83,7 @@ def _typical_tokens(answers: Iterable[Outcome]) -> int:
 async def _single_faults(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
     start = time.monotonic()
     report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
-    report.phases.append(Phase("single faults", time.monotonic() - start, load.next_phase()))
+    report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
 
 
 async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
@@ -92,7 +92,7 @@ async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> 
     await asyncio.sleep(max(0.0, start + options.seconds - time.monotonic()))
     await fleet.heal()
     report.faults = dict(injector.done)
-    report.phases.append(Phase("chaos", time.monotonic() - start, load.next_phase()))
+    report.add(Phase("chaos", time.monotonic() - start, load.next_phase()))
 
 
 async def _rolling_restart(fleet: Fleet, load: Load, report: Report, number: int) -> None:
@@ -104,7 +104,7 @@ async def _rolling_restart(fleet: Fleet, load: Load, report: Report, number: int
         process.start()
         await fleet.wait_serving(name)
         report.replaced += 1
-    report.phases.append(Phase(f"rolling restart {number}", time.monotonic() - start, load.next_phase()))
+    report.add(Phase(f"rolling restart {number}", time.monotonic() - start, load.next_phase()))
 
 
 async def _left(fleet: Fleet) -> dict[str, Held]:
