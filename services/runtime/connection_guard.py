@@ -2,18 +2,20 @@
 
 gRPC counts connections but not whose they are: one client that opens them and says nothing could take all, and keep
 everybody else out. So while few places are left, the clients that have most lose connections on which nothing is under
-way, first those over which least came. (Web servers do the same with connections that are kept alive.)
+way, first those over which least came. Web servers do the same with connections that are kept alive.
 """
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 
 import structlog
 
@@ -24,8 +26,12 @@ log = structlog.get_logger(__name__)
 
 _INTERVAL = 0.1
 """Seconds between looks; they are cheap while there is room."""
+_REST = 10
+"""Times as long as a look took is it rested afterwards, at least."""
 _SHORT, _ENOUGH = 8, 4
 """Of all places, the part that is kept free, and the part that is free afterwards."""
+_QUIET = 5.0
+"""Seconds in which something comes over a connection that has just been made, or on which a call is on its way."""
 _OTHER_DESCRIPTORS = 256
 """Of the process, for files, links and answers to scrapes."""
 
@@ -33,13 +39,20 @@ _OTHER_DESCRIPTORS = 256
 def most_connections(wanted: int) -> int:
     """As many connections as the system lets this process have, at most ``wanted``.
 
-    Raises the process's limit of open files as far as it may.
+    Raises the process's limit of open files if that is necessary and allowed.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if most == resource.RLIM_INFINITY or most - _OTHER_DESCRIPTORS >= wanted:
+    soft, hard = (
+        limit if limit != resource.RLIM_INFINITY else sys.maxsize
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    needed = wanted + _OTHER_DESCRIPTORS
+    if soft >= needed:
         return wanted
-    allowed = max(1, most - _OTHER_DESCRIPTORS)
+    soft = min(hard, needed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if soft == needed:
+        return wanted
+    allowed = max(1, soft - _OTHER_DESCRIPTORS)
     log.warning("fewer connections than --max-connections: the system allows too few files", connections=allowed)
     return allowed
 
@@ -65,13 +78,16 @@ class ConnectionGuard:
         """Watch no longer."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(1.0)
 
     def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
+        took = 0.0
+        while not self._stop.wait(max(_INTERVAL, _REST * took)):
+            began = time.monotonic()
             with suppress(OSError):  # when no descriptor is left, the next look may find one
-                if _num_descriptors() > self._most:
+                if len(os.listdir("/proc/self/fd")) > self._most:  # noqa: PTH208 - a Path of each would cost more
                     self.look()
+            took = time.monotonic() - began
 
     def look(self) -> None:
         """Do what is necessary now."""
@@ -83,24 +99,26 @@ class ConnectionGuard:
             self._closed.tell(client=connection.peer[0])
 
     def _superfluous(self, connections: list[Connection]) -> list[Connection]:
-        """Those to be closed: one by one of whoever has most connections yet, if it has one without calls."""
-        counts: Counter[str] = Counter()
+        """Those to be closed: one by one of whoever has most connections yet, if it has one without calls.
+
+        A client that has no more than others on average keeps those over which something came just now: its call may
+        be on its way.
+        """
+        counts = Counter(connection.peer[0] for connection in connections)
+        fair = len(connections) / len(counts)
         idle: dict[str, list[Connection]] = defaultdict(list)
         for connection in sorted(connections, key=lambda one: one.received, reverse=True):
-            host, port = connection.peer
-            counts[host] += 1
-            if not self._is_busy(host, port):
-                idle[host].append(connection)
-        heaviest = [(-counts[host], host) for host in idle]
+            if not self._is_busy(*connection.peer):
+                idle[connection.peer[0]].append(connection)
+        heaviest = [(-counts[host], ones[-1].received, host) for host, ones in idle.items()]
         heapify(heaviest)
         chosen: list[Connection] = []
         while heaviest and len(connections) - len(chosen) > self._enough:
-            negated, host = heappop(heaviest)
-            chosen.append(idle[host].pop())
+            negated, _, host = heappop(heaviest)
+            one = idle[host].pop()
+            if -negated > fair or one.quiet >= _QUIET:
+                chosen.append(one)
+                negated += 1
             if idle[host]:
-                heappush(heaviest, (negated + 1, host))
+                heappush(heaviest, (negated, idle[host][-1].received, host))
         return chosen
-
-
-def _num_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())

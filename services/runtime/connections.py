@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-_BYTES = struct.Struct("@QQ")
-_BYTES_AT = 120
-"""Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` are in ``struct tcp_info``; Linux has them since 4.1."""
+_INFO = struct.Struct("=52xI64xQQ")
+"""Of ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; Linux has them
+since 4.1."""
 _MAPPED = "::ffff:"
 """Begins an IPv4 address as a socket for both kinds gives it."""
 
@@ -35,13 +35,16 @@ class Connection:
     """Bytes that came over it so far."""
     taken: int
     """Bytes that the other end took of it so far."""
+    quiet: float
+    """Seconds since something came over it, or since it began."""
 
 
 def peer_of(name: str) -> tuple[str, int] | None:
-    """What gRPC calls ``ipv4:10.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``; None for a unix socket's."""
+    """What gRPC calls ``ipv4:10.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``, without a scope; None for a unix socket's."""
     kind, _, rest = name.partition(":")
-    host, _, port = unquote(rest).rpartition(":")
-    return (host.strip("[]").removeprefix(_MAPPED), int(port)) if kind in ("ipv4", "ipv6") else None
+    address, _, port = unquote(rest).rpartition(":")
+    host = address.strip("[]").partition("%")[0]
+    return (host.removeprefix(_MAPPED), int(port)) if kind in ("ipv4", "ipv6") else None
 
 
 def accepted(port: int) -> Iterator[Connection]:
@@ -52,15 +55,15 @@ def accepted(port: int) -> Iterator[Connection]:
             family = one.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
             if family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
                 continue
-            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
-            taken, received = _BYTES.unpack_from(info, _BYTES_AT)
-            yield Connection(_peer(one), descriptor, os.fstat(one.fileno()).st_ino, received, taken)
+            quiet_ms, taken, received = _INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+            inode = os.fstat(one.fileno()).st_ino
+            yield Connection(_peer(one), descriptor, inode, received, taken, quiet_ms / 1000)
 
 
 def close(connection: Connection) -> None:
     """Shut it down, and gRPC sees it end. Does nothing if it is over and its descriptor another's."""
     with contextlib.suppress(OSError), _same(connection.descriptor) as one:
-        if _peer(one) == connection.peer:
+        if os.fstat(one.fileno()).st_ino == connection.inode:
             one.shutdown(socket.SHUT_RDWR)
 
 

@@ -11,7 +11,7 @@ import inspect
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn
 
@@ -33,9 +33,13 @@ log = structlog.get_logger()
 class Guard(grpc.aio.ServerInterceptor):
     """The interceptor of every server of the ring."""
 
-    def __init__(self, calls: Calls, stall_timeout: float) -> None:
-        """``stall_timeout``: seconds that a client has to take what is under way when the handler is done."""
+    def __init__(self, calls: Calls, stall_timeout: float, called: Callable[[str, int], None]) -> None:
+        """``stall_timeout``: seconds that a client has to take what is under way when the handler is done.
+
+        ``called`` is told the peer of each call, and the bytes of its metadata.
+        """
         self._calls = calls
+        self._called = called
         self._stall_timeout = stall_timeout
         self._malformed = RateLimitedLog(log, "malformed message")
 
@@ -66,6 +70,7 @@ class Guard(grpc.aio.ServerInterceptor):
         async def answer(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
                 await self._calls.turn()
+                self._called(context.peer(), sum(len(key) + len(value) for key, value in _metadata(context)))
                 if (refusal := call.admit(context.peer())) is not None:
                     await _abort(context, refusal)
                 async with _watched(context, method, self._malformed):
@@ -80,6 +85,10 @@ class Guard(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
         deserializer = _raising(handler.request_deserializer)
         return make(answer, deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+
+
+def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Iterable[tuple[str, str | bytes]]:
+    return context.invocation_metadata() or ()
 
 
 async def _messages(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:

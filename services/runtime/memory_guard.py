@@ -8,13 +8,14 @@ is short, whenever it came.
 What HTTP/2, TLS and gRPC add becomes no message either, and nobody says how much that is. So of each connection the
 guard takes as explained what honest use adds: so much for each message that became whole, for what came and went over
 it, and for its time. A client can hide as much under it, less what its own frames take: at most 192 bytes for each
-message that it sends over the same connection, a million small ones for 180 MB. The nearer the process is to its
-budget, the less is explained, and at the budget nothing, so that what is hidden does not take it past that. Beyond what
-is explained, a connection may hold 128 KiB: with as many as one client may have (512), a sixteenth of 1 GiB. And all of
-it may be a tenth of what the process has above a quarter of its budget: at half of 1 GiB, 26 MiB.
+message that it sends over the same connection, a million small ones for 180 MB, and what metadata it can send in less
+than its length. Where closing what holds more than that does not help, less is explained the nearer the process is to
+its budget, and at the budget nothing, so that what is hidden does not take it past that. Beyond what is explained, a
+connection may hold 128 KiB: with as many as one client may have (512), a sixteenth of 1 GiB. And all of it may be a
+tenth of what the process has above a quarter of its budget: at half of 1 GiB, 26 MiB.
 
 What came of calls that ended before their message was whole, or was read, counts as held although it is gone: nobody
-says how much that was, either. The same goes for long metadata that clients send anew with every call.
+says how much that was, either.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _WORTH_CLOSING = 10
 _PER_MESSAGE = 192
 """Bytes that are explained by a message that became whole: without TLS, the headers of its call and its frames took 58
 here, those of one in a stream 40. TLS adds about 30 for each write, a trace 70."""
+_MOST_METADATA = 2 << 10
+"""Bytes of a call's metadata that are explained: a token has rarely more."""
 _PER_SECOND = 32
 """Bytes that are explained by a second: pings took 9."""
 _BYTES_PER_FRAMING = 256
@@ -67,6 +70,8 @@ class _Delivered:
 
     num_messages: int = 0
     num_bytes: int = 0
+    metadata_bytes: int = 0
+    """Of the calls on it; clients may send long metadata anew with each, and do."""
     since: float = field(default_factory=time.monotonic)
     inode: int | None = None
     """Of the connection's socket, once that is known."""
@@ -108,10 +113,18 @@ class MemoryGuard:
 
     def delivered(self, peer: str, size: int) -> None:
         """A message of so many bytes is whole; ``peer`` as gRPC writes it."""
-        if (one := peer_of(peer)) is not None:
-            delivered = self._delivered.get(one) or self._delivered.setdefault(one, _Delivered())
+        if (delivered := self._of(peer)) is not None:
             delivered.num_messages += 1
             delivered.num_bytes += size
+
+    def called(self, peer: str, metadata_bytes: int) -> None:
+        """A call began, with so much metadata."""
+        if (delivered := self._of(peer)) is not None:
+            delivered.metadata_bytes += min(metadata_bytes, _MOST_METADATA)
+
+    def _of(self, peer: str) -> _Delivered | None:
+        one = peer_of(peer)
+        return None if one is None else self._delivered.get(one) or self._delivered.setdefault(one, _Delivered())
 
     def _watch(self) -> None:
         while not self._stop.wait(INTERVAL):
@@ -151,11 +164,10 @@ class MemoryGuard:
 
     def _close_heaviest(self, size: int) -> bool:
         """Close connections until what they hold is as much as is too much; whether there were any."""
+        connections, excess = self._connections(), size - self._enough
         explained = max(0.0, (self._all - size) / (self._all - self._most))
-        held = [(self._held(one, explained), one) for one in self._connections()]
-        held = sorted((pair for pair in held if pair[0] >= _LEAST_HELD), key=lambda pair: pair[0], reverse=True)
-        excess = size - self._enough
-        if sum(amount for amount, _ in held) * _WORTH_CLOSING < excess:
+        held = self._heaviest(connections, 1.0, excess) or self._heaviest(connections, explained, excess)
+        if not held:
             return False
         closed = 0
         for amount, connection in held:
@@ -167,6 +179,12 @@ class MemoryGuard:
         heaviest = held[0][1].peer[0]
         log.warning("memory is short: closed connections", resident=size, connections=closed, heaviest=heaviest)
         return True
+
+    def _heaviest(self, connections: list[Connection], explained: float, excess: int) -> list[tuple[int, Connection]]:
+        """Those that hold something, with how much, the most first; none where that is little of what is too much."""
+        every = ((self._held(one, explained), one) for one in connections)
+        held = sorted((pair for pair in every if pair[0] >= _LEAST_HELD), key=lambda pair: pair[0], reverse=True)
+        return held if sum(amount for amount, _ in held) * _WORTH_CLOSING >= excess else []
 
     def _connections(self) -> list[Connection]:
         """Those that there are; what was delivered over others is forgotten."""
@@ -191,6 +209,7 @@ class MemoryGuard:
         delivered = self._delivered[connection.peer]
         framing = (
             delivered.num_messages * _PER_MESSAGE
+            + delivered.metadata_bytes
             + delivered.num_bytes // _BYTES_PER_FRAMING
             + connection.taken // _BYTES_PER_UPDATE
             + (time.monotonic() - delivered.since) * _PER_SECOND

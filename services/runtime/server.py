@@ -76,7 +76,7 @@ class Server:
         self._memory: MemoryGuard | None = None
         self._connections: ConnectionGuard | None = None
         self._credentials = credentials
-        guard = Guard(self._calls, settings.stall_timeout)
+        guard = Guard(self._calls, settings.stall_timeout, self._called)
         self.grpc = grpc.aio.server(
             interceptors=[guard, *interceptors],
             options=server_options(settings, self._max_connections, max_connection_age),
@@ -98,6 +98,10 @@ class Server:
         port = host_and_port(self.address)[1] if self._settings.uds is None else None
         self._memory = MemoryGuard(port, self._settings.memory_budget, beside)
         self._memory.start()
+
+    def _called(self, peer: str, metadata_bytes: int) -> None:
+        if self._memory is not None:
+            self._memory.called(peer, metadata_bytes)
 
     def _delivered(self, peer: str, size: int) -> None:
         if self._memory is not None:

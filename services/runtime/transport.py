@@ -37,6 +37,8 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
         *age,
         # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
         ("grpc.max_receive_message_length", settings.max_message_bytes),
+        # None but "identity": what a message takes is not what came, and the memory guard compares the two.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # What we send is bounded where it is made (link frames of 1 MiB); whether it is too large is for the reader.
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections at random; the second must fail instead.

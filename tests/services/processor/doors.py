@@ -75,7 +75,7 @@ class FrontDoor:
 @asynccontextmanager
 async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A stub of the door's."""
-    server = grpc.aio.server(interceptors=[Guard(Calls(1000, 1000), 600.0)])
+    server = grpc.aio.server(interceptors=[Guard(Calls(1000, 1000), 600.0, lambda *_: None)])
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
     server.add_insecure_port(f"unix:{tmp_path}/door.sock")
     await server.start()

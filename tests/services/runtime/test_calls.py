@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime import handlers as message_handlers
 from services.runtime.calls import Calls, end_soon
-from services.runtime.connection_guard import most_connections
+from services.runtime.connection_guard import ConnectionGuard, most_connections
+from services.runtime.connections import Connection as AcceptedConnection
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 from tests.abuse.wire import Connection, message
@@ -218,12 +219,39 @@ async def test_who_has_many_connections_without_calls_makes_room_for_others() ->
 
 
 def test_there_are_no_more_connections_than_the_system_allows_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(1024, 1000)]
+    limits = [(1024, 2000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert most_connections(4096) == 1000 - 256
     assert most_connections(100) == 100
-    assert limits[1:] == [(1000, 1000)] * 2
+    assert limits == [(1024, 2000)]
+    assert most_connections(1000) == 1000
+    assert limits[1:] == [(1256, 2000)]
+    assert most_connections(4096) == 2000 - 256
+    assert limits[2:] == [(2000, 2000)]
+    limits.append((1024, resource.RLIM_INFINITY))
+    assert most_connections(4096) == 4096
+    assert limits[-1] == (4096 + 256, resource.RLIM_INFINITY)
+
+
+def connection(host: str, port: int, received: int = 100, quiet: float = 60.0) -> AcceptedConnection:
+    return AcceptedConnection((host, port), port, port, received, 0, quiet)
+
+
+def chosen(connections: list[AcceptedConnection], busy: Sequence[int] = ()) -> list[int]:
+    """Ports of those that are closed where there are 16 places."""
+    guard = ConnectionGuard(1, 16, lambda _, port: port in busy)
+    return sorted(one.peer[1] for one in guard._superfluous(connections))
+
+
+def test_whose_connection_may_have_a_call_on_its_way_keeps_it() -> None:
+    many = [connection("10.0.0.1", port, quiet=0.1) for port in range(1, 11)]
+    few = [connection(f"10.0.0.{port}", port, quiet=0.1) for port in range(11, 16)]
+    assert len(chosen(few + many)) == 3
+    assert set(chosen(few + many)) <= set(range(1, 11)), "of who has more than others"
+    assert chosen(few * 3) == [], "nobody has more"
+    alone = [connection("10.0.0.1", port, received=port, quiet=8.0 - port) for port in range(1, 16)]
+    assert chosen(alone) == [1, 2, 3], "those over which nothing came for long"
+    assert chosen(alone, busy=[1]) == [2, 3]
 
 
 async def test_a_connection_without_calls_is_closed() -> None:

@@ -34,6 +34,20 @@ def test_connections_of_clients_alone_have_an_age() -> None:
     assert dict(server_options(ServerSettings(), 4096, 5.0))[age] == 5000
 
 
+async def test_compressed_messages_are_not_taken() -> None:
+    """Else what a message takes would not be what came."""
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+        request = health_pb2.HealthCheckRequest(service="a" * 1000)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
+    assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(None)
+
+
 async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Path) -> None:
     """Else the third ping without data ends it (too_many_pings)."""
     server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
