@@ -28,8 +28,9 @@ _INTERVAL = 0.1
 """Seconds between looks; they are cheap while there is room."""
 _REST = 10
 """Times as long as a look took is it rested afterwards, at least."""
-_SHORT, _ENOUGH = 8, 4
-"""Of all places, the part that is kept free, and the part that is free afterwards."""
+_SHORT, _ENOUGH, _FULL = 8, 4, 16
+"""Of all places, the part that is kept free, the part that is free afterwards, and the part from which on nobody who
+has no calls is spared."""
 _QUIET = 5.0
 """Seconds in which something comes over a connection that has just been made, or on which a call is on its way."""
 _OTHER_DESCRIPTORS = 256
@@ -65,6 +66,7 @@ class ConnectionGuard:
         self._port = port
         self._most = max_connections - max_connections // _SHORT
         self._enough = max_connections - max_connections // _ENOUGH
+        self._last = max_connections - max_connections // _FULL
         self._is_busy = is_busy
         self._closed = RateLimitedLog(log, "connections are short: closed some without calls")
         self._stop = threading.Event()
@@ -83,11 +85,11 @@ class ConnectionGuard:
     def _watch(self) -> None:
         took = 0.0
         while not self._stop.wait(max(_INTERVAL, _REST * took)):
-            began = time.monotonic()
+            began = time.thread_time()  # not what passes while the event loop computes
             with suppress(OSError):  # when no descriptor is left, the next look may find one
                 if len(os.listdir("/proc/self/fd")) > self._most:  # noqa: PTH208 - a Path of each would cost more
                     self.look()
-            took = time.monotonic() - began
+            took = time.thread_time() - began
 
     def look(self) -> None:
         """Do what is necessary now."""
@@ -101,8 +103,8 @@ class ConnectionGuard:
     def _superfluous(self, connections: list[Connection]) -> list[Connection]:
         """Those to be closed: one by one of whoever has most connections yet, if it has one without calls.
 
-        A client that has no more than others on average keeps those over which something came just now: its call may
-        be on its way.
+        A client that has no more than others on average keeps those over which something came just now, for its call
+        may be on its way: as long as there are any places.
         """
         counts = Counter(connection.peer[0] for connection in connections)
         fair = len(connections) / len(counts)
@@ -113,12 +115,18 @@ class ConnectionGuard:
         heaviest = [(-counts[host], ones[-1].received, host) for host, ones in idle.items()]
         heapify(heaviest)
         chosen: list[Connection] = []
+        spared: list[Connection] = []
         while heaviest and len(connections) - len(chosen) > self._enough:
             negated, _, host = heappop(heaviest)
             one = idle[host].pop()
             if -negated > fair or one.quiet >= _QUIET:
                 chosen.append(one)
                 negated += 1
+            else:
+                spared.append(one)
             if idle[host]:
                 heappush(heaviest, (negated, idle[host][-1].received, host))
+        spared.sort(key=lambda one: one.quiet)
+        while spared and len(connections) - len(chosen) > self._last:
+            chosen.append(spared.pop())
         return chosen

@@ -46,7 +46,8 @@ _PER_MESSAGE = 192
 """Bytes that are explained by a message that became whole: without TLS, the headers of its call and its frames took 58
 here, those of one in a stream 40. TLS adds about 30 for each write, a trace 70."""
 _MOST_METADATA = 2 << 10
-"""Bytes of a call's metadata that are explained: a token has rarely more."""
+"""Bytes of a call's metadata that are explained: a token has rarely more. (HTTP/2 lets them be repeated for a few, so
+all of them explain no more than what came.)"""
 _PER_SECOND = 32
 """Bytes that are explained by a second: pings took 9."""
 _BYTES_PER_FRAMING = 256
@@ -207,11 +208,12 @@ class MemoryGuard:
         ``explained``: the part that counts of what would be explained if memory were not short.
         """
         delivered = self._delivered[connection.peer]
+        other = connection.received - delivered.num_bytes
         framing = (
             delivered.num_messages * _PER_MESSAGE
-            + delivered.metadata_bytes
+            + min(delivered.metadata_bytes, max(0, other))
             + delivered.num_bytes // _BYTES_PER_FRAMING
             + connection.taken // _BYTES_PER_UPDATE
             + (time.monotonic() - delivered.since) * _PER_SECOND
         )
-        return connection.received - delivered.num_bytes - int(framing * explained)
+        return other - int(framing * explained)

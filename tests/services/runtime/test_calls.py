@@ -252,6 +252,8 @@ def test_whose_connection_may_have_a_call_on_its_way_keeps_it() -> None:
     alone = [connection("10.0.0.1", port, received=port, quiet=8.0 - port) for port in range(1, 16)]
     assert chosen(alone) == [1, 2, 3], "those over which nothing came for long"
     assert chosen(alone, busy=[1]) == [2, 3]
+    all_places = [connection("10.0.0.1", port, quiet=port / 10) for port in range(1, 17)]
+    assert chosen(all_places) == [16], "before nobody else gets in"
 
 
 async def test_a_connection_without_calls_is_closed() -> None:

@@ -213,6 +213,12 @@ def test_the_metadata_of_calls_is_explained(
     told.append(MIB // 2)
     guard.look()
     assert not closed
+    for _ in range(100_000):
+        guard.called(PEER, 1000)
+    told.append(MIB * 9 // 10)
+    for _ in range(20):
+        guard.look()
+    assert closed, "of what came, however much more it is said to be"
 
 
 def test_who_hoards_is_closed_before_who_sends_many_messages(
