@@ -18,16 +18,22 @@ from tests.chaos.run import Options, run
 
 pytestmark = pytest.mark.long
 
+SEEDS = (253, 254, 255)
+
 
 @pytest.mark.timeout(600)
 async def test_nothing_is_lost_in_a_little_chaos() -> None:
     """Kills, hangs, cuts, delays and half-open links; then every process is replaced under load."""
-    report = await run(Options(seed=253, seconds=16, concurrency=6, pause=0.6, per_sort=2))
-    print("\n".join(report.lines()))
-    assert not report.problems
-    assert report.faults[Kind.KILL] >= 3
-    assert report.faults[Kind.HANG] >= 1
-    assert sum(phase.tally.moved for phase in report.phases), "no request was hit"
+    moved = 0
+    for seed in SEEDS:
+        report = await run(Options(seed=seed, seconds=16, concurrency=12, pause=0.2, per_sort=2))
+        print("\n".join(report.lines()))
+        assert not report.problems
+        assert report.faults[Kind.KILL] >= 3
+        assert report.faults[Kind.HANG] >= 1
+        if moved := sum(phase.tally.moved for phase in report.phases):
+            break  # else the faults met no request: on a fast machine few are under way
+    assert moved
     assert all(phase.tally.requests for phase in report.phases[:2])
 
 

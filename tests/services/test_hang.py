@@ -11,7 +11,6 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from structlog.testing import capture_logs
 
 from services.commands.serve import ENGINE_SETTINGS
-from services.runtime.pulse import Limits
 from services.runtime.run_dir import RunDirectory
 from services.runtime.stack import StackOptions, child_specs
 from services.runtime.supervisor import ChildSpec
@@ -24,8 +23,6 @@ from tests.services.test_life import finish, long_request, wait_until_serving
 
 pytestmark = pytest.mark.long
 
-LIMITS = Limits(running=4.0)
-"""Longer than it takes an engine to notice a hung step, and than a busy machine lets a process wait."""
 TOKENS = 200
 
 
@@ -43,7 +40,7 @@ def specs(directory: Path, port: int) -> list[ChildSpec]:
 
 async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) -> None:
     port = HeldPort()
-    running = Running(*specs(tmp_path, port.number), limits=LIMITS)
+    running = Running(*specs(tmp_path, port.number))
     address = f"127.0.0.1:{port.number}"
     await wait_until_serving(address)
     running.supervisor.established()
