@@ -28,12 +28,13 @@ async def main():
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: time.sleep(3600))
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored, as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     async with heartbeat(lambda: {running}, loop_limit={loop_limit}):
         await asyncio.sleep(0)
         print("up", os.getpid(), flush=True)
         await stopped.wait()
 {start}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
 asyncio.run(main())
 sys.exit(7)
 """
