@@ -33,7 +33,7 @@ setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v g++),$(KERNELS)) $(if $(
 demo: $(RUNS)  ## start the three services with the bundled model and stream an answer through them
 	.venv/bin/ringline demo
 
-test: setup  ## every test, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
+test: setup  ## the tests, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
 test-wide: setup  ## the cases that `make test` leaves out because they take minutes, such as most of the interpreted kernels

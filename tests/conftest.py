@@ -45,8 +45,9 @@ def _is_left_out(item: pytest.Item, *, wide: bool) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wide = config.getoption("--wide")
-    if left_out := [item for item in items if _is_left_out(item, wide=wide)]:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    left_out = {item for item in items if _is_left_out(item, wide=wide)}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED)
     items.sort(key=lambda item: _group(item) not in long)

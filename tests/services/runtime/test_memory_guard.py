@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,12 +19,14 @@ from structlog.testing import capture_logs
 from services.runtime import memory_guard
 from services.runtime.connections import Connection as Accepted
 from services.runtime.connections import accepted, close, peer_of
+from services.runtime.garbage import keep_little_free_memory
 from services.runtime.handlers import Incoming
-from services.runtime.memory_guard import MemoryGuard
+from services.runtime.memory_guard import MemoryGuard, resident
 from services.runtime.server import Server
 from services.runtime.settings import ServerSettings
 from tests.abuse.wire import Connection
 
+ROOT = Path(__file__).resolve().parents[3]
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 SESSION = f"/{DESCRIPTION.full_name}/Session"
 MESSAGE = 2 << 20
@@ -92,6 +96,37 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(told
         assert not busy.lost
         assert not idle.lost
     await server.stop()
+
+
+async def hoard_until_closed() -> None:
+    """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed."""
+    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
+    server.serve(DESCRIPTION, echo)
+    address = await server.start()
+    keep_little_free_memory()
+    before = resident()
+    guard = server._memory = MemoryGuard(int(address.rpartition(":")[2]), BUDGET, before)
+    async with greeted(address) as hostile:
+        for _ in range(STREAMS):
+            await hostile.send(await hostile.call(SESSION), struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE - 1))
+        async with asyncio.timeout(60):
+            while resident() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
+                await asyncio.sleep(0.01)
+            guard.start()
+            await hostile.closed()
+            while resident() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
+    await server.stop()
+
+
+def test_what_was_hoarded_is_given_back_when_its_connection_is_closed() -> None:
+    """In a process of its own: in this one, tests before it left memory free that would hide what is held."""
+    code = f"import asyncio; from {__name__} import hoard_until_closed; asyncio.run(hoard_until_closed())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Answering(Echo):
