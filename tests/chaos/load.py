@@ -78,7 +78,7 @@ class Load:
         self._clients = clients
         self._specs = specs
         self._answers = answers
-        self._pause = pause
+        self.pause = pause
         self._stopping = asyncio.Event()
         self._workers = [asyncio.create_task(self._work(random.Random((seed << 8) + i))) for i in range(concurrency)]
         self.tally = Tally()
@@ -101,7 +101,7 @@ class Load:
             cancel_after = random_.randint(0, 30) if chance < CANCEL_SHARE else None
             slow = SLOW_PAUSE if CANCEL_SHARE <= chance < CANCEL_SHARE + SLOW_SHARE else 0.0
             client = random_.choice(self._clients)
-            pause = random_.uniform(0, 2 * self._pause)
+            pause = random_.uniform(0, 2 * self.pause)
             outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow)
             self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0)
             await asyncio.sleep(pause)

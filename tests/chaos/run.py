@@ -38,6 +38,9 @@ class Options:
     """How often every process is replaced, one after the other."""
     concurrency: int = 12
     pause: float = 0.2
+    """Seconds, on average, between two requests of a worker, of which there are ``concurrency``."""
+    rolling_pause: float = 0.2
+    """The same while processes are replaced."""
     pauses: int = 0
     """How often each kind of fault happens alone to each service, to see what pause it makes."""
     per_sort: int = 4
@@ -64,6 +67,7 @@ async def run(options: Options) -> Report:
             await _single_faults(options, fleet, load, report)
         if options.seconds:
             await _chaos(options, fleet, load, report)
+        load.pause = options.rolling_pause
         for number in range(1, options.rolling + 1):
             await _rolling_restart(fleet, load, report, number)
         await load.stop()

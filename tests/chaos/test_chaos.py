@@ -26,7 +26,7 @@ async def test_nothing_is_lost_in_a_little_chaos() -> None:
     """Kills, hangs, cuts, delays and half-open links; then every process is replaced under load."""
     moved = 0
     for seed in SEEDS:
-        report = await run(Options(seed=seed, seconds=16, concurrency=12, pause=0.2, per_sort=2))
+        report = await run(Options(seed=seed, seconds=16, rolling_pause=1.5, per_sort=2))
         print("\n".join(report.lines()))
         assert not report.problems
         assert report.faults[Kind.KILL] >= 3

@@ -24,6 +24,8 @@ PLACES = 32
 FLAGS = ("--max-num-seqs", "2", "--max-queued-requests", str(PLACES), "--stall-timeout", "20")
 LARGE = 64 << 10
 """Bytes of a request, of which few are used."""
+LONG_WORD = " neighbours"
+"""One token of the model: what is asked costs bytes, and little to tokenize."""
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
@@ -55,7 +57,7 @@ async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.Genera
 
 
 async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not_read(small: Ring, door) -> None:
-    text = "a " * (LARGE // 2)
+    text = LONG_WORD * (LARGE // len(LONG_WORD))
     names = [str(i) for i in range(200)]
     shown = {name: Shown() for name in names}
     asked = iter([request(name, 40, text=text, truncate_prompt_tokens=10) for name in names])
