@@ -2,7 +2,8 @@
 
 gRPC counts connections but not whose they are: one client that opens them and says nothing could take all, and keep
 everybody else out. So while few places are left, the clients that have most lose connections on which nothing is under
-way, first those over which least came. Web servers do the same with connections that are kept alive.
+way: first those that are quiet, and of them those over which least came. Web servers do the same with connections that
+are kept alive.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from heapq import heapify, heappop, heappush
 
 import structlog
@@ -86,9 +86,13 @@ class ConnectionGuard:
         took = 0.0
         while not self._stop.wait(max(_INTERVAL, _REST * took)):
             began = time.thread_time()  # not what passes while the event loop computes
-            with suppress(OSError):  # when no descriptor is left, the next look may find one
+            try:
                 if len(os.listdir("/proc/self/fd")) > self._most:  # noqa: PTH208 - a Path of each would cost more
                     self.look()
+            except OSError:  # when no descriptor is left, the next look may find one
+                pass
+            except Exception:
+                log.exception("the connection guard failed")
             took = time.thread_time() - began
 
     def look(self) -> None:
@@ -109,10 +113,10 @@ class ConnectionGuard:
         counts = Counter(connection.peer[0] for connection in connections)
         fair = len(connections) / len(counts)
         idle: dict[str, list[Connection]] = defaultdict(list)
-        for connection in sorted(connections, key=lambda one: one.received, reverse=True):
+        for connection in sorted(connections, key=_worth, reverse=True):
             if not self._is_busy(*connection.peer):
                 idle[connection.peer[0]].append(connection)
-        heaviest = [(-counts[host], ones[-1].received, host) for host, ones in idle.items()]
+        heaviest = [(-counts[host], _worth(ones[-1]), host) for host, ones in idle.items()]
         heapify(heaviest)
         chosen: list[Connection] = []
         spared: list[Connection] = []
@@ -125,8 +129,13 @@ class ConnectionGuard:
             else:
                 spared.append(one)
             if idle[host]:
-                heappush(heaviest, (negated, idle[host][-1].received, host))
+                heappush(heaviest, (negated, _worth(idle[host][-1]), host))
         spared.sort(key=lambda one: one.quiet)
         while spared and len(connections) - len(chosen) > self._last:
             chosen.append(spared.pop())
         return chosen
+
+
+def _worth(connection: Connection) -> tuple[bool, int]:
+    """The least is closed first: a client hardly notices that a quiet connection is gone, and dials again."""
+    return connection.quiet < _QUIET, connection.received

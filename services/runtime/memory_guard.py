@@ -38,6 +38,8 @@ _LOOKS_AT_REST = 100
 """While there is enough memory, connections that are over are forgotten once in so many looks."""
 _LOOKS_WHILE_SHORT = 20
 """While memory is short, and neither grows nor was anything closed, something is done once in so many looks."""
+_LOOKS_TO_SETTLE = 10
+"""After connections were closed, for gRPC to free what they held, before less is explained of others."""
 _LEAST_HELD = 128 << 10
 """Bytes; a connection that holds less is not closed."""
 _WORTH_CLOSING = 10
@@ -97,8 +99,8 @@ class MemoryGuard:
         self._after_giving_back = self._least = resident()
         self._looks, self._acted = 0, -_LOOKS_AT_REST
         """How many there were, and the one that last did something because memory was short."""
-        self._has_closed = False
-        """Whether connections were closed then."""
+        self._closed = -_LOOKS_AT_REST
+        """The one that last closed connections."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
 
@@ -145,14 +147,17 @@ class MemoryGuard:
         if self._is_due(size):
             give_back_free_memory()
             size = self._after_giving_back = resident()
-            self._acted, self._has_closed = self._looks, size >= self._most and self._close_heaviest(size)
+            self._acted = self._looks
+            if size >= self._most and self._close_heaviest(size):
+                self._closed = self._looks
 
     def _is_due(self, size: int) -> bool:
         """Memory is short: whether there may be something that can be done."""
         looks = self._looks - self._acted
         if self._port is None:  # there are no connections to close: nothing is gained by haste
             return looks >= _LOOKS_AT_REST
-        return looks >= _LOOKS_WHILE_SHORT or self._has_closed or size > self._after_giving_back + _WORTH_GIVING_BACK
+        has_closed = self._closed == self._acted
+        return looks >= _LOOKS_WHILE_SHORT or has_closed or size > self._after_giving_back + _WORTH_GIVING_BACK
 
     def _rest(self, size: int) -> None:
         """There is enough memory: give back what peaks left."""
@@ -166,8 +171,10 @@ class MemoryGuard:
     def _close_heaviest(self, size: int) -> bool:
         """Close connections until what they hold is as much as is too much; whether there were any."""
         connections, excess = self._connections(), size - self._enough
-        explained = max(0.0, (self._all - size) / (self._all - self._most))
-        held = self._heaviest(connections, 1.0, excess) or self._heaviest(connections, explained, excess)
+        held = self._heaviest(connections, 1.0, excess)
+        if not held and (size >= self._all or self._looks - self._closed >= _LOOKS_TO_SETTLE):
+            explained = max(0.0, (self._all - size) / (self._all - self._most))
+            held = self._heaviest(connections, explained, excess)
         if not held:
             return False
         closed = 0

@@ -252,6 +252,9 @@ def test_whose_connection_may_have_a_call_on_its_way_keeps_it() -> None:
     alone = [connection("10.0.0.1", port, received=port, quiet=8.0 - port) for port in range(1, 16)]
     assert chosen(alone) == [1, 2, 3], "those over which nothing came for long"
     assert chosen(alone, busy=[1]) == [2, 3]
+    new = [connection("10.0.0.2", port, received=0, quiet=0.1) for port in range(1, 6)]
+    quiet = [connection("10.0.0.2", port, received=port) for port in range(6, 15)]
+    assert chosen([*few[-1:], *new, *quiet]) == [6, 7, 8], "though less came over those that have just been made"
     all_places = [connection("10.0.0.1", port, quiet=port / 10) for port in range(1, 17)]
     assert chosen(all_places) == [16], "before nobody else gets in"
 

@@ -260,10 +260,19 @@ def test_who_hoards_is_closed_before_who_sends_many_messages(
         guard.delivered(PEER, 10)
     link = Accepted(("10.0.0.1", 5000), 7, 1, 100_000 * (10 + 130), 0, 0.0)
     hoarder = Accepted(("10.0.0.2", 5000), 8, 2, 500_000, 0, 0.0)
-    monkeypatch.setattr(memory_guard, "accepted", lambda port: [link, hoarder])
+    there = [link, hoarder]
+    monkeypatch.setattr(memory_guard, "accepted", lambda port: list(there))
     told.append(MIB * 9 // 10)
     guard.look()
     assert closed == [hoarder]
+    there.remove(hoarder)
+    for _ in range(5):
+        guard.look()
+    assert closed == [hoarder], "gRPC may have yet to free what it held"
+    told.append(MIB)
+    for _ in range(20):
+        guard.look()
+    assert link in closed
 
 
 def test_nothing_is_closed_where_that_could_not_help(
