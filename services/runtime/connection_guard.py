@@ -2,8 +2,8 @@
 
 gRPC counts connections but not whose they are: one client that opens them and says nothing could take all, and keep
 everybody else out. So while few places are left, the clients that have most lose connections on which nothing is under
-way: first those that are quiet, and of them those over which least came. Web servers do the same with connections that
-are kept alive.
+way, the quietest first: they hardly notice, and dial again. Web servers do the same with connections that are kept
+alive.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ log = structlog.get_logger(__name__)
 
 _INTERVAL = 0.1
 """Seconds between looks; they are cheap while there is room."""
-_REST = 10
+_REST = 4
 """Times as long as a look took is it rested afterwards, at least."""
-_SHORT, _ENOUGH, _FULL = 8, 4, 16
-"""Of all places, the part that is kept free, the part that is free afterwards, and the part from which on nobody who
-has no calls is spared."""
-_QUIET = 5.0
-"""Seconds in which something comes over a connection that has just been made, or on which a call is on its way."""
+_SHORT, _ENOUGH = 4, 2
+"""Of all places, the part that is kept free, and the part that is free afterwards."""
 _OTHER_DESCRIPTORS = 256
 """Of the process, for files, links and answers to scrapes."""
 
@@ -66,7 +63,6 @@ class ConnectionGuard:
         self._port = port
         self._most = max_connections - max_connections // _SHORT
         self._enough = max_connections - max_connections // _ENOUGH
-        self._last = max_connections - max_connections // _FULL
         self._is_busy = is_busy
         self._closed = RateLimitedLog(log, "connections are short: closed some without calls")
         self._stop = threading.Event()
@@ -105,37 +101,21 @@ class ConnectionGuard:
             self._closed.tell(client=connection.peer[0])
 
     def _superfluous(self, connections: list[Connection]) -> list[Connection]:
-        """Those to be closed: one by one of whoever has most connections yet, if it has one without calls.
+        """Those to be closed: one by one, the quietest without calls of whoever has most connections yet.
 
-        A client that has no more than others on average keeps those over which something came just now, for its call
-        may be on its way: as long as there are any places.
+        (Over one that has just been made, or on which a call is on its way, something came just now.)
         """
         counts = Counter(connection.peer[0] for connection in connections)
-        fair = len(connections) / len(counts)
         idle: dict[str, list[Connection]] = defaultdict(list)
-        for connection in sorted(connections, key=_worth, reverse=True):
+        for connection in sorted(connections, key=lambda one: one.quiet):
             if not self._is_busy(*connection.peer):
                 idle[connection.peer[0]].append(connection)
-        heaviest = [(-counts[host], _worth(ones[-1]), host) for host, ones in idle.items()]
+        heaviest = [(-counts[host], -ones[-1].quiet, host) for host, ones in idle.items()]
         heapify(heaviest)
         chosen: list[Connection] = []
-        spared: list[Connection] = []
         while heaviest and len(connections) - len(chosen) > self._enough:
             negated, _, host = heappop(heaviest)
-            one = idle[host].pop()
-            if -negated > fair or one.quiet >= _QUIET:
-                chosen.append(one)
-                negated += 1
-            else:
-                spared.append(one)
+            chosen.append(idle[host].pop())
             if idle[host]:
-                heappush(heaviest, (negated, _worth(idle[host][-1]), host))
-        spared.sort(key=lambda one: one.quiet)
-        while spared and len(connections) - len(chosen) > self._last:
-            chosen.append(spared.pop())
+                heappush(heaviest, (negated + 1, -idle[host][-1].quiet, host))
         return chosen
-
-
-def _worth(connection: Connection) -> tuple[bool, int]:
-    """The least is closed first: a client hardly notices that a quiet connection is gone, and dials again."""
-    return connection.quiet < _QUIET, connection.received

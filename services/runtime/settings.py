@@ -68,7 +68,7 @@ class ServerSettings(_Section):
     )
     max_connections: int = option(
         4096,
-        "Connections at a time; more are closed as they come. When less than an eighth of the places is free, the "
+        "Connections at a time; more are closed as they come. When less than a quarter of the places is free, the "
         "clients that have most connections lose some that have no calls.",
         minimum=1,
         maximum=2**31 - 1,
