@@ -25,7 +25,7 @@ from services.ring.events import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.runtime.calls import end_soon
 from services.runtime.handlers import Incoming
-from services.runtime.parsing import parse
+from services.runtime.parsing import is_quick, parse
 from services.runtime.roles import Role, check_name, check_role
 from services.runtime.wire import welcome_of
 
@@ -41,7 +41,7 @@ MAX_PENDING_REJECTIONS = 1000
 _LONGEST_GRACE = 4_000_000.0
 """Seconds, about what the field's milliseconds can say."""
 SMALL_FRAME_BYTES = 4 << 10
-"""It has so few fields that it is parsed in a few milliseconds at most."""
+"""So few bytes have so few fields that they are parsed in a few milliseconds at most."""
 COMMANDS_PER_TURN = 256
 """So many commands are carried out before the event loop looks at anything else."""
 
@@ -128,9 +128,9 @@ class Attachment:
         return data, hello
 
     async def _parsed(self, data: bytes) -> engine_pb2.AttachRequest:
-        """What is large is measured and parsed off the event loop."""
+        """What takes long is measured and parsed off the event loop."""
         work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
-        return work() if len(data) <= SMALL_FRAME_BYTES else await asyncio.to_thread(work)
+        return work() if _is_small(data) else await self._hub.parse_thread.run(work)
 
     async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
         ordinal, first = 0, True
@@ -148,7 +148,7 @@ class Attachment:
         """
         done = 0
         while True:
-            async with self._hub.carrying_out if len(data) > SMALL_FRAME_BYTES else nullcontext():
+            async with nullcontext() if _is_small(data) else self._hub.carrying_out:
                 frame = await self._parsed(data)
                 if frame.HasField("hello") and not may_greet:
                     raise invalid_field("hello", "only the first frame may have one")
@@ -253,6 +253,11 @@ class Attachment:
             end_soon()
             message = f"the peer took nothing for {self._stall_timeout:g} s"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
+
+
+def _is_small(data: bytes) -> bool:
+    """Whether a frame is parsed at once: it has few bytes, or few fields, such as one request with a long prompt."""
+    return len(data) <= SMALL_FRAME_BYTES or is_quick(engine_pb2.AttachRequest, data)
 
 
 async def _end_superseded(waker: LinkWaker) -> None:

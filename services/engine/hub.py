@@ -21,6 +21,7 @@ from services.ring.ledgers import Ledgers
 from services.ring.retry import retry_after_ms
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
+from services.runtime.parsing import ParseThread
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class Hub:
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
+        self.parse_thread = ParseThread()
         self.carrying_out = asyncio.Lock()
         """Held by the peer whose large frame is carried out."""
         self.drain_grace: float | None = None

@@ -134,3 +134,5 @@ class Attack:
     """Most of one client."""
     lingers: bool = False
     """Whether clients stay connected when it is over: the service must free what it may, all the same."""
+    fills: bool = False
+    """Whether it asks for as much as an engine computes at a time: others then wait as beside honest requests."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -148,21 +148,22 @@ def new_hello(client: HostileClient) -> link_pb2.Hello:
     return link_pb2.Hello(name=name, incarnation=incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
 
 
-def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_pb2.Submit:
-    """One that an engine takes."""
+def ordinary(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.Submit:
+    """A request as any client has it: 64 tokens, the likeliest each."""
     made = engine_pb2.Submit(
-        request_id=f"{hello.incarnation}-{number}",
-        epoch=1,
-        prompt_token_ids=[5 + client.rng.randrange(500) for _ in range(8)],
-        max_tokens=64,
-        ignore_eos=True,
-        tenant=f"hostile-{client.number}",
+        request_id=request_id, epoch=1, prompt_token_ids=prompt, max_tokens=64, ignore_eos=True, tenant=tenant
     )
     sampling = made.sampling
     sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k = 0.0, 1.0, 0.0, 0
     sampling.repetition_penalty, sampling.seed, sampling.n = 1.0, 1, 1
     sampling.frequency_penalty = sampling.presence_penalty = 0.0
     return made
+
+
+def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_pb2.Submit:
+    """One that an engine takes."""
+    prompt = [5 + client.rng.randrange(500) for _ in range(8)]
+    return ordinary(f"{hello.incarnation}-{number}", f"hostile-{client.number}", prompt)
 
 
 async def attach(client: HostileClient, connection: Connection, hello: link_pb2.Hello) -> int:
@@ -310,15 +311,15 @@ MEMORY_ATTACKS = (
     Attack("wide fields", "processor", _wide_fields),
     Attack("detokenize", "processor", _detokenize),
     Attack("tokenize", "processor", _tokenize),
-    Attack("unread answers", "processor", _unread_answers, lingers=True),
+    Attack("unread answers", "processor", _unread_answers, lingers=True, fills=True),
     Attack("unread refusals", "processor", _unread_refusals, rounds=4, lingers=True),
     Attack("unread lookups", "processor", _unread_lookups, rounds=2, lingers=True),
-    Attack("unread outputs", "engine", _unread_outputs, lingers=True),
+    Attack("unread outputs", "engine", _unread_outputs, lingers=True, fills=True),
     Attack("large submits", "engine", _large_submits),
     Attack("empty commands", "engine", _empty_commands),
     Attack("unread tokenizers", "engine", _unread_tokenizers, lingers=True),
-    Attack("wide contexts", "detokenizer", _wide_contexts),
-    Attack("unread texts", "detokenizer", _unread_texts, lingers=True),
+    Attack("wide contexts", "detokenizer", _wide_contexts, fills=True),
+    Attack("unread texts", "detokenizer", _unread_texts, lingers=True, fills=True),
     Attack("large hellos", "detokenizer", _large_hellos),
     Attack("incomplete messages", "processor", _incomplete(INFERENCE + "Session")),
     Attack("incomplete messages", "engine", _incomplete(ENGINE + "Attach")),

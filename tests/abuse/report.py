@@ -17,6 +17,8 @@ from tests.chaos.report import quantile
 
 SLOWER = 20.0
 """Times the calm 99th percentile that the load's may be under attack, on cores that the attackers share."""
+SLOWER_THAN_FULL = 2.5
+"""Times the 99th percentile beside a full engine that the load's may be beside attacks that fill it."""
 SLOW = 5.0
 """Seconds that it may be, in any case."""
 MIN_SAMPLE = 20
@@ -52,6 +54,8 @@ class Phase:
     made: Made | None = None
     seconds_to_release: float = 0.0
     """From the end of the attack; of clients that linger, from when they let go."""
+    fills: bool = False
+    """Whether the attack fills the engine."""
 
     def show(self) -> None:
         """Print a line under ``HEADING``."""
@@ -64,8 +68,11 @@ class Phase:
             flush=True,
         )
 
-    def problems(self, calm: Told) -> Iterator[str]:
-        """What should not have been, in words."""
+    def problems(self, calm: Told, full: Told | None = None) -> Iterator[str]:
+        """What should not have been, in words.
+
+        ``calm`` is the load alone, ``full`` the load beside an engine that honest requests fill.
+        """
         yield from self.told.details
         for service, reading in self.services.items():
             if reading.peak > reading.budget:
@@ -76,10 +83,18 @@ class Phase:
                 yield f"{service} kept {reading.kept}"
         if self.made is not None:
             yield from (f"the attack is broken: {error}" for error in self.made.errors)
-        alone, beside = quantile(calm.latencies, 0.99), quantile(self.told.latencies, 0.99)
-        enough = min(len(calm.latencies), len(self.told.latencies)) >= MIN_SAMPLE
-        if enough and beside > max(SLOW, SLOWER * alone):
-            yield f"p99 {beside:.2f} s, calm {alone:.2f} s"
+        yield from self._slowness(calm, full)
+
+    def _slowness(self, calm: Told, full: Told | None) -> Iterator[str]:
+        measures = [("calm", SLOWER, calm)]
+        if self.fills and full is not None:
+            measures.append(("beside a full engine", SLOWER_THAN_FULL, full))
+        if min(len(told.latencies) for told in (self.told, *(told for _, _, told in measures))) < MIN_SAMPLE:
+            return
+        p99s = {words: quantile(told.latencies, 0.99) for words, _, told in measures}
+        limit = max(SLOW, *(slower * p99s[words] for words, slower, _ in measures))
+        if (p99 := quantile(self.told.latencies, 0.99)) > limit:
+            yield f"p99 {p99:.2f} s, " + ", ".join(f"{words} {seconds:.2f} s" for words, seconds in p99s.items())
 
 
 @dataclass
@@ -88,6 +103,8 @@ class Report:
 
     seed: int
     calm: Phase | None = None
+    full: Phase | None = None
+    """None where no attack fills the engine."""
     phases: list[Phase] = field(default_factory=list)
     died: list[str] = field(default_factory=list)
     """Services that ended."""
@@ -97,8 +114,9 @@ class Report:
     def problems(self) -> list[str]:
         """Everything that should not have been, in words; none, if the run went well."""
         assert self.calm is not None
-        found = [f"{phase.name}: {words}" for phase in self.phases for words in phase.problems(self.calm.told)]
-        found += [f"calm: {words}" for words in self.calm.told.details]
+        full = None if self.full is None else self.full.told
+        found = [f"{phase.name}: {words}" for phase in self.phases for words in phase.problems(self.calm.told, full)]
+        found += [f"{phase.name}: {words}" for phase in (self.calm, self.full) if phase for words in phase.told.details]
         return found + [f"{name} died" for name in self.died] + _grouped(self.logs.errors)
 
     def write(self, path: Path) -> None:
@@ -107,7 +125,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, in milliseconds and bytes."""
-        phases = ([] if self.calm is None else [self.calm]) + self.phases
+        phases = [phase for phase in (self.calm, self.full) if phase is not None] + self.phases
         return {
             "seed": self.seed,
             "phases": [_phase_json(phase) for phase in phases],

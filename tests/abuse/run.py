@@ -1,4 +1,4 @@
-"""A whole run: the load alone, then beside one attack after the other, then beside all of them at once."""
+"""A whole run: the load alone, beside a full engine, beside one attack after the other, beside all of them at once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.runtime.channels import open_channel
 from tests.abuse.attackers import ATTACKS, Made, Order, attackers
 from tests.abuse.client import Attack
+from tests.abuse.crowd import full_engine
 from tests.abuse.load import OpenLoad
 from tests.abuse.report import Phase, Report, ServiceReading
 from tests.abuse.service import Probe, Service, more_than
@@ -34,6 +35,8 @@ ENGINE_SPARE = 512 << 20
 LINGER = 20.0
 """Seconds in which calls end whose clients stay connected: they stall first, or lack their first message."""
 STALL = 5.0
+YARDSTICK = 60.0
+"""Seconds, in a run of ten minutes, in which the load is measured alone, and again beside a full engine."""
 CONCURRENCY = 4
 _POLL = 0.25
 
@@ -149,8 +152,12 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
         siege = _Siege(target, options, load, make, probes, await target.tokenizer())
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
-        report.calm = await siege.calm(seconds)
+        yardstick = max(seconds, YARDSTICK * min(1.0, options.seconds / 600))
+        report.calm = await siege.calm(yardstick)
         show(report.calm)
+        if any(attack.fills for attack in options.attacks):
+            report.full = await siege.beside_full_engine(yardstick)
+            show(report.full)
         for number, attacks in enumerate(rounds):
             restarting = asyncio.create_task(target.restart_dead(report.died))
             report.phases.append(phase := await siege.attack(attacks, seconds, options.seed + number))
@@ -194,6 +201,14 @@ class _Siege:
         self._rest = {name: await service.holds() for name, service in self._target.services.items()}
         return Phase("calm", told, self._readings({}))
 
+    async def beside_full_engine(self, seconds: float) -> Phase:
+        """The load beside as many honest requests as the engine computes at a time, and more."""
+        async with full_engine(self._target.addresses["engine"], self._options.clients):
+            self._load.begin()
+            await asyncio.sleep(seconds)
+            told = await self._load.end()
+        return Phase("a full engine", told, self._readings(await self._released(self._options.release)))
+
     async def attack(self, attacks: list[Attack], seconds: float, seed: int) -> Phase:
         """The load beside attacks at once, and what is left of these."""
         options = self._options
@@ -217,11 +232,12 @@ class _Siege:
             kept = await self._released(LINGER, connections=False)
         await self._make(None)
         start = time.monotonic()
-        kept = kept or await self._released(options.release, connections=True)
+        kept = kept or await self._released(options.release)
         seconds = time.monotonic() - start
-        return Phase(name, told, self._readings(kept), made, seconds)
+        fills = any(attack.fills for attack in attacks)
+        return Phase(name, told, self._readings(kept), made, seconds, fills)
 
-    async def _released(self, seconds: float, *, connections: bool) -> dict[str, dict[str, int]]:
+    async def _released(self, seconds: float, *, connections: bool = True) -> dict[str, dict[str, int]]:
         """Wait until services hold what they hold at rest; returns what they hold beyond that after so long."""
         end = time.monotonic() + seconds
         while True:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.abuse.attackers import ATTACKS, Made, find
 from tests.abuse.load import Told
-from tests.abuse.report import SLOW, Phase, ServiceReading
+from tests.abuse.report import SLOW, SLOWER_THAN_FULL, Phase, ServiceReading
 from tests.abuse.run import Options, Target, run_on
 from tests.abuse.service import SPARE_FDS, Service, more_than
 from tests.chaos.outcome import Fault
 from tests.ring import Ring
 
-FEW = (find("garbage", "processor"), find("storms", "engine"), find("open and cancel", "detokenizer"))
+FEW = (
+    find("garbage", "processor"),
+    replace(find("storms", "engine"), fills=True),
+    find("open and cancel", "detokenizer"),
+)
 
 
 async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
@@ -26,6 +31,7 @@ async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
     options = Options(1, 1.6, clients=4, rate=10.0, sorts=2, attacks=FEW, release=60.0, together=False)
     report = await run_on(Target(services, [], {}), options, Phase.show)
     assert not report.problems
+    assert report.full is not None, "the load was not measured beside a full engine"
     assert [phase.made.rounds > 0 for phase in report.phases if phase.made] == [True] * len(FEW)
     assert sum(phase.told.requests for phase in report.phases), "nobody else asked for anything"
 
@@ -58,6 +64,18 @@ CALM = Told(100, [0.1] * 100, [0.2] * 100)
 def test_the_report_finds(told: Told, service: ServiceReading, made: Made | None) -> None:
     assert not list(Phase("well", CALM, {"engine": reading()}, Made(1, 1, 0, [])).problems(CALM))
     assert list(Phase("badly", told, {"engine": service}, made).problems(CALM))
+
+
+def test_attacks_that_fill_the_engine_are_measured_beside_a_full_one() -> None:
+    full, slow = Told(100, [0.1] * 100, [8.0] * 100), Told(100, [0.1] * 100, [12.0] * 100)
+
+    def problems(told: Told, *, fills: bool) -> list[str]:
+        return list(Phase("it", told, {}, Made(1, 1, 0, []), fills=fills).problems(CALM, full))
+
+    assert problems(slow, fills=False) == ["p99 12.00 s, calm 0.20 s"]
+    assert not problems(slow, fills=True)
+    slower = Told(100, [0.1] * 100, [8.0 * SLOWER_THAN_FULL + 1.0] * 100)
+    assert problems(slower, fills=True) == ["p99 21.00 s, calm 0.20 s, beside a full engine 8.00 s"]
 
 
 def test_what_is_held_is_compared_with_what_was_held_at_rest() -> None:

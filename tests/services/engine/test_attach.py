@@ -72,12 +72,15 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
 
     monkeypatch.setattr("services.engine.attach.parse", noted)
     done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
-    frames = [engine_pb2.AttachRequest(commands=[done] * count) for count in (1, 1000)]
+    long_prompt = engine_pb2.Command(submit=engine_pb2.Submit(prompt_token_ids=[40] * 10_000))
+    frames = [engine_pb2.AttachRequest(commands=commands) for commands in ([done], [long_prompt], [done] * 1000)]
     peer = Peer(*frames)
     stream = attach(Hub(orphan_grace=1.0, max_ledgers=0), peer)
     async with asyncio.timeout(30):
         await peer.said.wait()
-    assert parsed[-2:] == [(frames[0].ByteSize(), True), (frames[1].ByteSize(), False)]
+    assert parsed[-3:] == [
+        (frame.ByteSize(), at_once) for frame, at_once in zip(frames, (True, True, False), strict=True)
+    ]
     stream.cancel()
 
 
