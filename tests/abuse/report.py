@@ -115,8 +115,10 @@ class Report:
         """Everything that should not have been, in words; none, if the run went well."""
         assert self.calm is not None
         full = None if self.full is None else self.full.told
+        full = None if self.full is None else self.full.told
         found = [f"{phase.name}: {words}" for phase in self.phases for words in phase.problems(self.calm.told, full)]
-        found += [f"{phase.name}: {words}" for phase in (self.calm, self.full) if phase for words in phase.told.details]
+        for measure in filter(None, (self.calm, self.full)):
+            found += [f"{measure.name}: {words}" for words in measure.problems(measure.told)]
         return found + [f"{name} died" for name in self.died] + _grouped(self.logs.errors)
 
     def write(self, path: Path) -> None:
@@ -125,7 +127,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, in milliseconds and bytes."""
-        phases = [phase for phase in (self.calm, self.full) if phase is not None] + self.phases
+        phases = [*filter(None, (self.calm, self.full)), *self.phases]
         return {
             "seed": self.seed,
             "phases": [_phase_json(phase) for phase in phases],
