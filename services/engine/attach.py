@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -120,17 +120,24 @@ class Attachment:
                 data = await incoming.read()
         except TimeoutError:
             raise Refused(Code.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
-        frame = None if data is None else await self._parsed(data)
-        if data is None or frame is None or not frame.HasField("hello"):
-            raise invalid_field("hello", "absent: the first frame must say who attaches")
+        if data is None:
+            raise _no_hello()
+        async with self._turn(data):
+            frame = await self._parsed(data)
+        if not frame.HasField("hello"):
+            raise _no_hello()
         hello = link_pb2.Hello()
         hello.CopyFrom(frame.hello)  # of its own: part of a frame would keep all of it
         return data, hello
 
     async def _parsed(self, data: bytes) -> engine_pb2.AttachRequest:
-        """What takes long is measured and parsed off the event loop."""
+        """What takes long is measured and parsed off the event loop, in a turn."""
         work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
-        return work() if _is_small(data) else await self._hub.parse_thread.run(work)
+        return work() if _is_small(data) else await self._hub.large_frames.run(work)
+
+    def _turn(self, data: bytes) -> AbstractAsyncContextManager[None]:
+        """Small frames do not wait for large ones."""
+        return nullcontext() if _is_small(data) else self._hub.large_frames.turn(len(data))
 
     async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
         ordinal, first = 0, True
@@ -144,11 +151,11 @@ class Attachment:
 
         One large frame at a time is parsed and carried out, whichever peer's, and while its peer does not read why
         commands were rejected it is bytes again: so that a hundred peers cannot have the engine hold a hundred that are
-        parsed. Small frames do not wait for large ones.
+        parsed.
         """
         done = 0
         while True:
-            async with nullcontext() if _is_small(data) else self._hub.carrying_out:
+            async with self._turn(data):
                 frame = await self._parsed(data)
                 if frame.HasField("hello") and not may_greet:
                     raise invalid_field("hello", "only the first frame may have one")
@@ -255,8 +262,14 @@ class Attachment:
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
 
+def _no_hello() -> Refused:
+    return invalid_field("hello", "absent: the first frame must say who attaches")
+
+
 def _is_small(data: bytes) -> bool:
-    """Whether a frame is parsed at once: it has few bytes, or few fields, such as one request with a long prompt."""
+    """Whether a frame is parsed on the event loop: it has few bytes, or few fields, as one request has whose prompt is
+    long.
+    """
     return len(data) <= SMALL_FRAME_BYTES or is_quick(engine_pb2.AttachRequest, data)
 
 

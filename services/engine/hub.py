@@ -21,7 +21,7 @@ from services.ring.ledgers import Ledgers
 from services.ring.retry import retry_after_ms
 from services.ring.switchboard import Switchboard
 from services.runtime.metrics import EngineMetrics, EngineReading
-from services.runtime.parsing import ParseThread
+from services.runtime.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -50,9 +50,8 @@ class Hub:
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
-        self.parse_thread = ParseThread()
-        self.carrying_out = asyncio.Lock()
-        """Held by the peer whose large frame is carried out."""
+        self.large_frames = Turns()
+        """One is parsed and carried out at a time."""
         self.drain_grace: float | None = None
         """Seconds, once draining."""
         self.failure: str | None = None

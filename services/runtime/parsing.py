@@ -6,9 +6,6 @@ many fields, those of its sub-messages included, and they are counted before any
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -18,9 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from services.ring.events import Reason, Refused, invalid_field
-from services.runtime.process import Workers
 
-_R = TypeVar("_R")
 _M = TypeVar("_M", bound=Message)
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -73,35 +68,9 @@ def is_quick(kind: type[Message], data: bytes) -> bool:
         return False
     try:
         _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), _QUICK_FIELDS)
-    except Refused:
+    except (Refused, MalformedMessage):  # what follows a fault is not counted, and protobuf may read on there
         return False
-    except MalformedMessage:
-        pass  # it will be found again as soon
     return True
-
-
-class ParseThread:
-    """Measures and parses large messages off the event loop, one at a time, and rests after each as long as it took.
-
-    All of that holds the interpreter's lock. Without the rests a flood of large messages would leave little of it to
-    the threads that compute and that answer everybody else.
-    """
-
-    def __init__(self) -> None:
-        self._worker = Workers(1, "parse")
-        self._rested_at = 0.0
-
-    async def run(self, work: Callable[[], _R]) -> _R:
-        """Do ``work`` after what others asked for before; who is cancelled meanwhile is left out."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._run, work)
-
-    def _run(self, work: Callable[[], _R]) -> _R:
-        time.sleep(max(0.0, self._rested_at - time.monotonic()))
-        start = time.thread_time()
-        try:
-            return work()
-        finally:
-            self._rested_at = time.monotonic() + time.thread_time() - start
 
 
 def _check_fields(data: bytes, kind: Descriptor, most: int) -> None:

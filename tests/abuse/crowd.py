@@ -1,10 +1,9 @@
-"""An engine that honest requests fill: what others wait beside it is the measure for attacks that fill it, too."""
+"""An engine that honest requests fill: how long others wait beside it is the measure for attacks that fill it, too."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -17,54 +16,61 @@ from services.runtime.channels import open_channel
 from services.runtime.incarnation import new_incarnation
 from tests.abuse.memory_attacks import ordinary
 
-LIVE = 3
-"""Requests of each tenant at a time."""
 _BEGUN = 30.0
 """Seconds for the first outputs to come."""
 
 
 @asynccontextmanager
-async def full_engine(address: str, tenants: int) -> AsyncIterator[None]:
-    """While inside, so many tenants have ``LIVE`` requests each at an engine; each that ends is followed by another."""
+async def full_engine(address: str, requests: int, tenants: int) -> AsyncIterator[None]:
+    """While inside, an engine has so many requests of so many tenants; each that ends is followed by another.
+
+    Raises an ``ExceptionGroup`` if the engine refuses one, ends one with an error or ends the stream.
+    """
     async with open_channel(address) as channel:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-        call = stub.Attach()
-        hello = link_pb2.Hello(
-            name="crowd", incarnation=new_incarnation(), min_version=MIN_VERSION, max_version=MAX_VERSION
-        )
-        await call.write(engine_pb2.AttachRequest(hello=hello))
-        begun = asyncio.Event()
-        asking = asyncio.create_task(_ask_on(call, hello.incarnation, tenants, begun))
-        try:
+        crowd = _Crowd(stub.Attach())
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(crowd.ask([f"crowd-{number % tenants}" for number in range(requests)]))
             async with asyncio.timeout(_BEGUN):
-                await begun.wait()
+                await crowd.begun.wait()
             yield
-        finally:
             asking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asking
-            call.cancel()
 
 
-async def _ask_on(call: Any, incarnation: int, tenants: int, begun: asyncio.Event) -> None:
-    """Whenever a request of a tenant has ended, ask for the tenant's next."""
-    numbers = count()
-    tenant_of: dict[str, str] = {}
+class _Crowd:
+    """One peer of the engine, for many tenants."""
 
-    async def write(requests: list[str], done: list[str]) -> None:
-        commands = [engine_pb2.Command(done=engine_pb2.Done(request_id=one, epoch=1)) for one in done]
-        for tenant in requests:
-            wanted = ordinary(f"{incarnation}-{next(numbers)}", tenant, [7] * 8)
-            tenant_of[wanted.request_id] = tenant
-            commands.append(engine_pb2.Command(submit=wanted))
-        await call.write(engine_pb2.AttachRequest(commands=commands))
+    def __init__(self, call: Any) -> None:
+        self.begun = asyncio.Event()
+        self._call = call
+        self._incarnation = new_incarnation()
+        self._numbers = count()
+        self._tenants: dict[str, str] = {}
+        """Of the requests under way."""
 
-    await write([f"crowd-{tenant}" for tenant in range(tenants)] * LIVE, [])
-    async for response in call:
-        if response.rejections:
-            raise RuntimeError(f"the engine refused an honest request: {response.rejections[0].status.message}")
-        if response.outputs.request_ids:
-            begun.set()
-        ended = [one.request_id for one in response.outputs.finished]
-        if ended:
-            await write([tenant_of.pop(one) for one in ended], ended)
+    async def ask(self, tenants: list[str]) -> None:
+        """A request for each; whenever one has ended, its tenant's next."""
+        hello = link_pb2.Hello(
+            name="crowd", incarnation=self._incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION
+        )
+        await self._call.write(engine_pb2.AttachRequest(hello=hello, commands=map(self._submit, tenants)))
+        async for response in self._call:
+            for refused in response.rejections:
+                raise RuntimeError(f"the engine refused an honest request: {refused.status.message}")
+            if response.outputs.request_ids:
+                self.begun.set()
+            if response.outputs.finished:
+                await self._call.write(engine_pb2.AttachRequest(commands=self._replace(response.outputs.finished)))
+        raise RuntimeError("the engine ended the stream")
+
+    def _submit(self, tenant: str) -> engine_pb2.Command:
+        wanted = ordinary(f"{self._incarnation}-{next(self._numbers)}", tenant, [7] * 8)
+        self._tenants[wanted.request_id] = tenant
+        return engine_pb2.Command(submit=wanted)
+
+    def _replace(self, finished: Iterable[engine_pb2.Finished]) -> Iterator[engine_pb2.Command]:
+        for one in finished:
+            if one.HasField("error"):
+                raise RuntimeError(f"the engine ended an honest request: {one.error.message}")
+            yield engine_pb2.Command(done=engine_pb2.Done(request_id=one.request_id, epoch=1))
+            yield self._submit(self._tenants.pop(one.request_id))

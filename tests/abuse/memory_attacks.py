@@ -149,7 +149,7 @@ def new_hello(client: HostileClient) -> link_pb2.Hello:
 
 
 def ordinary(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.Submit:
-    """A request as any client has it: 64 tokens, the likeliest each."""
+    """A request as any client has it: 64 tokens, decoded greedily."""
     made = engine_pb2.Submit(
         request_id=request_id, epoch=1, prompt_token_ids=prompt, max_tokens=64, ignore_eos=True, tenant=tenant
     )

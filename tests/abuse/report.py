@@ -46,7 +46,7 @@ class ServiceReading:
 
 @dataclass
 class Phase:
-    """One attack, or the calm before all of them."""
+    """One attack, or what is measured before all of them: calm, and a full engine."""
 
     name: str
     told: Told
@@ -115,10 +115,8 @@ class Report:
         """Everything that should not have been, in words; none, if the run went well."""
         assert self.calm is not None
         full = None if self.full is None else self.full.told
-        full = None if self.full is None else self.full.told
-        found = [f"{phase.name}: {words}" for phase in self.phases for words in phase.problems(self.calm.told, full)]
-        for measure in filter(None, (self.calm, self.full)):
-            found += [f"{measure.name}: {words}" for words in measure.problems(measure.told)]
+        phases = [*filter(None, (self.calm, self.full)), *self.phases]
+        found = [f"{phase.name}: {words}" for phase in phases for words in phase.problems(self.calm.told, full)]
         return found + [f"{name} died" for name in self.died] + _grouped(self.logs.errors)
 
     def write(self, path: Path) -> None:

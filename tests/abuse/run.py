@@ -51,6 +51,8 @@ class Options:
     clients: int = 100
     rate: float = 3.0
     """Requests a second of the load."""
+    crowd: int = 300
+    """Honest requests at a time that fill the engine."""
     sorts: int = 10
     """Of requests in it."""
     attacks: tuple[Attack, ...] = ATTACKS
@@ -153,17 +155,22 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
         yardstick = max(seconds, YARDSTICK * min(1.0, options.seconds / 600))
-        report.calm = await siege.calm(yardstick)
-        show(report.calm)
-        if any(attack.fills for attack in options.attacks):
-            report.full = await siege.beside_full_engine(yardstick)
-            show(report.full)
-        for number, attacks in enumerate(rounds):
+
+        async def measured(measure: Awaitable[Phase]) -> Phase:
             restarting = asyncio.create_task(target.restart_dead(report.died))
-            report.phases.append(phase := await siege.attack(attacks, seconds, options.seed + number))
-            show(phase)
-            restarting.cancel()
+            try:
+                phase = await measure
+            finally:
+                restarting.cancel()
             report.died = [name if "(" in name else f"{name} ({phase.name})" for name in report.died]
+            show(phase)
+            return phase
+
+        report.calm = await measured(siege.calm(yardstick))
+        if any(attack.fills for attack in options.attacks):
+            report.full = await measured(siege.beside_full_engine(yardstick))
+        for number, attacks in enumerate(rounds):
+            report.phases.append(await measured(siege.attack(attacks, seconds, options.seed + number)))
         report.logs = read_logs(target.logs)
     return report
 
@@ -194,6 +201,7 @@ class _Siege:
 
     async def calm(self, seconds: float) -> Phase:
         """The load alone; what is held afterwards is what services hold at rest."""
+        self._reset_peaks()
         self._load.begin()
         await asyncio.sleep(seconds)
         told = await self._load.end()
@@ -203,7 +211,8 @@ class _Siege:
 
     async def beside_full_engine(self, seconds: float) -> Phase:
         """The load beside as many honest requests as the engine computes at a time, and more."""
-        async with full_engine(self._target.addresses["engine"], self._options.clients):
+        self._reset_peaks()
+        async with full_engine(self._target.addresses["engine"], self._options.crowd, self._options.clients):
             self._load.begin()
             await asyncio.sleep(seconds)
             told = await self._load.end()
@@ -213,8 +222,7 @@ class _Siege:
         """The load beside attacks at once, and what is left of these."""
         options = self._options
         name = f"{attacks[0].service}: {attacks[0].name}" if len(attacks) == 1 else "all together"
-        for service in self._target.services.values():
-            service.reset_peak()
+        self._reset_peaks()
         self._load.begin()
         order = Order(
             self._target.addresses,
@@ -236,6 +244,10 @@ class _Siege:
         seconds = time.monotonic() - start
         fills = any(attack.fills for attack in attacks)
         return Phase(name, told, self._readings(kept), made, seconds, fills)
+
+    def _reset_peaks(self) -> None:
+        for service in self._target.services.values():
+            service.reset_peak()
 
     async def _released(self, seconds: float, *, connections: bool = True) -> dict[str, dict[str, int]]:
         """Wait until services hold what they hold at rest; returns what they hold beyond that after so long."""

@@ -28,7 +28,7 @@ async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
         metrics = ring.state.services[kind].metrics
         assert metrics is not None
         services[kind] = Service(kind, ring.addresses[kind], ring.pid(kind), metrics)
-    options = Options(1, 1.6, clients=4, rate=10.0, sorts=2, attacks=FEW, release=60.0, together=False)
+    options = Options(1, 1.6, clients=4, crowd=8, rate=10.0, sorts=2, attacks=FEW, release=60.0, together=False)
     report = await run_on(Target(services, [], {}), options, Phase.show)
     assert not report.problems
     assert report.full is not None, "the load was not measured beside a full engine"

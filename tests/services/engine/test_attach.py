@@ -93,7 +93,7 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
     )
     streams = []
     async with asyncio.timeout(30):
-        async with hub.carrying_out:
+        async with hub.large_frames.turn(0):
             for peer in (large, small):
                 streams.append(attach(hub, peer))
                 await peer.writing.wait()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import threading
-from types import SimpleNamespace
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -13,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.ring.events import Code, Refused
-from services.runtime.parsing import MalformedMessage, MessageLimits, ParseThread, is_quick, parse
+from services.runtime.parsing import MalformedMessage, MessageLimits, is_quick, parse
 
 LIMITS = MessageLimits(max_bytes=10_000, max_fields=100)
 
@@ -105,43 +102,12 @@ def _has_group(data: bytes) -> bool:
     [
         (b"", True),
         (chat(20, role="user", content="x" * 1000).SerializeToString(), True),
-        (b"\xff", True),
+        (b"\xff", False),
+        (b"\x7b\x7c" + chat(300).SerializeToString(), False),
         (chat(300).SerializeToString(), False),
         (chat(1, content="x" * 100_000).SerializeToString(), False),
     ],
-    ids=["empty", "a conversation", "no message", "many fields", "many bytes"],
+    ids=["empty", "a conversation", "no message", "a group, then many fields", "many fields", "many bytes"],
 )
 def test_what_takes_long_is_told_beforehand(data: bytes, quick: bool) -> None:
     assert is_quick(inference_pb2.SessionRequest, data) is quick
-
-
-async def test_large_messages_are_parsed_one_at_a_time_even_when_their_senders_have_gone() -> None:
-    thread, begun, go_on = ParseThread(), threading.Event(), threading.Event()
-    order: list[str] = []
-
-    def first() -> None:
-        begun.set()
-        go_on.wait(60)
-        order.append("first")
-
-    asked = [asyncio.create_task(thread.run(work)) for work in (first, lambda: order.append("withdrawn"))]
-    async with asyncio.timeout(30):
-        await asyncio.to_thread(begun.wait)
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        last = asyncio.create_task(thread.run(lambda: order.append("last")))
-        await asyncio.sleep(0)
-        go_on.set()
-        await last
-    assert order == ["first", "last"]
-
-
-async def test_after_a_large_message_the_thread_rests_as_long_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    used, rests = iter((0.0, 2.0, 2.0, 2.5)), list[float]()
-    clock = SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: next(used), sleep=rests.append)
-    monkeypatch.setattr("services.runtime.parsing.time", clock)
-    thread = ParseThread()
-    for _ in range(2):
-        await thread.run(lambda: None)
-    assert rests == [0.0, 2.0]

@@ -1,0 +1,104 @@
+"""Large messages take turns, the smaller ones first, and leave time between them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.runtime.turns import Turns
+
+MIB = 1 << 20
+
+
+async def handle(turns: Turns, num_bytes: int, work: Callable[[], object]) -> object:
+    async with turns.turn(num_bytes):
+        return await turns.run(work)
+
+
+async def settle() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
+    turns, begun, go_on = Turns(), threading.Event(), threading.Event()
+    order: list[str] = []
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(60)
+        order.append("first")
+        raise ValueError("of who has gone")
+
+    asked = [asyncio.create_task(handle(turns, MIB, work)) for work in (first, lambda: order.append("withdrawn"))]
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(begun.wait)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        last = asyncio.create_task(handle(turns, MIB, lambda: order.append("last")))
+        await settle()
+        go_on.set()
+        await last
+    gc.collect()
+    assert order == ["first", "last"]
+    assert not logged
+
+
+async def test_small_ones_go_first_but_not_before_those_that_have_waited_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, order, now = Turns(), list[int](), time.monotonic()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+
+    async def come(num_bytes: int) -> None:
+        tasks.append(asyncio.create_task(handle(turns, num_bytes, lambda: order.append(num_bytes))))
+        await settle()
+
+    tasks: list[asyncio.Task[object]] = []
+    async with turns.turn(0):
+        await come(MIB)
+        await come(MIB + 1)
+        await come(1000)
+        now += 61.0
+        await come(1001)
+        monkeypatch.undo()
+    await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    assert order == [1000, MIB, MIB + 1, 1001]
+
+
+async def test_after_one_the_next_waits_as_long_as_its_work_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter((0.0, 0.1, 0.1, 0.1))
+    monkeypatch.setattr("services.runtime.turns.time", SimpleNamespace(thread_time=lambda: next(used)))
+    turns = Turns()
+    first, second = [await handle(turns, MIB, time.monotonic) for _ in range(2)]
+    assert isinstance(first, float)
+    assert isinstance(second, float)
+    assert second - first >= 0.09
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["that waits", "whose turn has come"])
+async def test_one_that_is_cancelled_leaves_the_turn_to_the_next(told: bool) -> None:
+    turns = Turns()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(turns.turn(0))
+        asked, other = (asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2))
+        await settle()
+        if told:
+            await stack.aclose()
+            while len(turns._waiting) == 2:  # noqa: ASYNC110 - it tells only whose turn it is
+                await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    async with asyncio.timeout(30):
+        assert await other == "done"
+        assert await handle(turns, 1, lambda: "again") == "again"
