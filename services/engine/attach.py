@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -122,22 +122,22 @@ class Attachment:
             raise Refused(Code.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT:g} s") from None
         if data is None:
             raise _no_hello()
-        async with self._turn(data):
-            frame = await self._parsed(data)
-        if not frame.HasField("hello"):
-            raise _no_hello()
-        hello = link_pb2.Hello()
-        hello.CopyFrom(frame.hello)  # of its own: part of a frame would keep all of it
+        async with self._parsed(data) as frame:
+            if not frame.HasField("hello"):
+                raise _no_hello()
+            hello = link_pb2.Hello()
+            hello.CopyFrom(frame.hello)  # of its own: part of a frame would keep all of it
         return data, hello
 
-    async def _parsed(self, data: bytes) -> engine_pb2.AttachRequest:
-        """What takes long is measured and parsed off the event loop, in a turn."""
+    @asynccontextmanager
+    async def _parsed(self, data: bytes) -> AsyncIterator[engine_pb2.AttachRequest]:
+        """A frame. What takes long is measured and parsed off the event loop, in a turn that lasts to the end."""
         work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
-        return work() if _is_small(data) else await self._hub.large_frames.run(work)
-
-    def _turn(self, data: bytes) -> AbstractAsyncContextManager[None]:
-        """Small frames do not wait for large ones."""
-        return nullcontext() if _is_small(data) else self._hub.large_frames.turn(len(data))
+        if _is_small(data):
+            yield work()
+        else:
+            async with self._hub.large_frames.turn(len(data)):
+                yield await self._hub.large_frames.run(work)
 
     async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
         ordinal, first = 0, True
@@ -155,8 +155,7 @@ class Attachment:
         """
         done = 0
         while True:
-            async with self._turn(data):
-                frame = await self._parsed(data)
+            async with self._parsed(data) as frame:
                 if frame.HasField("hello") and not may_greet:
                     raise invalid_field("hello", "only the first frame may have one")
                 count = len(frame.commands)
@@ -267,9 +266,7 @@ def _no_hello() -> Refused:
 
 
 def _is_small(data: bytes) -> bool:
-    """Whether a frame is parsed on the event loop: it has few bytes, or few fields, as one request has whose prompt is
-    long.
-    """
+    """Whether a frame is parsed on the event loop: it has few bytes, or few fields, as a request with a long prompt."""
     return len(data) <= SMALL_FRAME_BYTES or is_quick(engine_pb2.AttachRequest, data)
 
 

@@ -1,6 +1,6 @@
 """Large messages one at a time: measured and parsed off the event loop, and held while they are carried out.
 
-Such work holds the interpreter's lock. So after each message there is a rest as long as its work was: without that a
+Parsing holds the interpreter's lock. So after each message there is a rest as long as its parsing took: without that a
 flood of large messages would leave little of the lock to the threads that compute and that answer everybody else.
 Smaller messages go first, but none waits for ever: each is due some time after it came, which grows with its size, and
 the one that is due first is next.
@@ -28,10 +28,12 @@ class Turns:
     def __init__(self) -> None:
         self._taken = False
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        """A heap: when they are due, their numbers, and what tells them that it is their turn."""
+        """A heap: when they are due, their numbers, and what tells them that it is their turn; some are cancelled."""
+        self._num_cancelled = 0
+        """Since these were last taken out."""
         self._numbers = count()
         self._work: asyncio.Future[Any] | None = None
-        """Of who has the turn."""
+        """Of whoever has the turn."""
         self._work_seconds = 0.0
 
     @asynccontextmanager
@@ -62,17 +64,24 @@ class Turns:
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + min(_DUE_PER_MIB * num_bytes / (1 << 20), _LATEST_DUE)
-        waiting = due, next(self._numbers), loop.create_future()
-        heapq.heappush(self._waiting, waiting)
+        told = loop.create_future()
+        heapq.heappush(self._waiting, (due, next(self._numbers), told))
         try:
-            await waiting[2]
+            await told
         except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-                heapq.heapify(self._waiting)
-            else:  # its turn had come
+            if told.cancelled():
+                self._take_out_cancelled()
+            else:  # the turn had come
                 self._next()
             raise
+
+    def _take_out_cancelled(self) -> None:
+        """Once they may be more than the others."""
+        self._num_cancelled += 1
+        if 2 * self._num_cancelled > len(self._waiting):
+            self._waiting = [one for one in self._waiting if not one[2].cancelled()]
+            heapq.heapify(self._waiting)
+            self._num_cancelled = 0
 
     def _timed(self, work: Callable[[], _R]) -> _R:
         start = time.thread_time()
@@ -86,10 +95,12 @@ class Turns:
         asyncio.get_running_loop().call_later(seconds, self._next)
 
     def _next(self) -> None:
-        if self._waiting:
-            heapq.heappop(self._waiting)[2].set_result(None)
-        else:
-            self._taken = False
+        while self._waiting:
+            told = heapq.heappop(self._waiting)[2]
+            if not told.cancelled():
+                told.set_result(None)
+                return
+        self._taken = False
 
 
 def _see(work: asyncio.Future[_R]) -> None:

@@ -87,9 +87,9 @@ class Phase:
 
     def _slowness(self, calm: Told, full: Told | None) -> Iterator[str]:
         measures = [("calm", SLOWER, calm)]
-        if self.fills and full is not None:
+        if self.fills and full is not None and len(full.latencies) >= MIN_SAMPLE:
             measures.append(("beside a full engine", SLOWER_THAN_FULL, full))
-        if min(len(told.latencies) for told in (self.told, *(told for _, _, told in measures))) < MIN_SAMPLE:
+        if min(len(self.told.latencies), len(calm.latencies)) < MIN_SAMPLE:
             return
         p99s = {words: quantile(told.latencies, 0.99) for words, _, told in measures}
         limit = max(SLOW, *(slower * p99s[words] for words, slower, _ in measures))

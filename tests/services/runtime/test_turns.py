@@ -48,6 +48,7 @@ async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
         await asyncio.gather(*asked, return_exceptions=True)
         last = asyncio.create_task(handle(turns, MIB, lambda: order.append("last")))
         await settle()
+        assert len(turns._waiting) == 1, "the turn was given away while a thread was at work"
         go_on.set()
         await last
     gc.collect()
@@ -102,3 +103,40 @@ async def test_one_that_is_cancelled_leaves_the_turn_to_the_next(told: bool) -> 
     async with asyncio.timeout(30):
         assert await other == "done"
         assert await handle(turns, 1, lambda: "again") == "again"
+
+
+async def test_those_that_are_cancelled_together_leave_the_turn_to_the_next() -> None:
+    """The first of them has just been told that its turn has come."""
+    turns = Turns()
+    async with turns.turn(0):
+        asked = [asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2, 3)]
+        await settle()
+    async with asyncio.timeout(30):
+        while len(turns._waiting) == 3:  # noqa: ASYNC110 - it tells only whose turn it is
+            await asyncio.sleep(0)
+        for task in asked[:2]:
+            task.cancel()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(one) for one in ended] == [asyncio.CancelledError, asyncio.CancelledError, str]
+
+
+async def test_one_that_is_cancelled_as_its_turn_comes_is_passed_over() -> None:
+    turns = Turns()
+    async with turns.turn(0):
+        asked = [asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2)]
+        await settle()
+        asked[0].cancel()  # it hears of that in the next iteration of the event loop
+    turns._next()
+    async with asyncio.timeout(30):
+        assert await asked[1] == "done"
+
+
+async def test_those_that_are_cancelled_do_not_stay() -> None:
+    turns = Turns()
+    async with turns.turn(0):
+        for _ in range(100):
+            asked = asyncio.create_task(handle(turns, MIB, lambda: None))
+            await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        assert len(turns._waiting) <= 1
