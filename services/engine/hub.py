@@ -20,8 +20,8 @@ from services.ring.ledger import LedgerEntry
 from services.ring.ledgers import Ledgers
 from services.ring.retry import retry_after_ms
 from services.ring.switchboard import Switchboard
+from services.runtime.large_messages import LargeMessages
 from services.runtime.metrics import EngineMetrics, EngineReading
-from services.runtime.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class Hub:
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.switchboard: Switchboard[Request] = Switchboard(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
-        self.large_frames = Turns()
+        self.large_frames = LargeMessages()
         """One is parsed and carried out at a time."""
         self.drain_grace: float | None = None
         """Seconds, once draining."""

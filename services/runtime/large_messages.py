@@ -22,8 +22,8 @@ _DUE_PER_MIB, _LATEST_DUE = 60.0, 60.0
 """Seconds."""
 
 
-class Turns:
-    """Who may handle a large message."""
+class LargeMessages:
+    """Whose large message is handled, and whose is next."""
 
     def __init__(self) -> None:
         self._taken = False

@@ -1,4 +1,4 @@
-"""Large messages take turns, the smaller ones first, and leave time between them."""
+"""Large messages take messages, the smaller ones first, and leave time between them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import gc
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from services.runtime.turns import Turns
+from services.runtime.large_messages import LargeMessages
 
 MIB = 1 << 20
 
 
-async def handle(turns: Turns, num_bytes: int, work: Callable[[], object]) -> object:
-    async with turns.turn(num_bytes):
-        return await turns.run(work)
+async def handle(messages: LargeMessages, num_bytes: int, work: Callable[[], object]) -> object:
+    async with messages.turn(num_bytes):
+        return await messages.run(work)
 
 
 async def settle() -> None:
@@ -29,7 +28,7 @@ async def settle() -> None:
 
 
 async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
-    turns, begun, go_on = Turns(), threading.Event(), threading.Event()
+    messages, begun, go_on = LargeMessages(), threading.Event(), threading.Event()
     order: list[str] = []
     logged: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
@@ -40,15 +39,15 @@ async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
         order.append("first")
         raise ValueError("of who has gone")
 
-    asked = [asyncio.create_task(handle(turns, MIB, work)) for work in (first, lambda: order.append("withdrawn"))]
+    asked = [asyncio.create_task(handle(messages, MIB, work)) for work in (first, lambda: order.append("withdrawn"))]
     async with asyncio.timeout(30):
         await asyncio.to_thread(begun.wait)
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        last = asyncio.create_task(handle(turns, MIB, lambda: order.append("last")))
+        last = asyncio.create_task(handle(messages, MIB, lambda: order.append("last")))
         await settle()
-        assert len(turns._waiting) == 1, "the turn was given away while a thread was at work"
+        assert len(messages._waiting) == 1, "the turn was given away while a thread was at work"
         go_on.set()
         await last
     gc.collect()
@@ -57,15 +56,15 @@ async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
 
 
 async def test_small_ones_go_first_but_not_before_those_that_have_waited_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, order, now = Turns(), list[int](), time.monotonic()
+    messages, order, now = LargeMessages(), list[int](), time.monotonic()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
 
     async def come(num_bytes: int) -> None:
-        tasks.append(asyncio.create_task(handle(turns, num_bytes, lambda: order.append(num_bytes))))
+        tasks.append(asyncio.create_task(handle(messages, num_bytes, lambda: order.append(num_bytes))))
         await settle()
 
     tasks: list[asyncio.Task[object]] = []
-    async with turns.turn(0):
+    async with messages.turn(0):
         await come(MIB)
         await come(MIB + 1)
         await come(1000)
@@ -78,9 +77,9 @@ async def test_small_ones_go_first_but_not_before_those_that_have_waited_long(mo
 
 async def test_after_one_the_next_waits_as_long_as_its_work_took(monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter((0.0, 0.1, 0.1, 0.1))
-    monkeypatch.setattr("services.runtime.turns.time", SimpleNamespace(thread_time=lambda: next(used)))
-    turns = Turns()
-    first, second = [await handle(turns, MIB, time.monotonic) for _ in range(2)]
+    monkeypatch.setattr("services.runtime.large_messages.time", SimpleNamespace(thread_time=lambda: next(used)))
+    messages = LargeMessages()
+    first, second = [await handle(messages, MIB, time.monotonic) for _ in range(2)]
     assert isinstance(first, float)
     assert isinstance(second, float)
     assert second - first >= 0.09
@@ -88,55 +87,53 @@ async def test_after_one_the_next_waits_as_long_as_its_work_took(monkeypatch: py
 
 @pytest.mark.parametrize("told", [False, True], ids=["that waits", "whose turn has come"])
 async def test_one_that_is_cancelled_leaves_the_turn_to_the_next(told: bool) -> None:
-    turns = Turns()
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(turns.turn(0))
-        asked, other = (asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2))
-        await settle()
-        if told:
-            await stack.aclose()
-            while len(turns._waiting) == 2:  # noqa: ASYNC110 - it tells only whose turn it is
-                await asyncio.sleep(0)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
+    messages = LargeMessages()
+    await messages._wait(0)
+    asked, other = (asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2))
+    await settle()
+    if told:
+        messages._next()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    if not told:
+        messages._next()
     async with asyncio.timeout(30):
         assert await other == "done"
-        assert await handle(turns, 1, lambda: "again") == "again"
+        assert await handle(messages, 1, lambda: "again") == "again"
 
 
 async def test_those_that_are_cancelled_together_leave_the_turn_to_the_next() -> None:
     """The first of them has just been told that its turn has come."""
-    turns = Turns()
-    async with turns.turn(0):
-        asked = [asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2, 3)]
-        await settle()
+    messages = LargeMessages()
+    await messages._wait(0)
+    asked = [asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2, 3)]
+    await settle()
+    messages._next()
+    for task in asked[:2]:
+        task.cancel()
     async with asyncio.timeout(30):
-        while len(turns._waiting) == 3:  # noqa: ASYNC110 - it tells only whose turn it is
-            await asyncio.sleep(0)
-        for task in asked[:2]:
-            task.cancel()
         ended = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(one) for one in ended] == [asyncio.CancelledError, asyncio.CancelledError, str]
 
 
 async def test_one_that_is_cancelled_as_its_turn_comes_is_passed_over() -> None:
-    turns = Turns()
-    async with turns.turn(0):
-        asked = [asyncio.create_task(handle(turns, size, lambda: "done")) for size in (1, 2)]
-        await settle()
-        asked[0].cancel()  # it hears of that in the next iteration of the event loop
-    turns._next()
+    messages = LargeMessages()
+    await messages._wait(0)
+    asked = [asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2)]
+    await settle()
+    asked[0].cancel()  # it hears of that in the next iteration of the event loop
+    messages._next()
     async with asyncio.timeout(30):
         assert await asked[1] == "done"
 
 
 async def test_those_that_are_cancelled_do_not_stay() -> None:
-    turns = Turns()
-    async with turns.turn(0):
+    messages = LargeMessages()
+    async with messages.turn(0):
         for _ in range(100):
-            asked = asyncio.create_task(handle(turns, MIB, lambda: None))
+            asked = asyncio.create_task(handle(messages, MIB, lambda: None))
             await asyncio.sleep(0)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
-        assert len(turns._waiting) <= 1
+        assert len(messages._waiting) <= 1
