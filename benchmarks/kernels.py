@@ -28,13 +28,13 @@ import torch
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
-from engine_core.attention.choice import choose_attention
-from engine_core.layers.choice import choose_layers
+from engine_core.attention.selector import choose_attention
 from engine_core.layers.rotary import RopeParameters, Rotary
-from engine_core.models.cost import Cost
+from engine_core.layers.selector import choose_layers
+from engine_core.models.roofline import Cost
 from engine_core.request import SamplingParams
-from engine_core.worker.sampler import Sampler, SamplingRows
-from engine_core.worker.sampling_state import SamplingState
+from engine_core.sampling.metadata import SamplingMetadata
+from engine_core.sampling.sampler import Sampler, SamplingRows
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
@@ -156,7 +156,7 @@ def samplers() -> Iterator[Kernel]:
 
 def _draw(params: SamplingParams, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Callable[[], object]:
     rows = len(logits)
-    state = SamplingState(rows, _VOCABULARY, ())
+    state = SamplingMetadata(rows, _VOCABULARY, ())
     tokens = np.ones((rows, 8), np.int32)
     for slot in range(rows):
         state.add(slot, params, 0, tokens[slot], 8)

@@ -25,16 +25,16 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.report import emit, output_options, print_table
 from benchmarks.shapes import SHAPES
 from engine_core.attention.base import AttentionMetadata
-from engine_core.attention.choice import choose_attention
+from engine_core.attention.selector import choose_attention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.kernels.library import load_int8_kernels
-from engine_core.layers.base import Layers, LinearLayer
+from engine_core.layers.base import LayerFactory, LinearLayer
 from engine_core.layers.linear import Linear
-from engine_core.layers.quantized import Int8Linear
-from engine_core.layers.torch_layers import TorchLayers
-from engine_core.loading.build import build_model
-from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
+from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model_loader.loader import build_model
 from engine_core.models.base import CausalLM
+from engine_core.quantization.int8 import Int8Linear
 
 CPU = torch.device("cpu")
 BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
@@ -49,10 +49,10 @@ class Way:
 
     name: str
     dtype: str
-    layers: Layers
+    layers: LayerFactory
 
 
-class RoundedWeights(TorchLayers):
+class RoundedWeights(TorchLayerFactory):
     """Weights rounded to 8 bits, inputs not."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
@@ -60,7 +60,7 @@ class RoundedWeights(TorchLayers):
         return super().linear(rounded, bias)
 
 
-class RoundedLayers(TorchLayers):
+class RoundedLayers(TorchLayerFactory):
     """All rounded but the output projection."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -75,11 +75,11 @@ class RoundedLayers(TorchLayers):
 def ways(vocab_size: int) -> list[Way]:
     """The reference first, then what is compared with it; the last is what the option ``quantization`` does."""
     return [
-        Way("bfloat16", "bfloat16", TorchLayers()),
-        Way("float32", "float32", TorchLayers()),
+        Way("bfloat16", "bfloat16", TorchLayerFactory()),
+        Way("float32", "float32", TorchLayerFactory()),
         Way("int8 weights alone", "bfloat16", RoundedWeights()),
         Way("int8, output projection in bfloat16", "bfloat16", RoundedLayers(vocab_size)),
-        Way("int8", "bfloat16", TorchLayers(load_int8_kernels())),
+        Way("int8", "bfloat16", TorchLayerFactory(load_int8_kernels())),
     ]
 
 
@@ -113,7 +113,7 @@ def compare(
 
 
 @torch.inference_mode()
-def log_probabilities(checkpoint: Checkpoint, layers: Layers, texts: Sequence[list[int]]) -> list[torch.Tensor]:
+def log_probabilities(checkpoint: Checkpoint, layers: LayerFactory, texts: Sequence[list[int]]) -> list[torch.Tensor]:
     """Log probabilities [T, V] of what follows each token, for each text alone."""
     attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
     model = build_model(checkpoint, attention, layers, CPU)

@@ -1,4 +1,4 @@
-"""The shortest time in which a model could do a work: the sum of its steps' (``engine_core.models.cost``)."""
+"""The shortest time in which a model could do a work: the sum of its steps' (``engine_core.models.roofline``)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Self
 from benchmarks.limits import Limits
 from benchmarks.work import Work
 from engine_core.config import LoadConfig, ModelConfig
-from engine_core.loading.checkpoint import open_checkpoint
-from engine_core.models.cost import StepCost
+from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.models.roofline import StepCost
 
 _STEP_TOKENS = 2048
 """Rows of a step, as engines bound them by default."""

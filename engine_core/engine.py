@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine_core.config import EngineConfig
 from engine_core.errors import StandstillError
 from engine_core.executor.base import Executor, PendingResult
-from engine_core.request import FinishCause, Request
+from engine_core.request import FinishReason, Request
 from engine_core.scheduling import Scheduler, SchedulerStats
 from engine_core.step import SequenceOutput, StepPlan
 from engine_core.validation import validate_request
@@ -35,13 +35,14 @@ class EngineCore:
         self._scheduler.add(request)
 
     def cancel(
-        self, request_id: str, choice: int | None = None, cause: FinishCause | None = FinishCause.CANCELLED
+        self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
     ) -> bool:
         """End a request, or one choice of it; False if there was nothing to end, which is no error.
 
-        The next ``step`` reports the end with ``cause``; None ends silently, and the id can be used again at once.
+        The next ``step`` reports the end with ``finish_reason``; None ends silently, and the id can be used again
+        at once.
         """
-        return self._scheduler.cancel(request_id, choice, cause)
+        return self._scheduler.cancel(request_id, choice, finish_reason)
 
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         """Submit a step, wait for the oldest one if no more fit, and return all news since the last call.

@@ -26,8 +26,8 @@ from tqdm import tqdm
 from engine_core.call_thread import Call, CallThread
 from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
-from engine_core.loading.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.logprobs import Logprobs
+from engine_core.model_loader.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.plain import plain, plain_params
 from engine_core.progress import StartupProgress
 from engine_core.prompts import Prompt, PromptInput, read_prompts
@@ -176,7 +176,7 @@ class LLM:
                     progress.advance(len(output.token_ids), finished=output.finish is not None and result.finished)
         finally:
             for request_id in results:
-                core.cancel(request_id, cause=None)
+                core.cancel(request_id, finish_reason=None)
             with suppress(ExecutorError):  # it has been raised already
                 while core.has_work():
                     core.step()

@@ -81,7 +81,7 @@ class Request:
     resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-class FinishCause(enum.Enum):
+class FinishReason(enum.Enum):
     """Why a choice ended."""
 
     STOP = "stop"
@@ -94,6 +94,6 @@ class FinishCause(enum.Enum):
 class Finish:
     """The end of one choice."""
 
-    cause: FinishCause
+    finish_reason: FinishReason
     stop_token_id: int | None = None
     """The eos or stop token that ended it, if one did."""

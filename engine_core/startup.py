@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine_core.config import EngineConfig
 from engine_core.engine import EngineCore
 from engine_core.executor.base import Executor
-from engine_core.executor.inline import InlineExecutor
+from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.progress import StartupProgress
 
 
@@ -30,7 +30,7 @@ def start_engine(config: EngineConfig, progress: StartupProgress) -> StartedEngi
 
     Raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``) with everything closed again.
     """
-    executor = InlineExecutor(config)
+    executor = UniProcExecutor(config)
     executor.start(progress)
     try:
         with progress.stage("serving"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from services.runtime.errors import ExitCode, FatalError
+from services.config.errors import ExitCode, FatalError
 
 COMMANDS = {
     "serve": "All three services on this machine, supervised.",
@@ -86,7 +86,7 @@ def main() -> None:
     """Run the command line and exit with its code; what a person should know is one line, without a traceback."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: it prints lines of its own to stderr
     if "RINGLINE_PARENT_PID" in os.environ:  # before anything slow: a parent killed meanwhile must leave no orphan
-        from services.runtime.process import die_with_parent
+        from services.process.run import die_with_parent
 
         die_with_parent()
     try:
@@ -108,7 +108,7 @@ def _run() -> int:
         error.show()
         return error.exit_code
     except FatalError as error:
-        from services.runtime.telemetry import report_fatal  # not above: it takes a tenth of a second
+        from services.telemetry.logs import report_fatal  # not above: it takes a tenth of a second
 
         report_fatal(str(error))
         return error.code

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 
+from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.processor import main, peers
 from services.ring.generations import Generation
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Routes, _Node
-from services.runtime.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 
 
 class _Random(Routes):

@@ -223,7 +223,7 @@ class KernelTable(ctypes.Structure):
         ("rotate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RotationArguments))),
         ("silu_and_multiply", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GateArguments))),
         ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
-        ("likeliest", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
+        ("argmax", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("select_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SelectionArguments))),
     )
 

@@ -58,7 +58,7 @@ class CpuKernels:
     select_rows: Callable[[SelectionArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
-    likeliest: Callable[[LinearArguments], int]
+    argmax: Callable[[LinearArguments], int]
     """Likewise. Puts out [M] int64: where each row of the result is greatest, the first of equals."""
     replay: Callable[..., int]
     """Makes captured calls."""
@@ -95,7 +95,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.GATE, address, table.silu_and_multiply),
         capturable(OperationKind.SELECT, address, table.select_rows),
         table.read_rows,
-        table.likeliest,
+        table.argmax,
         library.ringline_replay,
     )
 

@@ -89,7 +89,7 @@ class DecoderStack(Protocol):
         """
 
 
-class Layers(ABC):
+class LayerFactory(ABC):
     """Makes the layers of a model. Whoever passes a weight lets go of it: what is needed is copied."""
 
     compiles_per_size: bool
@@ -125,7 +125,7 @@ class Layers(ABC):
         """``rows`` [R] int64 of ``x`` [T, N]."""
         return x.index_select(0, rows)
 
-    def likeliest(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
+    def argmax(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
         """[M] int64: where each row that ``head`` makes of ``hidden`` [M, K] is greatest, in float32; the first of
         equals.
         """

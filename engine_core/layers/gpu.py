@@ -7,7 +7,7 @@ import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton import rows as kernels
-from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.base import EmbeddingLayer, HeadRotation, LayerFactory, LinearLayer, NormLayer
 from engine_core.layers.gpu_linear import GpuLinear, InvariantLinear, LibraryLinear
 
 _HEADS_TOGETHER = 8
@@ -126,7 +126,7 @@ class GpuEmbedding:
         return torch.nn.functional.embedding(token_ids, self._head.weight)
 
 
-class GpuLayers(Layers):
+class GpuLayerFactory(LayerFactory):
     """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
 
     compiles_per_size = False

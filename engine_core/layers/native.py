@@ -21,10 +21,10 @@ from engine_core.kernels.arguments import (
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels, Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
-from engine_core.layers.base import DecoderStack, EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.base import DecoderStack, EmbeddingLayer, HeadRotation, LayerFactory, LinearLayer, NormLayer
 from engine_core.layers.embedding import PackedEmbedding
 from engine_core.layers.graph import KernelGraph
-from engine_core.layers.quantized import Int8Linear
+from engine_core.quantization.int8 import Int8Linear
 
 _UNIT = 16
 """What the kernels take at a time: widths are multiples of it."""
@@ -77,10 +77,10 @@ class NativeLinear:
         if kernel(arguments) != 0:
             raise MemoryError("no memory for the inputs of a linear layer")
 
-    def likeliest(self, x: torch.Tensor) -> torch.Tensor:
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """[M] int64: where each row of y for ``x`` [M, K] is greatest, in float32; the first of equals, or of NaNs."""
         places = torch.empty(x.shape[0], dtype=torch.int64)
-        self._call(self._kernels.likeliest, x.contiguous(), places)
+        self._call(self._kernels.argmax, x.contiguous(), places)
         return places
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ class NativeRotation:
         return query, key, value
 
 
-class NativeLayers(Layers):
+class NativeLayerFactory(LayerFactory):
     """Everything by native kernels; linear layers with 8-bit weights where there are kernels for those."""
 
     compiles_per_size = False
@@ -229,8 +229,8 @@ class NativeLayers(Layers):
         )
         return selected
 
-    def likeliest(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
-        return head.likeliest(hidden) if isinstance(head, NativeLinear) else super().likeliest(head, hidden)
+    def argmax(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
+        return head.argmax(hidden) if isinstance(head, NativeLinear) else super().argmax(head, hidden)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return KernelGraph(stack, self._kernels.replay)

@@ -6,12 +6,12 @@ import torch
 
 from engine_core.kernels.library import Int8Kernels
 from engine_core.layers.activation import silu_and_mul
-from engine_core.layers.base import EmbeddingLayer, HeadRotation, Layers, LinearLayer, NormLayer
+from engine_core.layers.base import EmbeddingLayer, HeadRotation, LayerFactory, LinearLayer, NormLayer
 from engine_core.layers.embedding import PackedEmbedding, TiedEmbedding
 from engine_core.layers.linear import Linear
 from engine_core.layers.norm import HeadNorm, RMSNorm
-from engine_core.layers.quantized import Int8Linear
 from engine_core.layers.rotary import rotate
+from engine_core.quantization.int8 import Int8Linear
 
 
 class TorchRotation:
@@ -42,7 +42,7 @@ class TorchRotation:
         return query, key, value
 
 
-class TorchLayers(Layers):
+class TorchLayerFactory(LayerFactory):
     """Everything by torch; linear layers with 8-bit weights where there are kernels for those."""
 
     def __init__(self, int8_kernels: Int8Kernels | None = None) -> None:

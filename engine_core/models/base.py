@@ -47,7 +47,7 @@ class CausalLM(ABC):
         """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
 
     @abstractmethod
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]."""
 
     @abstractmethod

@@ -11,12 +11,12 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
-from engine_core.layers.base import EmbeddingLayer, Layers, LinearLayer, NormLayer
+from engine_core.layers.base import EmbeddingLayer, LayerFactory, LinearLayer, NormLayer
 from engine_core.layers.embedding import Embedding
 from engine_core.layers.rotary import Rotary
-from engine_core.loading.weights import Weights
+from engine_core.model_loader.weights import Weights
+from engine_core.models.architecture import ArchitectureConfig
 from engine_core.models.base import CausalLM
-from engine_core.models.shape import DecoderShape
 
 
 class DecoderForCausalLM(CausalLM):
@@ -27,17 +27,17 @@ class DecoderForCausalLM(CausalLM):
 
     @classmethod
     @abstractmethod
-    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
         """The shape of the model that ``config`` describes. Raises ``CheckpointError``."""
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: ArchitectureConfig,
         weights: Weights,
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
-        layers: Layers,
+        layers: LayerFactory,
         max_model_len: int,
     ) -> None:
         """Take every tensor of ``shape.tensor_shapes`` from ``weights``, layer by layer."""
@@ -84,8 +84,8 @@ class DecoderForCausalLM(CausalLM):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden, dtype=torch.float32)
 
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._layers.likeliest(self.lm_head, hidden)
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._layers.argmax(self.lm_head, hidden)
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         return KVCacheSpec(
@@ -140,11 +140,11 @@ class DecoderLayer:
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: ArchitectureConfig,
         weights: Weights,
         prefix: str,
         attention: AttentionBackend,
-        layers: Layers,
+        layers: LayerFactory,
     ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
         self.input_norm = layers.norm(weights.take(f"{prefix}.input_layernorm.weight"), shape.rms_norm_eps)
@@ -178,11 +178,11 @@ class Attention:
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: ArchitectureConfig,
         weights: Weights,
         prefix: str,
         backend: AttentionBackend,
-        layers: Layers,
+        layers: LayerFactory,
     ) -> None:
         """Take the tensors whose names begin with ``prefix``."""
         self.qkv_proj = _fused(weights, prefix, ("q_proj", "k_proj", "v_proj"), shape.qkv_bias, layers)
@@ -223,7 +223,7 @@ class Attention:
 class GatedMLP:
     """down(silu(gate(x)) · up(x)), gate and up in one projection."""
 
-    def __init__(self, shape: DecoderShape, weights: Weights, prefix: str, layers: Layers) -> None:
+    def __init__(self, shape: ArchitectureConfig, weights: Weights, prefix: str, layers: LayerFactory) -> None:
         """Take the tensors whose names begin with ``prefix``."""
         self.gate_up_proj = _fused(weights, prefix, ("gate_proj", "up_proj"), shape.mlp_bias, layers)
         self.down_proj = _fused(weights, prefix, ("down_proj",), shape.mlp_bias, layers)
@@ -239,7 +239,7 @@ class GatedMLP:
         return self.down_proj(self._activate(self.gate_up_proj(x)), residual=residual)
 
 
-def _fused(weights: Weights, prefix: str, names: tuple[str, ...], bias: bool, layers: Layers) -> LinearLayer:
+def _fused(weights: Weights, prefix: str, names: tuple[str, ...], bias: bool, layers: LayerFactory) -> LinearLayer:
     """One projection made of those that the checkpoint has apart, their outputs side by side."""
     offset = weights.take(*(f"{prefix}.{name}.bias" for name in names)).clone() if bias else None
     return layers.linear(weights.take(*(f"{prefix}.{name}.weight" for name in names)), offset)

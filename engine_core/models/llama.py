@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from engine_core.models.architecture import ArchitectureConfig, read_shape
 from engine_core.models.decoder import DecoderForCausalLM
-from engine_core.models.shape import DecoderShape, read_shape
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
@@ -14,7 +14,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
     model_type = "llama"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
         return read_shape(
             config, qkv_bias=config.attention_bias, o_bias=config.attention_bias, mlp_bias=config.mlp_bias
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from engine_core.models.architecture import ArchitectureConfig, read_shape
 from engine_core.models.decoder import DecoderForCausalLM
-from engine_core.models.shape import DecoderShape, read_shape
 
 
 class MistralForCausalLM(DecoderForCausalLM):
@@ -14,5 +14,5 @@ class MistralForCausalLM(DecoderForCausalLM):
     model_type = "mistral"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
         return read_shape(config, sliding_window=config.sliding_window)

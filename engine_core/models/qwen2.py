@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
+from engine_core.models.architecture import ArchitectureConfig, read_shape
 from engine_core.models.decoder import DecoderForCausalLM
-from engine_core.models.shape import DecoderShape, read_shape
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
@@ -15,7 +15,7 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
     model_type = "qwen2"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
         return read_shape(config, qkv_bias=True, sliding_window=qwen_sliding_window(config))
 
 

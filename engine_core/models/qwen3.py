@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from engine_core.models.architecture import ArchitectureConfig, read_shape
 from engine_core.models.decoder import DecoderForCausalLM
 from engine_core.models.qwen2 import qwen_sliding_window
-from engine_core.models.shape import DecoderShape, read_shape
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
@@ -15,7 +15,7 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
     model_type = "qwen3"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> DecoderShape:
+    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
         return read_shape(
             config,
             qkv_bias=config.attention_bias,

@@ -17,15 +17,14 @@ from bisect import insort
 from itertools import count
 
 from engine_core.config import ModelSpec
+from engine_core.kv_cache.manager import KVCache
 from engine_core.request import Finish, Request
-from engine_core.scheduling.deadlines import DeadlineHeap
-from engine_core.scheduling.kv_cache import KVCache
+from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.outputs import end_of, output_of_end
-from engine_core.scheduling.queue import WaitingQueue
+from engine_core.scheduling.request_queue import DeadlineHeap, WaitingQueue
 from engine_core.scheduling.sequence import NEVER, Sequence, SequenceGroup, SequenceState
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
-from engine_core.scheduling.tenants import Tenants
 from engine_core.step import SequenceOutput
 
 

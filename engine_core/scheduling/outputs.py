@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 
 from engine_core.logprobs import Logprobs
-from engine_core.request import Finish, FinishCause
+from engine_core.request import Finish, FinishReason
 from engine_core.scheduling.sequence import Sequence, SequenceGroup
 from engine_core.step import SequenceOutput, StepResult
 
-_LENGTH = Finish(FinishCause.LENGTH)
+_LENGTH = Finish(FinishReason.LENGTH)
 
 
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
     """How the last token of a choice's non-empty output ends it, if it does: an eos or stop token, else a limit."""
     if output[-1] in group.stop_ids and len(output) > group.min_tokens:
-        return Finish(FinishCause.STOP, output[-1])
+        return Finish(FinishReason.STOP, output[-1])
     return _LENGTH if len(output) >= group.max_output else None
 
 

@@ -19,15 +19,15 @@ from itertools import count
 
 from engine_core.config import CacheConfig, CacheSize, ModelSpec, SchedulerConfig
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
-from engine_core.request import Finish, FinishCause, Request
-from engine_core.scheduling.kv_cache import KVCache
+from engine_core.kv_cache.manager import KVCache
+from engine_core.request import Finish, FinishReason, Request
+from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
-from engine_core.scheduling.queue import WaitingQueue
+from engine_core.scheduling.request_queue import WaitingQueue
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
-from engine_core.scheduling.tenants import Tenants
 from engine_core.step import SequenceOutput, StepPlan, StepResult
 
 
@@ -68,19 +68,19 @@ class Scheduler:
         self._sequences.add(request, self._clock())
 
     def cancel(
-        self, request_id: str, choice: int | None = None, cause: FinishCause | None = FinishCause.CANCELLED
+        self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
     ) -> bool:
         """End a request, or one choice of it; False if there was nothing to end.
 
-        The end is reported with ``cause`` by ``take_ended``, or not at all if that is None. Its blocks are free at
-        once, or as soon as the steps in flight that use them are over.
+        The end is reported with ``finish_reason`` by ``take_ended``, or not at all if that is None. Its blocks are
+        free at once, or as soon as the steps in flight that use them are over.
         """
         group = self._sequences.groups.get(request_id)
         if group is None:
             return False
         # Those without a sequence first: they need not inherit the place of one that goes too.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
-        finish = None if cause is None else Finish(cause)
+        finish = None if finish_reason is None else Finish(finish_reason)
         ended = [self._sequences.end(group, each, finish) for each in choices]
         return any(ended)
 
@@ -104,7 +104,7 @@ class Scheduler:
         """Plan a step; None when there is nothing to compute."""
         now = self._clock()
         for group in self._sequences.deadlines.pop_expired(now):
-            self.cancel(group.request.request_id, cause=FinishCause.DEADLINE)
+            self.cancel(group.request.request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.models.base import CausalLM
-from engine_core.worker.batch import StepInputs
+from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]
 """[R] of a step."""

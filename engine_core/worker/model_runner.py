@@ -1,32 +1,75 @@
-"""Runs the model over one step: inputs from the batch, the forward pass, the head for rows that sample, the sampler.
-
-A step is launched, and its result is asked for later. What a step draws stays on the device as well, so that the next
-one can be launched before the host knows of it.
-"""
+"""Runs the model over one step: inputs from the batch, the forward pass, the head for rows that sample, the sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.logprobs import Logprobs
 from engine_core.models.base import CausalLM
+from engine_core.platforms.input_buffers import upload
+from engine_core.sampling.logprobs import consecutive_logprobs
+from engine_core.sampling.metadata import PROMPT_LOGPROBS
+from engine_core.sampling.sampler import SamplerOutput, SamplingRows
 from engine_core.step import StepPlan, StepResult
-from engine_core.worker.batch import PersistentBatch, StepInputs
-from engine_core.worker.draws import Draws
 from engine_core.worker.forward import Awaited, Forward
-from engine_core.worker.logprobs import consecutive_logprobs
-from engine_core.worker.sampler import SamplingRows
-from engine_core.worker.sampling_state import PROMPT_LOGPROBS
-from engine_core.worker.transfer import upload
+from engine_core.worker.input_batch import InputBatch, StepInputs
 
-Sample = Callable[[torch.Tensor, SamplingRows], Draws]
-"""Draws one token for each row of logits [R, V], which may be changed; called where not all rows are greedy."""
-
+Rows = npt.NDArray[np.int64]
+"""[R] of a step."""
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens of the rows that sample, R of them."""
+
+    drawn: torch.Tensor
+    """[R] int64, on the device."""
+    read: Callable[[], SamplerOutput]
+    """Waits until they are on the host."""
+
+    @staticmethod
+    def of(drawn: torch.Tensor) -> SampledTokens:
+        """Of tokens alone; they are on their way to the host from now on."""
+        fetched = Fetched.of([drawn])
+        return SampledTokens(drawn, lambda: SamplerOutput(fetched.read()[0].numpy(), {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Tensors on their way from a device. Steps launched meanwhile are not waited for."""
+
+    tensors: list[torch.Tensor]
+    arrived: torch.cuda.Event | None
+    """None where they were on the host."""
+
+    @staticmethod
+    def of(tensors: list[torch.Tensor]) -> Fetched:
+        """Begin to copy ``tensors`` into memory that their device can write itself."""
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return Fetched(tensors, None)
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return Fetched(copies, arrived)
+
+    def read(self) -> list[torch.Tensor]:
+        """Wait until they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.tensors
+
+
+Sample = Callable[[torch.Tensor, SamplingRows], SampledTokens]
+"""Draws one token for each row of logits [R, V], which may be changed; called where not all rows are greedy."""
 
 
 class LaunchedStep:
@@ -55,7 +98,7 @@ class LaunchedStep:
 class ModelRunner:
     """Owns nothing that lasts but the batch; the KV cache is written by the model."""
 
-    def __init__(self, model: CausalLM, batch: PersistentBatch, forward: Forward, sample: Sample) -> None:
+    def __init__(self, model: CausalLM, batch: InputBatch, forward: Forward, sample: Sample) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``."""
         self.batch = batch
         self.model = model
@@ -104,13 +147,13 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Draws:
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> SampledTokens:
         if not len(inputs.sampled):
             # On the device, so that whoever reads nothing still waits for the step.
-            return Draws.of(torch.empty(0, dtype=torch.int64, device=hidden.device))
+            return SampledTokens.of(torch.empty(0, dtype=torch.int64, device=hidden.device))
         rows = inputs.sampling_rows
         if self.batch.sampling.greedy(rows.slots):
-            return Draws.of(self.model.likeliest(hidden))
+            return SampledTokens.of(self.model.argmax(hidden))
         return self._sample_rows(self.model.compute_logits(hidden), rows)
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> dict[int, Logprobs]:

@@ -13,7 +13,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.models.base import CausalLM
-from engine_core.worker.batch import BatchLimits
+from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
 """Tokens of the sequences, where the model takes as many: more than a block, a single one, a few."""

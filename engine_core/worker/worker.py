@@ -9,20 +9,19 @@ import torch
 
 from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
-from engine_core.loading.build import build_model, expected_weight_bytes
-from engine_core.loading.checkpoint import Checkpoint
-from engine_core.loading.digest import WeightsDigest
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.loader import build_model, expected_weight_bytes
 from engine_core.models.base import CausalLM
+from engine_core.platforms.base import Platform
+from engine_core.platforms.memory import Profile, require_room_for_weights, size
+from engine_core.platforms.selector import choose_platform
 from engine_core.step import StepPlan
-from engine_core.worker.batch import BatchLimits, PersistentBatch
-from engine_core.worker.device import Device
-from engine_core.worker.device_choice import choose_device
-from engine_core.worker.dummy_steps import warm_up_steps
-from engine_core.worker.memory import Profile, require_room_for_weights, size
+from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
+from engine_core.worker.fingerprint import numerics_digest
+from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import LaunchedStep, ModelRunner
-from engine_core.worker.numerics import numerics_digest
 from engine_core.worker.self_test import is_bitwise_stable
-from engine_core.worker.step_time import attention_seconds
 
 
 class Worker:
@@ -30,7 +29,7 @@ class Worker:
     then ``launch`` each plan, in order.
     """
 
-    device: Device
+    device: Platform
     model: CausalLM
     bytes_per_block: int
     model_digest: str
@@ -57,7 +56,7 @@ class Worker:
 
     def init_device(self) -> None:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
-        self.device = choose_device(self._config.device, self.checkpoint, self.limits)
+        self.device = choose_platform(self._config.device, self.checkpoint, self.limits)
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> None:
         """Read the weights; ``on_progress`` takes bytes done and in all.
@@ -144,10 +143,10 @@ class Worker:
             del self.model
             self.device.trim()
 
-    def _new_batch(self) -> PersistentBatch:
+    def _new_batch(self) -> InputBatch:
         limits = self.limits
         try:
-            return PersistentBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+            return InputBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"the system refused the memory for a batch of {limits.max_num_seqs} sequences of up to "

@@ -15,10 +15,10 @@ from ringline.engine.v1.engine_pb2_grpc import EngineServiceStub
 from ringline.types.v1 import output_pb2
 
 from services.bench.link import Link, LoadError, Target
+from services.config.addresses import new_incarnation
 from services.ring.identity import PeerId, ring_id
-from services.runtime.incarnation import new_incarnation
-from services.runtime.peer_credentials import PLAIN, PeerCredentials
-from services.runtime.wire import hello_of
+from services.rpc.protobuf import hello_of
+from services.security.credentials import PLAIN, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub

@@ -13,7 +13,7 @@ from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.types.v1 import output_pb2, sampling_pb2
 
 from services.bench.link import Link, LoadError, Target
-from services.runtime.peer_credentials import PLAIN, PeerCredentials
+from services.security.credentials import PLAIN, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
+import ssl
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -11,17 +13,22 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.commands._handshake import tls_trouble
-from services.runtime.addresses import host_and_port, join_address
-from services.runtime.channels import check_health, open_channel
-from services.runtime.metrics_endpoint import server_name
-from services.runtime.settings import METRICS_PORT_OFFSET
+from services.config.addresses import host_and_port, join_address
+from services.config.settings import METRICS_PORT_OFFSET
+from services.peers.channels import check_health, open_channel
+from services.telemetry.metrics_endpoint import server_name
 
 if TYPE_CHECKING:
-    from services.commands._options import Connection
+    from services.commands._connection import Connection
 
 _SECONDS = 2.0
-"""For each step; who is slower is not diagnosed."""
+"""For each step of a handshake; who is slower is not diagnosed."""
+
+_NOT_LET_IN = (
+    "the TLS handshake failed, the server ended it: it may want a certificate that its authority issued, "
+    "--tls-cert-file with --tls-key-file"
+)
+
 FULL_NAMES = {
     "processor": inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     "engine": engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name,
@@ -30,6 +37,63 @@ FULL_NAMES = {
 """What each service of the ring is called in gRPC."""
 _WITH_ARTICLE = {"processor": "a processor", "engine": "an engine", "detokenizer": "a detokenizer"}
 _METRICS_OF = {server_name(service): service for service in FULL_NAMES}
+
+
+def tls_trouble(address: str, connection: Connection) -> str | None:
+    """What is wrong between the server at ``address`` and the flags for TLS, and which of them may help.
+
+    None: nothing that a handshake shows, be it that nobody listens or that all is well.
+    """
+    if address.startswith("unix:"):
+        return None
+    host, port = host_and_port(address)
+    try:
+        with socket.create_connection((host, port), timeout=_SECONDS) as plain:
+            if connection.encrypted:
+                return _refusal(plain, host, connection)
+            return _answers_by_tls(plain)
+    except (OSError, ValueError):  # of reaching it, or of a file that the flags name
+        return None
+
+
+def _answers_by_tls(plain: socket.socket) -> str | None:
+    """For a client without TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(plain):
+        return "the server wants TLS: --tls-ca-file names its authority's certificate, --tls believes the public ones"
+
+
+def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
+    """For a client with TLS."""
+    context = ssl.create_default_context(cafile=connection.tls_ca_file)
+    context.set_alpn_protocols(["h2"])
+    if connection.tls_cert_file is not None:
+        context.load_cert_chain(connection.tls_cert_file, connection.tls_key_file)
+    try:
+        with context.wrap_socket(plain, server_hostname=connection.tls_server_name or host) as encrypted:
+            return None if _goes_on(encrypted) else _NOT_LET_IN
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"the TLS handshake failed, the server's certificate was not verified ({error.verify_message}): "
+            "--tls-ca-file names the authority to believe, --tls-server-name whom the certificate must be for"
+        )
+    except ssl.SSLError as error:
+        if "ALERT" in (error.reason or ""):
+            return _NOT_LET_IN
+        return (
+            f"the TLS handshake failed ({error.reason or error}): the server may not use TLS, "
+            "which --tls and --tls-ca-file ask for"
+        )
+
+
+def _goes_on(encrypted: ssl.SSLSocket) -> bool:
+    """Whether the server, which speaks first, took the handshake: with TLS 1.3 it refuses this side only after it."""
+    try:
+        return bool(encrypted.recv(1))
+    except (ssl.SSLError, ConnectionError):
+        return False
 
 
 def connection_trouble(address: str, connection: Connection) -> str | None:

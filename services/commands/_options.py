@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -13,13 +13,12 @@ import click
 import grpc
 import ringline
 
-from services.runtime.addresses import valid_address
-from services.runtime.flags import write_sections
-from services.runtime.options import VARIABLE_PREFIX
-from services.runtime.peer_credentials import PeerCredentials, peer_credentials
-from services.runtime.settings import PROCESSOR_PORT
-from services.runtime.tokens import watched_tokens
-from services.runtime.variables import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
+from services.commands._connection import Connection
+from services.config.addresses import valid_address
+from services.config.environment import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
+from services.config.flags import write_sections
+from services.config.options import VARIABLE_PREFIX
+from services.config.settings import PROCESSOR_PORT
 
 DEFAULT_ADDRESS = f"127.0.0.1:{PROCESSOR_PORT}"
 
@@ -38,6 +37,43 @@ _NO_CONNECTION = ("connections to all backends failing", "errors resolving")
 """How gRPC's own words begin where nobody answers; what a person can use of them is the end."""
 PATIENCE = 3.0
 """Seconds for which a command at the terminal looks for a server: who mistyped an address waits for them."""
+_CONNECTION_OPTIONS = (
+    click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
+    click.option(
+        "--tls-ca-file",
+        envvar=VARIABLE_PREFIX + "TLS_CA_FILE",
+        help="Use TLS; the server is verified by the authorities in this PEM file.",
+    ),
+    click.option(
+        "--tls-cert-file",
+        envvar=VARIABLE_PREFIX + "TLS_CERT_FILE",
+        help="PEM file of the certificate to show (mutual TLS).",
+    ),
+    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="PEM file of its private key."),
+    click.option(
+        "--tls-server-name",
+        envvar=SERVER_NAME_VARIABLE,
+        help="Name in the server's certificate. Default: the host of the address.",
+    ),
+    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token."),
+)
+SECTIONS = {
+    "Sampling": (
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+    ),
+    "Stopping": ("min_tokens", "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "timeout"),
+    "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
+    "Scheduling": ("priority", "cache_salt"),
+    "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
+}
+"""Titles of options in the help, after those that most people need first."""
 
 
 def token_ids(text: str) -> list[int]:
@@ -95,27 +131,6 @@ def _address_option(
 address_option = _address_option("HOST:PORT", _check_address, "")
 addresses_option = _address_option("HOST:PORT,…", _check_addresses, " Of several, one that works is asked.")
 
-_CONNECTION_OPTIONS = (
-    click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
-    click.option(
-        "--tls-ca-file",
-        envvar=VARIABLE_PREFIX + "TLS_CA_FILE",
-        help="Use TLS; the server is verified by the authorities in this PEM file.",
-    ),
-    click.option(
-        "--tls-cert-file",
-        envvar=VARIABLE_PREFIX + "TLS_CERT_FILE",
-        help="PEM file of the certificate to show (mutual TLS).",
-    ),
-    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="PEM file of its private key."),
-    click.option(
-        "--tls-server-name",
-        envvar=SERVER_NAME_VARIABLE,
-        help="Name in the server's certificate. Default: the host of the address.",
-    ),
-    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token."),
-)
-
 
 def connection_options(function: Function) -> Function:
     """Add the flags of ``Connection``, which the function gets as ``connection``."""
@@ -128,40 +143,6 @@ def connection_options(function: Function) -> Function:
     for option in reversed(_CONNECTION_OPTIONS):
         with_connection = option(with_connection)
     return cast("Function", with_connection)
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """How a command reaches a server: its TLS files, and the token it shows."""
-
-    tls: bool
-    tls_ca_file: str | None
-    tls_cert_file: str | None
-    tls_key_file: str | None
-    tls_server_name: str | None
-    token_file: str | None
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether by TLS. A certificate alone is a service's own, whose variables a command beside it may see."""
-        return self.tls or self.tls_ca_file is not None
-
-    def for_client(self) -> dict[str, Any]:
-        """As arguments of the library's clients."""
-        shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
-        token = None if self.token_file is None else watched_tokens("--token-file", self.token_file).value[0]
-        name = self.tls_server_name if self.encrypted else None
-        return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
-
-    def credentials(self) -> PeerCredentials:
-        """As what channels of the ring are opened with."""
-        return peer_credentials(
-            tls=self.encrypted,
-            ca_file=self.tls_ca_file,
-            cert_file=self.tls_cert_file,
-            key_file=self.tls_key_file,
-            token_file=self.token_file,
-        )
 
 
 _GENERATION_OPTIONS = (
@@ -204,25 +185,6 @@ _GENERATION_OPTIONS = (
     click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
     click.option("--timeout", type=float, help="Seconds after which the request ends, finished or not."),
 )
-
-
-SECTIONS = {
-    "Sampling": (
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words",
-    ),
-    "Stopping": ("min_tokens", "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "timeout"),
-    "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
-    "Scheduling": ("priority", "cache_salt"),
-    "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
-}
-"""Titles of options in the help, after those that most people need first."""
 
 
 class ClientCommand(click.Command):

@@ -19,7 +19,8 @@ from services.bench.link import LoadError, Target
 from services.bench.load import Load
 from services.bench.measure import Measurement, Report, Spread
 from services.bench.session import SessionLink
-from services.commands._options import ClientCommand, Connection, address_option, connection_options, describe
+from services.commands._connection import Connection
+from services.commands._options import ClientCommand, address_option, connection_options, describe
 
 _PROGRESS_SECONDS = 2.0
 

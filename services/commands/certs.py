@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from services.runtime.authority import Authority
-from services.runtime.errors import FatalError
-from services.runtime.incarnation import valid_name
-from services.runtime.roles import Role
+from services.config.addresses import valid_name
+from services.config.errors import FatalError
+from services.ring.roles import Role
+from services.security.certificate_authority import Authority
 
 ROLES = ("processor", "engine", "detokenizer", "operator", "client")
 AUTHORITY = "authority"

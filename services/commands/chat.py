@@ -9,10 +9,10 @@ from typing import Any
 import click
 import ringline
 
+from services.commands._connection import Connection, closed_by_interrupt
 from services.commands._options import (
     PATIENCE,
     ClientCommand,
-    Connection,
     addresses_option,
     connection_options,
     describe,
@@ -21,7 +21,6 @@ from services.commands._options import (
     to_options,
     usage_errors,
 )
-from services.commands.interrupts import closed_by_interrupt
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
 

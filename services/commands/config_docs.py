@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from engine_core.config import EngineConfig
-from services.runtime.flags import section_title
-from services.runtime.options import Setting, settings_of
-from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.config.flags import section_title
+from services.config.options import Setting, settings_of
+from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
 _HEAD = """\
 # Configuration

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
-from services.runtime.options import settings_of
-from services.runtime.settings import DetokenizerSettings
+from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.options import settings_of
+from services.config.settings import DetokenizerSettings
 
 
 @with_settings(settings_of(DetokenizerSettings()))

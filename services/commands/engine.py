@@ -11,14 +11,14 @@ import click
 
 from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.loading.location import check_location, local_directory
+from engine_core.model_loader.location import check_location, local_directory
 from engine_core.progress import StartupProgress
-from services.engine.progress import StageLog
-from services.runtime.errors import FatalError, unusable
-from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
-from services.runtime.options import build, settings_of
-from services.runtime.settings import EngineServiceSettings
-from services.runtime.telemetry import configure_logs
+from services.config.errors import FatalError, unusable
+from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.options import build, settings_of
+from services.config.settings import EngineServiceSettings
+from services.engine.main import StageLog
+from services.telemetry.logs import configure_logs
 
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """What only an engine needs, and an installation without the extra ``engine`` lacks."""

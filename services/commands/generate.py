@@ -11,10 +11,10 @@ from typing import Any
 import click
 import ringline
 
+from services.commands._connection import Connection, closed_by_interrupt
 from services.commands._options import (
     PATIENCE,
     ClientCommand,
-    Connection,
     addresses_option,
     connection_options,
     generation_options,
@@ -23,7 +23,6 @@ from services.commands._options import (
     token_ids,
     usage_errors,
 )
-from services.commands.interrupts import closed_by_interrupt
 
 
 @click.command("generate", cls=ClientCommand)

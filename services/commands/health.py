@@ -6,11 +6,12 @@ import asyncio
 
 import click
 
+from services.commands._connection import Connection
 from services.commands._diagnosis import connection_trouble
-from services.commands._options import ClientCommand, Connection, connection_options
-from services.runtime.addresses import valid_address
-from services.runtime.channels import check_health, open_channel
-from services.runtime.errors import ExitCode
+from services.commands._options import ClientCommand, connection_options
+from services.config.addresses import valid_address
+from services.config.errors import ExitCode
+from services.peers.channels import check_health, open_channel
 
 
 @click.command(cls=ClientCommand)

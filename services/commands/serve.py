@@ -12,14 +12,13 @@ import structlog
 
 from engine_core.config import EngineConfig
 from services.commands.engine import engine_config, with_model
-from services.runtime.child_logs import ChildLogs
-from services.runtime.flags import SettingsCommand, build_settings, given, with_settings
-from services.runtime.launch import ReadyStack, run_stack
-from services.runtime.listening import check_listenable
-from services.runtime.options import Setting, settings_of
-from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
-from services.runtime.stack import StackOptions, default_metrics_port, free_port
-from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
+from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.options import Setting, settings_of
+from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.rpc.listening import check_listenable
+from services.supervise.child_logs import ChildLogs
+from services.supervise.stack import ReadyStack, StackOptions, default_metrics_port, free_port, run_stack
+from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger()
 

@@ -16,15 +16,16 @@ from google.protobuf.json_format import MessageToDict
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.commands._connection import Connection
 from services.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
-from services.commands._options import DEFAULT_ADDRESS, ClientCommand, Connection, connection_options
-from services.runtime.addresses import host_and_port, is_dns_name, valid_address
-from services.runtime.channels import check_health, open_channel
-from services.runtime.discovery import addresses_of
-from services.runtime.errors import ExitCode, FatalError
-from services.runtime.run_dir import StackState, running_stacks
-from services.runtime.stack import SERVICES
-from services.runtime.variables import ADDRESS_VARIABLE
+from services.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
+from services.config.addresses import host_and_port, is_dns_name, valid_address
+from services.config.environment import ADDRESS_VARIABLE
+from services.config.errors import ExitCode, FatalError
+from services.peers.channels import check_health, open_channel
+from services.peers.discovery import addresses_of
+from services.supervise.run_directory import StackState, running_stacks
+from services.supervise.stack import SERVICES
 
 _TIMEOUT = 2.0
 

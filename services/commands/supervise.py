@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import click
 
-from services.runtime.errors import ExitCode
-from services.runtime.pulse import INTERVAL, LIMITS, Limits, Pulse
+from services.config.errors import ExitCode
+from services.process.heartbeat import INTERVAL, LIMITS, Limits, Pulse
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
-from services.detokenizer.subscribers import Subscriber, Subscribers
-from services.ring.events import Cause, ChoiceEnd, Code, Prefill, Status, invalid_field
+from services.detokenizer.service import Subscriber, Subscribers
+from services.ring.errors import Code, Status, invalid_field
+from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.ring.positions import Fit, fit
-from services.runtime.tracing import MAX_TRACEPARENT, Tracing
-from services.runtime.wire import end_from_proto, read_logprobs
+from services.rpc.protobuf import end_from_proto, read_logprobs
+from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 
@@ -157,7 +157,7 @@ class EngineDecoder:
         self._requests.pop(opened.request_id, None)
         delivered = {one.choice: one.count for one in opened.delivered}
         for choice in opened.choices:
-            end = ChoiceEnd(Cause.ERROR, delivered.get(choice, 0), error=status)
+            end = ChoiceEnd(FinishReason.ERROR, delivered.get(choice, 0), error=status)
             subscriber.outbox.end(opened.request_id, opened.epoch, choice, end)
 
     def _prompts(self, outputs: engine_pb2.StepOutputs) -> None:
@@ -208,7 +208,7 @@ class EngineDecoder:
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
-            end = ChoiceEnd(Cause.STOP, delta.end, stop_string=delta.stop)
+            end = ChoiceEnd(FinishReason.STOP, delta.end, stop_string=delta.stop)
         elif finish is not None:
             end = _end_of(finish)
         else:
@@ -227,7 +227,7 @@ class EngineDecoder:
             "request finished",
             request_id=request_id,
             epoch=request.epoch,
-            finish_reasons={choice: end and end.cause.name for choice, end in request.ends.items()},
+            finish_reasons={choice: end and end.finish_reason.name for choice, end in request.ends.items()},
             completion_tokens=tokens,
         )
         if self._tracing is not None and request.began is not None:
@@ -267,6 +267,6 @@ def _entries(
 
 
 def _end_of(finish: engine_pb2.Finished) -> ChoiceEnd:
-    cause, error = end_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
+    finish_reason, error = end_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
     stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
-    return ChoiceEnd(cause, finish.position, stop_token_id=stop_token_id, error=error)
+    return ChoiceEnd(finish_reason, finish.position, stop_token_id=stop_token_id, error=error)

@@ -12,15 +12,15 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.decode import EngineDecoder
-from services.detokenizer.subscribers import Subscribers
+from services.detokenizer.service import Subscribers
+from services.peers.engine_link import EngineLink
+from services.peers.redial import LinkRefused
+from services.peers.tokenizer_fetch import TokenizerFetches
 from services.ring.generations import Generations
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbox import Outboxes
-from services.runtime.attach_client import EngineLink
-from services.runtime.redial import LinkRefused
-from services.runtime.tokenizer_fetch import TokenizerFetches
-from services.runtime.tracing import Tracing
+from services.telemetry.tracing import Tracing
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)

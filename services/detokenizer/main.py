@@ -7,25 +7,24 @@ import asyncio
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
+from services.config.addresses import new_incarnation
+from services.config.settings import DetokenizerSettings
 from services.detokenizer.engines import Engines
+from services.detokenizer.metrics import DetokenizerMetrics
 from services.detokenizer.service import METHOD_ROLES, DetokenizerService
+from services.peers.discovery import Discovery
+from services.peers.engine_link import EngineLink
+from services.peers.redial import PeerDedup
+from services.process.memory import keep_little_free_memory, spare_what_is_loaded
+from services.process.run import die_with_parent, forbid_modules, run_service
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.ring.outbox import Outboxes
-from services.runtime.attach_client import EngineLink
-from services.runtime.claims import Claims
-from services.runtime.discovery import Discovery
-from services.runtime.drain import wait_until_idle
-from services.runtime.garbage import keep_little_free_memory, spare_what_is_loaded
-from services.runtime.incarnation import new_incarnation
-from services.runtime.metrics import DetokenizerMetrics
-from services.runtime.metrics_endpoint import start_metrics
-from services.runtime.process import die_with_parent, forbid_modules, run_service
-from services.runtime.security import dialling_credentials, listening_credentials, service_gate
-from services.runtime.server import Server
-from services.runtime.settings import DetokenizerSettings
-from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
-from services.runtime.tracing import start_tracing
+from services.rpc.server import Server, wait_until_idle
+from services.security.credentials import dialling_credentials, listening_credentials, service_gate
+from services.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.telemetry.metrics_endpoint import start_metrics
+from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +55,7 @@ class _Detokenizer:
         self._tracing = start_tracing(settings)
         outboxes = Outboxes(settings.readers.max_unread_bytes)
         self._engines = Engines(settings.rollout.max_generations, self._tracing, outboxes)
-        claims = Claims()
+        claims = PeerDedup()
         credentials = dialling_credentials(settings)
         self._found = Discovery(
             settings.engines,

@@ -15,19 +15,17 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.engine.frames import response_of
-from services.engine.hub import Hub, LinkWaker
+from services.engine.attach_links import AttachLinks, LinkWaker
 from services.engine.limits import frame_limits
-from services.engine.wire import submission_of
-from services.ring.capabilities import ENGINE
+from services.engine.protobuf import response_of, submission_of
 from services.ring.cursor import RejectedCommand
-from services.ring.events import Code, Reason, Refused, Status, invalid_field
-from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
-from services.runtime.calls import end_soon
-from services.runtime.handlers import Incoming
-from services.runtime.parsing import is_quick, parse
-from services.runtime.roles import Role, check_name, check_role
-from services.runtime.wire import welcome_of
+from services.ring.errors import Code, Reason, Refused, Status, invalid_field
+from services.ring.identity import ENGINE, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.ring.roles import Role, check_name, check_role
+from services.rpc.calls import end_soon
+from services.rpc.handlers import Incoming
+from services.rpc.message_limits import is_quick, parse
+from services.rpc.protobuf import welcome_of
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +49,7 @@ class Attachment:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: AttachLinks,
         me: PeerId,
         load: Callable[[], engine_pb2.Load],
         *,

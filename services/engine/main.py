@@ -12,31 +12,29 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
-from engine_core.loading.digest import digest_of
-from engine_core.progress import StartupProgress
+from engine_core.model_loader.digest import digest_of
+from engine_core.progress import Stage, StartupProgress
 from engine_core.startup import StartedEngine, start_engine
-from services.engine.hub import Hub
-from services.engine.progress import StageLog
+from services.config.addresses import new_incarnation
+from services.config.errors import ExitCode, FatalError, unusable
+from services.config.settings import EngineServiceSettings
+from services.engine.attach_links import AttachLinks
+from services.engine.protobuf import model_message
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
-from services.engine.traces import EngineTraces
-from services.engine.wire import model_message
+from services.engine.tracing import EngineTraces
+from services.process.memory import spare_what_is_loaded
+from services.process.run import Workers, die_with_parent, run_service
+from services.process.watchdog import Watchdog, stacks
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
-from services.runtime.drain import wait_until_idle
-from services.runtime.errors import ExitCode, FatalError, unusable
-from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.incarnation import new_incarnation
-from services.runtime.memory_guard import resident
-from services.runtime.metrics_endpoint import start_metrics
-from services.runtime.process import Workers, die_with_parent, run_service
-from services.runtime.security import listening_credentials, service_gate
-from services.runtime.server import Server
-from services.runtime.settings import EngineServiceSettings
-from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
-from services.runtime.tracing import start_tracing
-from services.runtime.watchdog import Watchdog, stacks
+from services.rpc.memory_guard import resident
+from services.rpc.server import Server, wait_until_idle
+from services.security.credentials import listening_credentials, service_gate
+from services.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.telemetry.metrics_endpoint import start_metrics
+from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +45,8 @@ _FAREWELL = 0.1
 """Seconds for the streams to end that are told of a hang."""
 _LEDGERS_PER_REQUEST = 4
 """Ledgers held at most, in multiples of what may wait and run: finished ones are held until Done."""
+_ADVANCE_INTERVAL = 0.5
+"""Seconds between two lines about one stage."""
 
 
 def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
@@ -72,7 +72,7 @@ class _Engine:
         self._settings = settings
         self._config = config
         self._tracing = start_tracing(settings)
-        self._hub = Hub(
+        self._hub = AttachLinks(
             orphan_grace=settings.orphan_grace,
             max_ledgers=_LEDGERS_PER_REQUEST * (scheduler.max_num_queued_reqs + scheduler.max_num_seqs),
             traces=EngineTraces(self._tracing) if self._tracing is not None else None,
@@ -224,3 +224,27 @@ class _Engine:
             raise FatalError(f"the step under way did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
         if self._engine is not None:
             self._engine.close()
+
+
+class StageLog:
+    """A ``StartupObserver`` that logs."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def stage_started(self, stage: Stage) -> None:
+        """A stage begins."""
+        self._told = time.monotonic()
+        log.info("stage started", name=stage.name)
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
+        """A stage got further."""
+        now = time.monotonic()
+        if now - self._told >= _ADVANCE_INTERVAL or done == total:
+            self._told = now
+            log.info("stage advanced", name=stage.name, done_bytes=done, total_bytes=total)
+
+    def stage_finished(self, stage: Stage) -> None:
+        """A stage is over."""
+        seconds = None if stage.seconds is None else round(stage.seconds, 3)
+        log.info("stage", name=stage.name, seconds=seconds, bytes=stage.bytes, detail=stage.detail)

@@ -12,17 +12,16 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
 from services.engine.attach import ATTACHERS, Attachment
-from services.engine.hub import Hub
-from services.engine.inbox import MAX_CALLS, TooManyCalls
+from services.engine.attach_links import AttachLinks
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
-from services.engine.step_loop import StepLoop
+from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks
-from services.ring.events import Code, Reason, Refused, Status, invalid_field
+from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
-from services.runtime.handlers import Incoming
-from services.runtime.parsing import SMALL, parse
-from services.runtime.roles import Role
-from services.runtime.wire import abort
+from services.ring.roles import Role
+from services.rpc.handlers import Incoming
+from services.rpc.message_limits import SMALL, parse
+from services.rpc.protobuf import abort
 
 METHOD_ROLES = {
     "Attach": ATTACHERS,
@@ -43,7 +42,7 @@ class EngineService:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: AttachLinks,
         me: PeerId,
         *,
         stall_timeout: float,

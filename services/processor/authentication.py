@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from services.processor.callers import MAX_TENANT_LENGTH, Caller, authenticated
-from services.ring.events import Code, Refused
-from services.runtime.gate import Context, Gate
-from services.runtime.security_settings import AuthSettings
-from services.runtime.tokens import AUTHORIZATION, token_in
-from services.runtime.watched import Unusable, Watched
+from services.config.security_settings import AuthSettings
+from services.processor.principal import MAX_TENANT_LENGTH, Principal, authenticated
+from services.ring.errors import Code, Refused
+from services.security.auth_interceptor import AuthInterceptor, Context
+from services.security.file_reload import ReloadedFile, Unusable
+from services.security.tokens import AUTHORIZATION, token_in
 
 if TYPE_CHECKING:  # PyJWT and cryptography take a tenth of a second to load
     from services.processor.json_web_tokens import JsonWebTokens
@@ -33,18 +33,18 @@ def client_gate(settings: AuthSettings) -> list[grpc.aio.ServerInterceptor]:
     """
     hashes = web_tokens = None
     if settings.auth_token_file is not None:
-        hashes = Watched({TOKEN_FLAG: settings.auth_token_file}, _parse_hashes)
+        hashes = ReloadedFile({TOKEN_FLAG: settings.auth_token_file}, _parse_hashes)
     if settings.auth_jwks_file is not None:
         from services.processor.json_web_tokens import JsonWebTokens
 
         web_tokens = JsonWebTokens(settings)
-    return [] if hashes is None and web_tokens is None else [Gate(Authenticator(hashes, web_tokens).admit)]
+    return [] if hashes is None and web_tokens is None else [AuthInterceptor(Authenticator(hashes, web_tokens).admit)]
 
 
 class Authenticator:
     """Finds out whose token a call shows."""
 
-    def __init__(self, hashes: Watched[Mapping[str, str]] | None, web_tokens: JsonWebTokens | None) -> None:
+    def __init__(self, hashes: ReloadedFile[Mapping[str, str]] | None, web_tokens: JsonWebTokens | None) -> None:
         """``hashes``: tenants by the hash of a token."""
         self._hashes = hashes
         self._web_tokens = web_tokens
@@ -64,17 +64,17 @@ class Authenticator:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         authenticated.set(caller)
 
-    def _by_hash(self, token: str) -> Caller | None:
+    def _by_hash(self, token: str) -> Principal | None:
         # A token has too much randomness in it for its hash to be guessed, or found by how long a look-up takes.
         hashes = self._hashes
         if hashes is None:
             return None
         digest = sha256(token.encode()).hexdigest()
         tenant = hashes.value.get(digest)
-        return None if tenant is None else Caller(tenant, _still(hashes, digest, tenant))
+        return None if tenant is None else Principal(tenant, _still(hashes, digest, tenant))
 
 
-def _still(hashes: Watched[Mapping[str, str]], digest: str, tenant: str) -> Callable[[], bool]:
+def _still(hashes: ReloadedFile[Mapping[str, str]], digest: str, tenant: str) -> Callable[[], bool]:
     return lambda: hashes.value.get(digest) == tenant
 
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission import Admission
-from services.processor.responses import refusal, write_news
-from services.processor.traces import RequestTrace
-from services.ring.crashes import Crashes
-from services.ring.events import Status
-from services.ring.outage import Outage
+from services.processor.admission.resolve import Admission
+from services.processor.protobuf import refusal, write_news
+from services.processor.tracing import RequestTrace
+from services.ring.errors import Status
 from services.ring.outbox import Outboxes
+from services.ring.poison import PoisonTracker
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.request import RingRequest
-from services.ring.routes import Route
-from services.runtime.output_stream import OutputStream
+from services.ring.routes import Route, RouteTimeout
+from services.rpc.output_stream import OutputStream
 
 MAX_FRAME_BYTES = 1 << 20
 CLIENT_EPOCH = 0
@@ -167,13 +166,13 @@ class LiveRequest:
     admission: Admission
     ring: RingRequest
     route: Route | None = None
-    outage: Outage = field(default_factory=Outage)
+    outage: RouteTimeout = field(default_factory=RouteTimeout)
     """How long it has waited for a route."""
     reason: str = ""
     """Why it lost its last route."""
     retry_at: float = 0.0
     """Not before this is it given to an engine again; on the monotonic clock."""
-    crashes: Crashes = field(default_factory=Crashes)
+    crashes: PoisonTracker = field(default_factory=PoisonTracker)
     """Engines that died while they had it."""
     computing: bool = False
     """Whether its engine has said that it computes it, and does not merely hold it."""

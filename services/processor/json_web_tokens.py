@@ -10,9 +10,9 @@ from typing import Any
 import jwt
 import structlog
 
-from services.processor.callers import MAX_TENANT_LENGTH, Caller
-from services.runtime.security_settings import AuthSettings
-from services.runtime.watched import Unusable, Watched
+from services.config.security_settings import AuthSettings
+from services.processor.principal import MAX_TENANT_LENGTH, Principal
+from services.security.file_reload import ReloadedFile, Unusable
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +23,15 @@ MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
 """Characters, and keys."""
 LEEWAY = 30.0
 """Seconds by which the clocks of the issuer and of this machine may differ."""
+_PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
+    (jwt.ExpiredSignatureError, "the token has expired"),
+    (jwt.ImmatureSignatureError, "the token is not valid yet"),
+    (jwt.InvalidAudienceError, "the token is for another audience"),
+    (jwt.InvalidIssuerError, "the token is of another issuer"),
+    (jwt.InvalidSignatureError, "the token's signature is not valid"),
+    (jwt.MissingRequiredClaimError, "the token lacks a claim that it must have"),
+    (jwt.InvalidAlgorithmError, "the token is not signed as it must be"),
+)
 
 
 class JsonWebTokens:
@@ -31,14 +40,14 @@ class JsonWebTokens:
     def __init__(self, settings: AuthSettings, now: Callable[[], float] = time.time) -> None:
         """Raises ``FatalError`` unless there is a file with keys."""
         assert settings.auth_jwks_file is not None
-        self._keys = Watched({JWKS_FLAG: settings.auth_jwks_file}, _parse_keys)
+        self._keys = ReloadedFile({JWKS_FLAG: settings.auth_jwks_file}, _parse_keys)
         self._issuer = settings.auth_jwt_issuer
         self._audience = settings.auth_jwt_audience
         self._algorithms = list(settings.auth_jwt_algorithms)
         self._claim = settings.auth_jwt_tenant_claim
         self._now = now
 
-    def caller(self, token: str) -> Caller:
+    def caller(self, token: str) -> Principal:
         """Whose token it is; raises ``ValueError`` with what is wrong with it."""
         try:
             header = jwt.get_unverified_header(token)
@@ -59,7 +68,7 @@ class JsonWebTokens:
         tenant, end = claims[self._claim], float(claims["exp"]) + LEEWAY
         if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH or not tenant.isprintable():
             raise ValueError(f"the token's {self._claim} is not the name of a tenant")
-        return Caller(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
+        return Principal(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
 
     def _key_name(self, header: Mapping[str, Any], keys: Mapping[str, JsonWebKey]) -> str:
         """Of the key that the token says it is signed with; one without a name may be left out where it is the only."""
@@ -71,17 +80,6 @@ class JsonWebTokens:
         if not isinstance(name, str) or name not in keys:
             raise ValueError("the token is signed with a key that is not known")
         return name
-
-
-_PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
-    (jwt.ExpiredSignatureError, "the token has expired"),
-    (jwt.ImmatureSignatureError, "the token is not valid yet"),
-    (jwt.InvalidAudienceError, "the token is for another audience"),
-    (jwt.InvalidIssuerError, "the token is of another issuer"),
-    (jwt.InvalidSignatureError, "the token's signature is not valid"),
-    (jwt.MissingRequiredClaimError, "the token lacks a claim that it must have"),
-    (jwt.InvalidAlgorithmError, "the token is not signed as it must be"),
-)
 
 
 def _problem(error: jwt.PyJWTError) -> str:

@@ -9,36 +9,35 @@ import time
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.config.addresses import new_incarnation
+from services.config.settings import ProcessorSettings
+from services.peers.discovery import Discovery
+from services.peers.engine_link import EngineLink
+from services.peers.redial import PeerDedup
+from services.process.memory import keep_little_free_memory, spare_what_is_loaded
+from services.process.run import die_with_parent, forbid_modules, run_service
+from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.intake import Intake
+from services.processor.admission.rate_limiter import RateLimiter
+from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.authentication import client_gate
-from services.processor.backlog import Backlog, BacklogLimits
-from services.processor.desk import Desk
-from services.processor.detokenizers import Subscription
-from services.processor.intake import Intake
-from services.processor.meter import Meter
-from services.processor.overview import Overview
-from services.processor.page import pages
+from services.processor.dashboard.pages import pages
+from services.processor.dashboard.snapshot import DashboardSnapshot
+from services.processor.detokenizer_link import Subscription
+from services.processor.in_flight import InFlightRequests
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.peers import Peers
-from services.processor.ring import Ring
+from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionBounds
-from services.processor.tenant_policy import TenantPolicies
-from services.processor.traces import RequestTraces
-from services.processor.vocabulary import Vocabularies
+from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
-from services.runtime.attach_client import EngineLink
-from services.runtime.claims import Claims
-from services.runtime.discovery import Discovery
-from services.runtime.drain import wait_until_idle
-from services.runtime.garbage import keep_little_free_memory, spare_what_is_loaded
-from services.runtime.incarnation import new_incarnation
-from services.runtime.metrics_endpoint import start_metrics
-from services.runtime.process import die_with_parent, forbid_modules, run_service
-from services.runtime.processor_metrics import ProcessorMetrics, ProcessorReading
-from services.runtime.security import certificate_gate, dialling_credentials, listening_credentials
-from services.runtime.server import Server
-from services.runtime.settings import ProcessorSettings
-from services.runtime.telemetry import configure_logs, warn_of_unknown_variables
-from services.runtime.tracing import start_tracing
+from services.rpc.server import Server, wait_until_idle
+from services.security.credentials import certificate_gate, dialling_credentials, listening_credentials
+from services.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.telemetry.metrics_endpoint import start_metrics
+from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -71,23 +70,23 @@ class _Processor:
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
-        vocabularies = self._vocabularies = Vocabularies(settings.rollout.max_generations)
+        vocabularies = self._vocabularies = ServedModels(settings.rollout.max_generations)
         self._settings = settings
         self._metrics = ProcessorMetrics()
         self._peers = Peers(vocabularies, random.Random())
         backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
         policies = TenantPolicies(settings.auth.tenants_file)
-        self._ring = Ring(
+        self._ring = InFlightRequests(
             self._peers,
             self._metrics,
             backlog,
             patience=settings.patience,
             max_crash_resubmits=settings.max_crash_resubmits,
             max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
-            meter=Meter(policies),
+            meter=RateLimiter(policies),
         )
         self._peers.events = self._ring
-        claims = Claims()
+        claims = PeerDedup()
         credentials = dialling_credentials(settings)
         limits = server.max_message_bytes
         interval = settings.discovery.dns_refresh_interval
@@ -120,8 +119,10 @@ class _Processor:
                 interval=interval,
             ),
         ]
-        self._overview = Overview(me.name, self._peers, self._metrics)
-        self._desk = Desk(vocabularies, self._ring, me, patience=settings.patience, seats=lambda: self._peers.seats)
+        self._overview = DashboardSnapshot(me.name, self._peers, self._metrics)
+        self._desk = TokenizationQueue(
+            vocabularies, self._ring, me, patience=settings.patience, seats=lambda: self._peers.seats
+        )
         self._server = Server(
             server,
             [DESCRIPTION.full_name],

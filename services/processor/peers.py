@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,19 +14,18 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.chronicle import Chronicle
-from services.processor.views import PeerView, detokenizer_view, engine_view
-from services.processor.vocabulary import Vocabularies, generation_of
+from services.peers.engine_link import EngineLink
+from services.peers.redial import LinkRefused
+from services.processor.dashboard.events import EventLog
+from services.processor.metrics import Routing
+from services.processor.served_models import ServedModels, generation_of
 from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness, step_limit
 from services.ring.peer_list import PeerList
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Route, Routes
-from services.runtime.attach_client import EngineLink
-from services.runtime.processor_metrics import Routing
-from services.runtime.redial import LinkRefused
-from services.runtime.wire import peer_changes_from_proto
+from services.rpc.protobuf import peer_changes_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +35,42 @@ _ASLEEP = 2 * BEAT_INTERVAL
 
 MAX_OTHERS = 16
 """Names that are told of those who are attached beside the peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """An engine or a detokenizer."""
+
+    service: str
+    name: str
+    state: str
+    """serving, draining or silent."""
+    tokens: int
+    """Computed or decoded since its start."""
+    own: int
+    """Requests of this processor that it has."""
+    linked: tuple[str, ...]
+    """Of an engine: the detokenizers that it is joined with."""
+    load: Mapping[str, float]
+    """The rest of what it reported."""
+
+
+def engine_view(name: str, state: str, load: engine_pb2.Load, own: int, linked: tuple[str, ...]) -> PeerView:
+    """Of an engine."""
+    shown = {
+        "running": load.running_choices,
+        "waiting": load.waiting_requests,
+        "kv_usage": round(load.kv_usage, 4),
+        "kv_blocks": load.blocks_total,
+        "preemptions": load.preemptions,
+        "prefix_hits": load.prefix_hits / load.prefix_queries if load.prefix_queries else 0.0,
+    }
+    return PeerView("engine", name, state, load.generated_tokens, own, linked, shown)
+
+
+def detokenizer_view(name: str, state: str, load: detokenizer_pb2.Load, own: int) -> PeerView:
+    """Of a detokenizer."""
+    return PeerView("detokenizer", name, state, load.decoded_tokens, own, (), {"requests": load.live_requests})
 
 
 class PeerEvents(Protocol):
@@ -85,7 +120,7 @@ class _Detokenizer:
 class Peers:
     """Implements ``EngineOwner`` and ``DetokenizerOwner``."""
 
-    def __init__(self, vocabularies: Vocabularies, rng: random.Random) -> None:
+    def __init__(self, vocabularies: ServedModels, rng: random.Random) -> None:
         self.events: PeerEvents
         """Set before anything is dialled."""
         self.vocabularies = vocabularies
@@ -94,7 +129,7 @@ class Peers:
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._watched_at: float | None = None
-        self.chronicle = Chronicle()
+        self.chronicle = EventLog()
         self.parted: dict[Route, float] = {}
         """Pairs between which nothing gets through, by the detokenizer's word, and since when."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)

@@ -13,21 +13,21 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.callers import Caller, authenticated
+from services.processor.admission.intake import Intake, usable_id
+from services.processor.admission.resolve import render_chat
+from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
 from services.processor.client import MAX_REFUSALS, ClientStream
-from services.processor.desk import Desk
-from services.processor.intake import Intake, usable_id
-from services.processor.lookups import detokenize, list_models, tokenize
-from services.processor.responses import refusal
-from services.processor.tenant_policy import TenantPolicies
-from services.processor.tenants import tenant_of
-from services.processor.vocabulary import Vocabularies, Vocabulary, named, no_model
-from services.ring.events import Code, Reason, Refused, Status
-from services.runtime.calls import end_soon
-from services.runtime.handlers import Incoming
-from services.runtime.parsing import is_quick, parse
-from services.runtime.processor_metrics import ProcessorMetrics
-from services.runtime.wire import abort, status_from_proto
+from services.processor.metrics import ProcessorMetrics
+from services.processor.principal import Principal, authenticated, tenant_of
+from services.processor.protobuf import refusal
+from services.processor.served_models import ServedModel, ServedModels, named, no_model
+from services.ring.errors import Code, Reason, Refused, Status
+from services.rpc.calls import end_soon
+from services.rpc.handlers import Incoming
+from services.rpc.message_limits import is_quick, parse
+from services.rpc.protobuf import abort, status_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -53,9 +53,9 @@ class InferenceService:
 
     def __init__(
         self,
-        vocabularies: Vocabularies,
+        vocabularies: ServedModels,
         intake: Intake,
-        desk: Desk,
+        desk: TokenizationQueue,
         metrics: ProcessorMetrics,
         bounds: SessionBounds,
         tenant_header: str,
@@ -221,12 +221,12 @@ class InferenceService:
                 await self._send(client, context, packed)
                 client.written()
 
-    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
         """Who asks; ends the call where that is not clear."""
         if (caller := authenticated.get()) is not None:
             return caller
         try:
-            return Caller(tenant_of(context.invocation_metadata() or (), self._tenant_header))
+            return Principal(tenant_of(context.invocation_metadata() or (), self._tenant_header))
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, tenant="")
             await abort(context, refused.status)
@@ -262,7 +262,7 @@ class InferenceService:
 
     async def _look_up(
         self,
-        look_up: Callable[[_Request, Vocabulary], _Response],
+        look_up: Callable[[_Request, ServedModel], _Response],
         kind: type[_Request],
         data: bytes,
         context: grpc.aio.ServicerContext[Any, Any],
@@ -296,3 +296,63 @@ def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
     if response.HasField("choice_finished") and response.choice_finished.HasField("error"):
         return status_from_proto(response.choice_finished.error)
     return None
+
+
+def tokenize(request: inference_pb2.TokenizeRequest, vocabulary: ServedModel) -> inference_pb2.TokenizeResponse:
+    """The ids of a text or chat, as a generation would see them. Raises ``Refused``."""
+    check_model(request.model, vocabulary.limits)
+    rendered = ""
+    match request.WhichOneof("input"):
+        case "text":
+            text, special = request.text, True
+            check_text_size("text", text, vocabulary.limits)
+        case "chat":
+            text = rendered = render_chat(request.chat, vocabulary)
+            special = False
+        case _:
+            raise refuse("input", "none is set: expected text or chat")
+    if request.HasField("add_special_tokens"):
+        special = request.add_special_tokens
+    return inference_pb2.TokenizeResponse(
+        token_ids=vocabulary.tokenizer.encode(text, add_special_tokens=special),
+        rendered=rendered,
+        max_model_len=vocabulary.limits.max_model_len,
+    )
+
+
+def detokenize(request: inference_pb2.DetokenizeRequest, vocabulary: ServedModel) -> inference_pb2.DetokenizeResponse:
+    """The text of ids, decoded as a whole. Raises ``Refused``."""
+    check_model(request.model, vocabulary.limits)
+    limits = vocabulary.limits
+    if len(request.token_ids) > limits.max_model_len:
+        problem = f"{len(request.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
+        raise refuse("token_ids", problem)
+    ids = list(request.token_ids)
+    check_token_ids("token_ids", ids, limits)
+    skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    size = vocabulary.tokenizer.text_bytes(ids, skip_special_tokens=skip)
+    if size > limits.max_text_bytes:
+        raise refuse("token_ids", f"their text has {size} bytes: expected at most {limits.max_text_bytes}")
+    return inference_pb2.DetokenizeResponse(text=vocabulary.tokenizer.decode(ids, skip_special_tokens=skip))
+
+
+def list_models(vocabulary: ServedModel | None) -> inference_pb2.ListModelsResponse:
+    """What can be asked for; nothing, as long as no engine was reached."""
+    if vocabulary is None:
+        return inference_pb2.ListModelsResponse()
+    model = vocabulary.model
+    return inference_pb2.ListModelsResponse(
+        models=[
+            inference_pb2.Model(
+                name=model.model,
+                architecture=model.architecture,
+                vocab_size=model.vocab_size,
+                max_model_len=model.max_model_len,
+                eos_token_ids=model.eos_token_ids,
+                has_chat_template=bool(vocabulary.chat.names),
+                tokenizer_digest=model.tokenizer_digest,
+                model_digest=model.model_digest,
+                capabilities=sorted(vocabulary.capabilities),
+            )
+        ]
+    )

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.ring.events import ChoiceEnd, Prefill, Status
+from services.ring.errors import Status
+from services.ring.events import ChoiceEnd, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry
 from services.ring.logprobs import PackedLogprobs

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from services.ring.errors import Status
 
-class Cause(enum.IntEnum):
+
+class FinishReason(enum.IntEnum):
     """Why a choice ended; the numbers of ``ringline.types.v1.FinishReason``."""
 
     STOP = 1
@@ -16,121 +18,11 @@ class Cause(enum.IntEnum):
     ERROR = 5
 
 
-class Code(enum.IntEnum):
-    """The canonical status codes that the ring uses; the numbers of gRPC."""
-
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    UNAUTHENTICATED = 16
-
-
-class Reason(enum.IntEnum):
-    """Why something was refused or failed, for programs; the numbers of ``ringline.types.v1.ErrorReason``."""
-
-    INVALID_FIELD = 1
-    TOO_LARGE = 2
-    CAPABILITY_MISSING = 3
-    VERSION_MISMATCH = 4
-    MODEL_NOT_FOUND = 5
-    MODEL_GONE = 6
-    UNAUTHENTICATED = 7
-    PERMISSION_DENIED = 8
-    RATE_LIMIT = 9
-    QUOTA = 10
-    OVERLOAD = 11
-    STALLED = 12
-    DRAINING = 13
-    NOT_READY = 14
-    NO_ROUTE = 15
-    UNKNOWN_PEER = 16
-    STALE_EPOCH = 17
-    UNKNOWN_REQUEST = 18
-    SUPERSEDED = 19
-    CANCELLED = 20
-    DEADLINE = 21
-    POISON = 22
-    INTERNAL = 23
-    UNSUPPORTED = 24
-
-
-_USUAL_REASONS = {
-    Code.CANCELLED: Reason.CANCELLED,
-    Code.UNKNOWN: Reason.INTERNAL,
-    Code.INVALID_ARGUMENT: Reason.INVALID_FIELD,
-    Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
-    Code.NOT_FOUND: Reason.UNKNOWN_REQUEST,
-    Code.ALREADY_EXISTS: Reason.STALE_EPOCH,
-    Code.PERMISSION_DENIED: Reason.PERMISSION_DENIED,
-    Code.RESOURCE_EXHAUSTED: Reason.OVERLOAD,
-    Code.FAILED_PRECONDITION: Reason.UNSUPPORTED,
-    Code.ABORTED: Reason.SUPERSEDED,
-    Code.INTERNAL: Reason.INTERNAL,
-    Code.UNAVAILABLE: Reason.NOT_READY,
-    Code.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
-}
-
-
-def usual_reason(code: Code) -> Reason:
-    """That of an error of which the code alone is known."""
-    return _USUAL_REASONS[code]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A canonical error."""
-
-    code: Code
-    message: str
-    """For people; begins with the field and a colon where there is one."""
-    retry_after_ms: int | None = None
-    """Sent as RetryInfo with RESOURCE_EXHAUSTED and UNAVAILABLE."""
-    given_reason: Reason | None = None
-    """None: the usual one of the code."""
-    field: str | None = None
-    """The field that is to blame, sent as BadRequest."""
-
-    @property
-    def reason(self) -> Reason:
-        """The reason that was given, else the usual one of the code."""
-        return self.given_reason or usual_reason(self.code)
-
-
-class Refused(Exception):
-    """A command that is not carried out; the text and code reach whoever sent it."""
-
-    def __init__(
-        self,
-        code: Code,
-        message: str,
-        retry_after_ms: int | None = None,
-        *,
-        reason: Reason | None = None,
-        field: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = Status(code, message, retry_after_ms, reason, field)
-
-
-def invalid_field(field: str, problem: str, *, reason: Reason | None = None) -> Refused:
-    """INVALID_ARGUMENT, naming the field."""
-    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}", reason=reason, field=field)
-
-
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
     """The end of one choice."""
 
-    cause: Cause
+    finish_reason: FinishReason
     position: int
     """Output tokens the choice has."""
     stop_token_id: int | None = None
@@ -145,3 +37,25 @@ class Prefill:
     prompt_tokens: int
     computed_tokens: int
     cached_tokens: int
+
+
+class Fit(enum.Enum):
+    """How a delta of one choice relates to the receiver's count of that choice."""
+
+    NEXT = "next"
+    """It begins exactly at the count."""
+    OLD = "old"
+    """All of it is already there; it is dropped."""
+    OVERLAP = "overlap"
+    """It begins below the count and reaches beyond it; ids can be clipped, text cannot."""
+    GAP = "gap"
+    """It begins beyond the count: something was lost."""
+
+
+def fit(first_position: int, length: int, count: int) -> Fit:
+    """Place ``length`` tokens from ``first_position`` against ``count`` tokens received before."""
+    if first_position == count:
+        return Fit.NEXT
+    if first_position > count:
+        return Fit.GAP
+    return Fit.OLD if first_position + length <= count else Fit.OVERLAP

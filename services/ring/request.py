@@ -10,8 +10,8 @@ import enum
 from array import array
 from collections.abc import Mapping, Sequence
 
-from services.ring.events import Cause, ChoiceEnd, Status
-from services.ring.positions import Fit, fit
+from services.ring.errors import Status
+from services.ring.events import ChoiceEnd, FinishReason, Fit, fit
 
 
 class Verdict(enum.Enum):
@@ -104,12 +104,12 @@ class RingRequest:
         state.end = end
         return Verdict.ACCEPT
 
-    def abort(self, cause: Cause, error: Status | None = None) -> dict[int, ChoiceEnd]:
+    def abort(self, finish_reason: FinishReason, error: Status | None = None) -> dict[int, ChoiceEnd]:
         """End every unfinished choice here and now, from what was delivered; later frames are dropped."""
         ends = {}
         for choice, state in self.choices.items():
             if state.end is None:
-                state.end = ends[choice] = ChoiceEnd(cause, len(state.ids), error=error)
+                state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error)
         return ends
 
     def _live(self, epoch: int, choice: int) -> ChoiceState | None:

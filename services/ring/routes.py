@@ -20,6 +20,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from services.ring.generations import Generation
 from services.ring.identity import PeerId
@@ -31,6 +32,7 @@ MOST_REQUESTS, MOST_SHARE = 8, 0.25
 """… but by no more than so many requests, or this share of their load where that is more."""
 FULL = 0.95
 """From this share of its KV blocks on, an engine in which requests wait has no room."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +291,81 @@ def _hears(detokenizer: _Node, engine: _Node) -> bool:
 
 def _busy(node: _Node) -> tuple[bool, int]:
     return node.full, node.load
+
+
+class RouteIndex(Generic[T]):
+    """Items by key, each on one route."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, Route] = {}
+        self._items: dict[PeerId, dict[PeerId, dict[str, T]]] = {}
+        """By engine, detokenizer and key; none of them is empty."""
+
+    def put(self, key: str, item: T, route: Route) -> None:
+        """An item is on a route, and no longer on another."""
+        self.discard(key)
+        self._routes[key] = route
+        self._items.setdefault(route.engine, {}).setdefault(route.detokenizer, {})[key] = item
+
+    def discard(self, key: str) -> None:
+        """An item is on no route."""
+        if (route := self._routes.pop(key, None)) is None:
+            return
+        at_engine = self._items[route.engine]
+        on_route = at_engine[route.detokenizer]
+        del on_route[key]
+        if not on_route:
+            del at_engine[route.detokenizer]
+        if not at_engine:
+            del self._items[route.engine]
+
+    def at_engine(self, engine: PeerId) -> list[T]:
+        """Those whose route has this engine."""
+        return [item for on_route in self._items.get(engine, {}).values() for item in on_route.values()]
+
+    def at_detokenizer(self, detokenizer: PeerId) -> list[T]:
+        """Those whose route has this detokenizer."""
+        return [item for at_engine in self._items.values() for item in at_engine.get(detokenizer, {}).values()]
+
+    def on(self, route: Route) -> list[T]:
+        """Those on exactly this route."""
+        return list(self._items.get(route.engine, {}).get(route.detokenizer, {}).values())
+
+
+class RouteTimeout:
+    """Of one request. Times are seconds on the owner's monotonic clock."""
+
+    __slots__ = ("_routed_at", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When it began, later by the time that does not count; None while all is well."""
+        self._routed_at: float | None = None
+        """Since when the request has its present route; None while it has none."""
+
+    def lost(self, now: float) -> None:
+        """The route was lost, or there was none yet."""
+        if self._since is None:
+            self._since = now
+        elif self._routed_at is not None:
+            self._since += now - self._routed_at
+        self._routed_at = None
+
+    def refused(self, now: float) -> None:
+        """The route did not take the request."""
+        if self._since is None:
+            self._since = now
+        self._routed_at = None
+
+    def routed(self, now: float) -> None:
+        """The request was sent on a route."""
+        self._routed_at = now
+
+    def heard(self) -> None:
+        """News of the request came: where it was sent, it is. Late news of a route that was lost says nothing."""
+        if self._routed_at is not None:
+            self._since = None
+
+    def waited(self, now: float) -> float:
+        """Seconds for which the request, which has no route now, has waited."""
+        return 0.0 if self._since is None else now - self._since

@@ -11,9 +11,9 @@ from typing import Any
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
+from services.config.addresses import new_incarnation
+from services.peers.channels import open_channel
 from services.ring.identity import MAX_VERSION, MIN_VERSION
-from services.runtime.channels import open_channel
-from services.runtime.incarnation import new_incarnation
 from tests.abuse.memory_attacks import ordinary
 
 _BEGUN = 30.0

@@ -15,7 +15,7 @@ from typing import Any
 import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.runtime.channels import open_channel
+from services.peers.channels import open_channel
 from tests.abuse.attackers import ATTACKS, Made, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.runtime.channels import check_health, open_channel
+from services.peers.channels import check_health, open_channel
 from tests.chaos.fleet import held
 
 MIB = 1 << 20

@@ -17,11 +17,11 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
+from services.config.addresses import new_incarnation
+from services.config.environment import PARENT_VARIABLE
+from services.peers.channels import check_health, open_channel
 from services.ring.identity import PeerId
-from services.runtime.channels import check_health, open_channel
-from services.runtime.incarnation import new_incarnation
-from services.runtime.variables import PARENT_VARIABLE
-from services.runtime.wire import hello_of
+from services.rpc.protobuf import hello_of
 from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 

@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 from ringline.servers import Servers
 from ringline.types.v1 import output_pb2
 
-from services.runtime.authority import Authority
+from services.security.certificate_authority import Authority
 from tests.clients.scripted import admitted, delta, ended
 
 HOUR = timedelta(hours=1)

@@ -14,9 +14,9 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.reader import ResponseReader
 
-from services.ring.events import Code
+from services.ring.errors import Code
 from tests.contract.later import BUF, OVERLAY, PROTOS, later, lay_over
-from tests.services.processor.asking import ask, end, expected, ids, moves, settle, usage
+from tests.services.processor.ring_requests import ask, end, expected, ids, moves, settle, usage
 from tests.services.ring.world import AttachStream, Detokenizer, World
 
 UNKNOWN_EVENT = b"\xa2\x06\x02\x08\x01"

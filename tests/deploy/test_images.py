@@ -21,10 +21,9 @@ from prometheus_client import CollectorRegistry
 
 from services.cli import cli
 from services.commands.certs import ROLES
-from services.runtime.addresses import check_addresses
-from services.runtime.health import Health
-from services.runtime.metrics_endpoint import MetricsEndpoint
-from services.runtime.settings import (
+from services.config.addresses import check_addresses
+from services.config.environment import known_variables
+from services.config.settings import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
     METRICS_PORT_OFFSET,
@@ -32,7 +31,8 @@ from services.runtime.settings import (
     DetokenizerSettings,
     ServerSettings,
 )
-from services.runtime.variables import known_variables
+from services.rpc.health import Health
+from services.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
 from tests.ring import Ring

@@ -9,10 +9,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.runtime.addresses import check_addresses
-from services.runtime.health import LIVENESS, Health
-from services.runtime.settings import METRICS_PORT_OFFSET, ServerSettings
-from services.runtime.variables import known_variables
+from services.config.addresses import check_addresses
+from services.config.environment import known_variables
+from services.config.settings import METRICS_PORT_OFFSET, ServerSettings
+from services.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages
 from tests.deploy.kustomize import Resource, merge, render
 from tests.deploy.test_images import PORTS, by_default, read

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.platforms.cpu import CpuPlatform
 from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
-from engine_core.worker.batch import Index, PersistentBatch, StepInputs
-from engine_core.worker.cpu import CpuDevice
+from engine_core.worker.input_batch import Index, InputBatch, StepInputs
 
 from .engines import BLOCK_BYTES, run, started
 from .models.tiny_models import CASES, make_model, save_model
@@ -143,16 +143,16 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
     directory: Path, together: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device that computes by itself, where steps overlap by default."""
-    monkeypatch.setattr(CpuDevice, "is_asynchronous", True)
+    monkeypatch.setattr(CpuPlatform, "is_asynchronous", True)
     awaited = []
 
-    def count(batch: PersistentBatch, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
+    def count(batch: InputBatch, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
         rows, places = original(batch, inputs, unsettled)
         awaited.append(len(rows))
         return rows, places
 
-    original = PersistentBatch.awaited
-    monkeypatch.setattr(PersistentBatch, "awaited", count)
+    original = InputBatch.awaited
+    monkeypatch.setattr(InputBatch, "awaited", count)
     plain = [name for name, params in WORKLOAD.params.items() if not reads_tokens(params)]
     small = 80 * 4 * BLOCK_BYTES * 2 // 16
     limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}

@@ -9,7 +9,7 @@ import pytest
 from engine_core.config import CacheConfig, CacheSize, EngineConfig, SchedulerConfig
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError, StandstillError
-from engine_core.request import Finish, FinishCause
+from engine_core.request import Finish, FinishReason
 from engine_core.scheduling import Scheduler
 from tests.engine_core.scheduling.audit import Stream
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, model_spec
@@ -93,7 +93,7 @@ def test_a_step_in_flight_is_work_until_its_results_are_in():
     engine = Engine(ahead=2)
     engine.core.add(make_request("a"))
     engine.core.step()
-    assert engine.core.cancel("a", cause=None)
+    assert engine.core.cancel("a", finish_reason=None)
     assert engine.core.stats().kv_blocks_used > 0
     assert engine.core.has_work()
     assert engine.core.step() == []
@@ -122,7 +122,7 @@ def test_an_interrupted_wait_loses_nothing():
     engine.core.step()
     with pytest.raises(KeyboardInterrupt):
         engine.core.step()
-    assert engine.core.cancel("a", cause=None)
+    assert engine.core.cancel("a", finish_reason=None)
     assert engine.run(REQUESTS) == Engine().run(REQUESTS)
     assert engine.core.stats().kv_blocks_used == 0
 
@@ -160,7 +160,7 @@ def test_an_end_without_a_step_is_work_until_it_is_told():
     assert engine.core.cancel("a")
     assert engine.core.has_work()
     (output,) = engine.core.step()
-    assert (output.request_id, output.finish) == ("a", Finish(FinishCause.CANCELLED))
+    assert (output.request_id, output.finish) == ("a", Finish(FinishReason.CANCELLED))
     assert not engine.core.has_work()
     assert not engine.core.cancel("a")
     assert engine.executor.plans == []
@@ -170,7 +170,7 @@ def test_a_silent_end_lets_the_id_be_used_again_at_once():
     engine = Engine()
     engine.core.add(make_request("a", 9))
     engine.core.step()
-    assert engine.core.cancel("a", cause=None)
+    assert engine.core.cancel("a", finish_reason=None)
     engine.core.add(make_request("a", 5))
     (output,) = engine.core.step()
     assert (output.first_position, len(output.token_ids)) == (0, 1)
@@ -182,9 +182,9 @@ def test_ends_come_before_the_tokens_of_the_step_that_tells_them():
     engine.core.add(make_request("b", n=2, deadline=1.0))
     engine.core.step()
     engine.now = 2.0
-    assert [(output.request_id, output.finish and output.finish.cause) for output in engine.core.step()] == [
-        ("b", FinishCause.DEADLINE),
-        ("b", FinishCause.DEADLINE),
+    assert [(output.request_id, output.finish and output.finish.finish_reason) for output in engine.core.step()] == [
+        ("b", FinishReason.DEADLINE),
+        ("b", FinishReason.DEADLINE),
         ("a", None),
     ]
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from engine_core.engine import EngineCore
-from engine_core.executor.inline import InlineExecutor
+from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.kv_cache.manager import KVCache
 from engine_core.llm import LLM, Result
 from engine_core.models.decoder import DecoderForCausalLM
 from engine_core.request import SamplingParams
-from engine_core.scheduling.kv_cache import KVCache
+from engine_core.sampling.sampler import Sampler
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.worker.batch import PersistentBatch
-from engine_core.worker.sampler import Sampler
+from engine_core.worker.input_batch import InputBatch
 
 from .models.tiny_models import CASES, make_model, save_model
 
@@ -119,14 +119,14 @@ MOMENTS = [
     (KVCache, "admit", 2),
     (KVCache, "grow", 2),
     (KVCache, "publish", 1),
-    (InlineExecutor, "submit", 1),
-    (InlineExecutor, "submit", 4),
-    (PersistentBatch, "update", 2),
-    (PersistentBatch, "prepare", 2),
+    (UniProcExecutor, "submit", 1),
+    (UniProcExecutor, "submit", 4),
+    (InputBatch, "update", 2),
+    (InputBatch, "prepare", 2),
     (DecoderForCausalLM, "forward", 2),
     (Sampler, "sample", 2),
-    (PersistentBatch, "advance", 2),
-    (PersistentBatch, "settle", 3),
+    (InputBatch, "advance", 2),
+    (InputBatch, "settle", 3),
     (Scheduler, "update", 3),
     (Result, "take", 2),
 ]

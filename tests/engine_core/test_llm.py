@@ -18,7 +18,7 @@ from engine_core.errors import CheckpointError, ConfigError
 from engine_core.llm import LLM, configure
 from engine_core.models.decoder import DecoderForCausalLM
 from engine_core.progress import Stage, StartupProgress
-from engine_core.request import FinishCause, SamplingParams
+from engine_core.request import FinishReason, SamplingParams
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
@@ -82,7 +82,7 @@ def test_results_are_in_the_order_of_the_prompts(llm: LLM, model: PreTrainedMode
         [choice] = result.choices
         assert choice.token_ids == greedy(model, prompt, one.max_tokens)
         assert choice.finish is not None
-        assert choice.finish.cause is FinishCause.LENGTH
+        assert choice.finish.finish_reason is FinishReason.LENGTH
 
 
 def test_choices_differ_and_repeat_with_their_seed(llm: LLM) -> None:
@@ -295,7 +295,7 @@ def test_eos_ends_a_choice(llm: LLM) -> None:
     assert choice.token_ids[-1] == 2
     assert 2 not in choice.token_ids[:-1]
     assert choice.finish is not None
-    assert (choice.finish.cause, choice.finish.stop_token_id) == (FinishCause.STOP, 2)
+    assert (choice.finish.finish_reason, choice.finish.stop_token_id) == (FinishReason.STOP, 2)
 
 
 def test_without_params_the_checkpoint_decides(llm: LLM) -> None:

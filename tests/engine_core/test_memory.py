@@ -4,8 +4,7 @@ import pytest
 
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
-from engine_core.worker.batch import BatchLimits
-from engine_core.worker.memory import (
+from engine_core.platforms.memory import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
     MemoryProfile,
@@ -13,6 +12,7 @@ from engine_core.worker.memory import (
     size_as_told,
     size_by_profile,
 )
+from engine_core.worker.input_batch import BatchLimits
 
 MIB = 1 << 20
 PROFILE = MemoryProfile(

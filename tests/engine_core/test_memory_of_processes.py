@@ -109,14 +109,14 @@ def test_refusal_of_a_length_that_does_not_fit(checkpoint: Path) -> None:
 
 
 def test_refusal_of_a_model_larger_than_the_budget(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_core.worker.cpu.usable_memory", lambda: 200 * MIB)
+    monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 200 * MIB)
     with pytest.raises(OutOfMemoryError, match=r"nothing is left for the KV cache: 0.9 of the 200 MiB"):
         start_engine(configure(model=str(checkpoint), max_num_batched_tokens=64), StartupProgress())
 
 
 def test_refusal_of_weights_that_could_not_even_be_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before a byte is read: the system would kill the process without a word."""
-    monkeypatch.setattr("engine_core.worker.cpu.usable_memory", lambda: 3 * MIB)
+    monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 3 * MIB)
     monkeypatch.setattr("engine_core.worker.worker.build_model", None)
     with pytest.raises(OutOfMemoryError, match=r"the weights take 3\.\d+ MiB as float32.*may use 3 MiB.*--dtype"):
         start_engine(configure(model=str(checkpoint), dtype="float32"), StartupProgress())

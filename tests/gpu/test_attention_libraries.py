@@ -12,8 +12,8 @@ import torch
 from transformers import Qwen3Config
 
 from engine_core.attention.base import AttentionBackend
-from engine_core.attention.flashinfer_paged import FlashInferAttention, HeadsOfModel
-from engine_core.attention.varlen import VarlenAttention, varlen_function
+from engine_core.attention.flash_attention import FlashAttention, varlen_function
+from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
@@ -29,7 +29,7 @@ TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 3e-2}
 
 def backend_of(name: str, geometry: Geometry, dtype: torch.dtype) -> AttentionBackend:
     if name == "varlen":
-        return VarlenAttention(varlen_function())
+        return FlashAttention(varlen_function())
     heads = HeadsOfModel(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
     return FlashInferAttention(importlib.import_module("flashinfer"), heads, geometry.block_size, 64, GPU)
 

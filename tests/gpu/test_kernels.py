@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.attention.triton_paged import TritonPagedAttention
-from engine_core.layers.gpu import GpuLayers
-from engine_core.layers.torch_layers import TorchLayers
-from engine_core.worker import device_noise, noise
+from engine_core.attention.triton import TritonAttention
+from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.sampling import device_noise, noise
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ PROCESSORS = 132
 @pytest.mark.parametrize("uniform", [False, True])
 def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, uniform: bool) -> None:
     sequences = make_sequences([1, 17, 130, 300, 700], geometry, dtype, seed=1)
-    backend = TritonPagedAttention(1024, PROCESSORS, uniform)
+    backend = TritonAttention(1024, PROCESSORS, uniform)
     outputs = Run(backend, geometry, sequences, seed=2, device=GPU).in_random_steps(random.Random(3))
     for known, output in zip(sequences, outputs, strict=True):
         expected = known.expected(geometry.head_dim**-0.5)
@@ -45,7 +45,7 @@ def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, unifo
 def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(dtype: torch.dtype) -> None:
     geometry = Geometry(16, 4, 128, 16)
     sequences = make_sequences([5, 600, 1000], geometry, dtype, seed=3)
-    backend = TritonPagedAttention(1024, PROCESSORS, uniform=True)
+    backend = TritonAttention(1024, PROCESSORS, uniform=True)
     expected = Run(backend, geometry, sequences, device=GPU).at_once()
     outputs = Run(backend, geometry, sequences, seed=1, device=GPU).in_random_steps(random.Random(4))
     for one, other in zip(expected, outputs, strict=True):
@@ -61,7 +61,7 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     weight = (numbers(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5).to(GPU)
     x, residual = numbers(300, inputs, dtype=dtype, seed=2).to(GPU), numbers(300, outputs, dtype=dtype, seed=3).to(GPU)
-    layer = GpuLayers(PROCESSORS, deterministic=True).linear(weight)
+    layer = GpuLayerFactory(PROCESSORS, deterministic=True).linear(weight)
     together = layer(x, residual=residual)
     expected = (x.double() @ weight.double().T + residual.double()).to(dtype)
     torch.testing.assert_close(together, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -72,7 +72,7 @@ def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
-    layers, reference = GpuLayers(PROCESSORS, deterministic), TorchLayers()
+    layers, reference = GpuLayerFactory(PROCESSORS, deterministic), TorchLayerFactory()
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     weight, bias, x = (numbers(*shape, dtype=dtype, seed=4) for shape in ((96, 128), (96,), (50, 128)))
     residual = numbers(50, 96, dtype=dtype, seed=5)
@@ -99,9 +99,9 @@ def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
     heads, angles = numbers(50, 16, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
     cos, sin = angles.cos().to(GPU), angles.sin().to(GPU)
     norms = tuple(numbers(128, dtype=dtype, seed=seed).to(GPU) for seed in (1, 2)) if normalized else None
-    rotation = GpuLayers(PROCESSORS, False).rotation(8, 4, norms, 1e-6)
+    rotation = GpuLayerFactory(PROCESSORS, False).rotation(8, 4, norms, 1e-6)
     query, key, value = rotation(heads.to(GPU), cos, sin)
-    [cache] = TritonPagedAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
+    [cache] = TritonAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
     cache.fill_(torch.nan)
     slots = torch.randperm(8 * 16, generator=torch.Generator().manual_seed(9))[:50]
     slots[::7] = -1

@@ -13,11 +13,11 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.ring.events import Reason, Status
+from services.config.addresses import new_incarnation
+from services.peers.channels import open_channel
+from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
-from services.runtime.channels import open_channel
-from services.runtime.incarnation import new_incarnation
-from services.runtime.wire import hello_of, status_from_proto
+from services.rpc.protobuf import hello_of, status_from_proto
 from tests.chaos.fleet import THIS, Fleet, Release
 from tests.chaos.load import Load, ask, connect
 from tests.chaos.logs import read_logs

@@ -33,7 +33,7 @@ from jwt.algorithms import ECAlgorithm
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands.certs import replace_file
-from services.runtime.authority import Authority
+from services.security.certificate_authority import Authority
 from tests.ring import MODEL, ROOT, START_TIMEOUT
 
 SECONDS = 60

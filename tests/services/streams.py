@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
-from services.runtime.wire import read_logprobs
+from services.rpc.protobuf import read_logprobs
 from tests.services.ring.scores import Score, scores_of
 
 

@@ -21,7 +21,7 @@ from jwt.algorithms import ECAlgorithm
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands.certs import replace_file
-from tests.services.lasting import check_streams_outlast
+from tests.services.long_requests import check_streams_outlast
 from tests.services.secured import SECONDS, USERS, SecuredRing, refusal_of_engine, user_token
 
 CANARY_TOKEN = "rl-canary-do-not-tell-0123456789"

@@ -11,14 +11,14 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from structlog.testing import capture_logs
 
 from services.commands.serve import ENGINE_SETTINGS
-from services.runtime.run_dir import RunDirectory
-from services.runtime.stack import StackOptions, child_specs
-from services.runtime.supervisor import ChildSpec
+from services.supervise.run_directory import RunDirectory
+from services.supervise.stack import StackOptions, child_specs
+from services.supervise.supervisor import ChildSpec
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.hanging_engine import HANGS, PROCESS, STEP
-from tests.services.runtime.test_supervisor import Running
 from tests.services.streams import Shown, generate
+from tests.services.supervise.test_supervisor import Running
 from tests.services.test_life import finish, long_request, wait_until_serving
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.ring.events import Code
+from services.ring.errors import Code
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.streams import Shown, ask, read_session
 from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left

@@ -18,9 +18,9 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
-from services.ring.events import Cause
+from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
-from services.runtime.wire import read_logprobs
+from services.rpc.protobuf import read_logprobs
 from tests.services.ring.scores import Score, packed, scores_of
 from tests.services.ring.world import (
     ALPHABET,
@@ -57,7 +57,7 @@ class Outcome:
 
 def undisturbed(
     request: inference_pb2.GenerateRequest, choice: int, served: Served
-) -> tuple[list[int], str, Cause, str]:
+) -> tuple[list[int], str, FinishReason, str]:
     """Ids, text, cause and stop string of a choice that nothing happens to."""
     ids: list[int] = []
     stopping = request.stopping
@@ -67,10 +67,10 @@ def undisturbed(
         found = [stop for stop in stopping.stop if text.endswith(stop)] if ids[-1] != served.eos else []
         if found and len(ids) > stopping.min_tokens:
             stop = max(found, key=len)
-            return ids, text if stopping.include_stop_str_in_output else text[: -len(stop)], Cause.STOP, stop
+            return ids, text if stopping.include_stop_str_in_output else text[: -len(stop)], FinishReason.STOP, stop
         if ids[-1] == served.eos:
-            return ids, text, Cause.STOP, ""
-    return ids, text, Cause.LENGTH, ""
+            return ids, text, FinishReason.STOP, ""
+    return ids, text, FinishReason.LENGTH, ""
 
 
 class ProtocolMachine(RuleBasedStateMachine):
@@ -225,7 +225,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         call = self.world.client.find(name)
         if call is not None and not call.ended:
             self.cancelled.add(name)
-            self.world.ring.end(call, Cause.CANCELLED)
+            self.world.ring.end(call, FinishReason.CANCELLED)
 
     # What must hold
 
@@ -305,15 +305,15 @@ class ProtocolMachine(RuleBasedStateMachine):
         return outcomes
 
     def check(self, name: str, request: inference_pb2.GenerateRequest, choice: int, outcome: Outcome) -> None:
-        ids, text, cause, stop = undisturbed(request, choice, self.served[name])
+        ids, text, finish_reason, stop = undisturbed(request, choice, self.served[name])
         end = outcome.end
         assert end is not None
-        if end.finish_reason == Cause.CANCELLED:
+        if end.finish_reason == FinishReason.CANCELLED:
             assert name in self.cancelled
             assert outcome.ids == ids[: len(outcome.ids)]
             assert text.startswith(outcome.text)
         else:
-            assert end.finish_reason == cause, end
+            assert end.finish_reason == finish_reason, end
             assert end.stop_string == stop
             assert outcome.ids == ids
             assert outcome.text == text

@@ -14,8 +14,8 @@ from ringline.types.v1 import output_pb2
 
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
-from services.ring.events import Code
-from services.runtime.wire import read_logprobs
+from services.ring.errors import Code
+from services.rpc.protobuf import read_logprobs
 from tests.ring import MODEL, Ring
 from tests.services.ring.scores import scores_of
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session

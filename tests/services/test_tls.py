@@ -21,10 +21,10 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.ring.events import Code, Reason, Status
-from services.runtime.wire import status_from_proto
-from tests.services.door import Door
-from tests.services.lasting import TOKENS, check_streams_outlast, link_losses
+from services.ring.errors import Code, Reason, Status
+from services.rpc.protobuf import status_from_proto
+from tests.services.attach_door import Door
+from tests.services.long_requests import TOKENS, check_streams_outlast, link_losses
 from tests.services.secured import (
     SECONDS,
     Certificates,

@@ -6,7 +6,7 @@
 // tokens that a row does not see have weight 0, which changes no sum.
 #pragma once
 
-#include "queue.h"
+#include "prefetch.h"
 #include "softmax.h"
 
 namespace {

@@ -3,11 +3,11 @@
 
 #include "attention.h"
 #include "embedding.h"
-#include "gate.h"
-#include "likeliest.h"
+#include "silu_and_mul.h"
+#include "argmax.h"
 #include "linear.h"
 #include "norm.h"
-#include "rotation.h"
+#include "rope.h"
 #include "selection.h"
 
 #define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, likeliest, select_rows}

@@ -25,9 +25,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
-from engine_core.attention.triton_paged import TritonPagedAttention
-from engine_core.layers.gpu import GpuLayers
-from engine_core.worker.cuda import COMPILED_CAPABILITIES
+from engine_core.attention.triton import TritonAttention
+from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
 
 META = torch.device("meta")
@@ -104,7 +104,7 @@ def _measured(name: str, kernel: Any) -> Compiled:
 
 def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num_blocks: int = 1 << 18) -> None:
     """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
-    backend = TritonPagedAttention(max_model_len=8192, processors=132, uniform=uniform)
+    backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
     spec = KVCacheSpec(1, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, dtype)
     cache = backend.allocate(spec, num_blocks, META)[0]
     rows, seqs, split = 40, 3, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
@@ -121,13 +121,13 @@ def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num
     angles = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
     norm = torch.empty(geometry.head_dim, dtype=dtype, device=META)
     for norms in (None, (norm, norm)):
-        rotation = GpuLayers(132, uniform).rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
+        rotation = GpuLayerFactory(132, uniform).rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
         backend.forward_heads(heads, rotation, angles, angles, cache, metadata, geometry.head_dim**-0.5)
 
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
     """What is between attentions, once: with norms of queries and keys, a bias and a residual, and without."""
-    layers = GpuLayers(processors=132, deterministic=True)
+    layers = GpuLayerFactory(processors=132, deterministic=True)
     rows, head_dim = 40, geometry.head_dim
     count = geometry.num_heads + 2 * geometry.num_kv_heads
 

@@ -18,8 +18,8 @@ from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError
 from engine_core.kernels.library import load_int8_kernels, load_kernels
 from engine_core.layers.base import DecoderStack
 from engine_core.layers.graph import KernelGraph
-from engine_core.layers.native import NativeLayers
-from engine_core.layers.torch_layers import TorchLayers
+from engine_core.layers.native import NativeLayerFactory
+from engine_core.layers.torch_layers import TorchLayerFactory
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
@@ -28,12 +28,12 @@ ATTENTION = NativeAttention(load_kernels())
 LENGTHS = (130, 3, 40)
 
 
-class Uncaptured(NativeLayers):
+class Uncaptured(NativeLayerFactory):
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return stack
 
 
-class Watched(NativeLayers):
+class Watched(NativeLayerFactory):
     """Counts how often the layers themselves are called: once for each capture, if all is well."""
 
     calls = 0
@@ -92,16 +92,16 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
 
 
-@pytest.mark.parametrize("layers", [NativeLayers, Uncaptured, None])
+@pytest.mark.parametrize("layers", [NativeLayerFactory, Uncaptured, None])
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @torch.inference_mode()
 def test_wanted_rows_have_the_bits_that_they_have_among_all(
-    layers: type[NativeLayers] | None, quantization: str | None, tmp_path: Path
+    layers: type[NativeLayerFactory] | None, quantization: str | None, tmp_path: Path
 ) -> None:
     """And leave the cache as it is when all are wanted, whatever was wanted in the steps before."""
     directory = save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
     int8_kernels = load_int8_kernels() if quantization else None
-    chosen = TorchLayers(int8_kernels) if layers is None else layers(load_kernels(), int8_kernels)
+    chosen = TorchLayerFactory(int8_kernels) if layers is None else layers(load_kernels(), int8_kernels)
     model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
     rng, generator = random.Random(7), torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
@@ -124,7 +124,7 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
     kernels = (load_kernels(), load_int8_kernels() if quantization else None)
     captured, plain = (
         load(directory, "bfloat16", quantization, layers=layers(*kernels), attention=ATTENTION)
-        for layers in (NativeLayers, Uncaptured)
+        for layers in (NativeLayerFactory, Uncaptured)
     )
     for seed in range(4):
         expected = steps(plain, seed)
@@ -136,11 +136,11 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
 def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
     directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
 
-    class Doubling(NativeLayers):
+    class Doubling(NativeLayerFactory):
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return super().captured(lambda hidden, *rest: stack(hidden * 2.0, *rest))
 
-    class DoublingPlain(NativeLayers):
+    class DoublingPlain(NativeLayerFactory):
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return lambda hidden, *rest: stack(hidden * 2.0, *rest)
 

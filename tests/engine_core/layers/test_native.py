@@ -12,10 +12,10 @@ import torch
 
 from engine_core.kernels import memory
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_int8_kernels, load_kernels
-from engine_core.layers.choice import choose_layers
-from engine_core.layers.native import NativeLayers, NativeLinear
+from engine_core.layers.native import NativeLayerFactory, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
-from engine_core.layers.torch_layers import TorchLayers
+from engine_core.layers.selector import choose_layers
+from engine_core.layers.torch_layers import TorchLayerFactory
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512, 1040)]
@@ -23,9 +23,9 @@ SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512,
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
-def layers(request: pytest.FixtureRequest) -> NativeLayers:
+def layers(request: pytest.FixtureRequest) -> NativeLayerFactory:
     try:
-        return NativeLayers(load_kernels(request.param))
+        return NativeLayerFactory(load_kernels(request.param))
     except KernelsUnavailableError as error:
         if "processor" not in str(error):
             raise
@@ -61,7 +61,7 @@ def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_product(layers: NativeLayers, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
+def test_product(layers: NativeLayerFactory, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
     weight, offset = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
     linear = layers.linear(weight, offset if bias else None)
     for rows in (1, 2, 7, 40):
@@ -80,13 +80,13 @@ def test_product(layers: NativeLayers, n: int, k: int, residual: bool, bias: boo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040)])
 def test_rows_of_products_have_the_same_bits_in_every_batch(
-    layers: NativeLayers, n: int, k: int, dtype: torch.dtype
+    layers: NativeLayerFactory, n: int, k: int, dtype: torch.dtype
 ) -> None:
     check_rows(layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_row_poisons_another(layers: NativeLayers, dtype: torch.dtype) -> None:
+def test_no_row_poisons_another(layers: NativeLayerFactory, dtype: torch.dtype) -> None:
     linear = layers.linear(random(80, 32, dtype=dtype))
     x = random(9, 32, dtype=dtype)
     clean = linear(x)
@@ -102,7 +102,7 @@ def test_no_row_poisons_another(layers: NativeLayers, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [*SHAPES, (4000, 32)])
 def test_the_likeliest_are_where_products_are_greatest(
-    layers: NativeLayers, n: int, k: int, bias: bool, dtype: torch.dtype
+    layers: NativeLayerFactory, n: int, k: int, bias: bool, dtype: torch.dtype
 ) -> None:
     head = layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
     for threads in (1, 2, 3):
@@ -110,13 +110,13 @@ def test_the_likeliest_are_where_products_are_greatest(
         for rows in (1, 2, 7, 200):
             x = random(rows, k, dtype=dtype, seed=rows)
             expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
-            assert layers.likeliest(head, x).tolist() == expected.tolist()
+            assert layers.argmax(head, x).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [1, 65, 600])
 def test_of_equally_likely_ones_the_first_is_taken_and_padding_never(
-    layers: NativeLayers, outputs: int, dtype: torch.dtype
+    layers: NativeLayerFactory, outputs: int, dtype: torch.dtype
 ) -> None:
     torch.set_num_threads(2)
     weight = torch.full((outputs, 16), -1.0, dtype=dtype)
@@ -124,20 +124,20 @@ def test_of_equally_likely_ones_the_first_is_taken_and_padding_never(
     x = torch.ones(5, 16, dtype=dtype)
     x[1] = torch.nan
     x[2] = torch.inf  # all outputs are −∞
-    assert layers.likeliest(layers.linear(weight), x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
+    assert layers.argmax(layers.linear(weight), x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
     weight[outputs // 3, 3] = torch.nan
-    assert layers.likeliest(layers.linear(weight), x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
+    assert layers.argmax(layers.linear(weight), x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
 
 
-def test_the_likeliest_by_a_head_of_8_bits(layers: NativeLayers) -> None:
-    layers = NativeLayers(layers._kernels, load_int8_kernels("portable"))
+def test_the_likeliest_by_a_head_of_8_bits(layers: NativeLayerFactory) -> None:
+    layers = NativeLayerFactory(layers._kernels, load_int8_kernels("portable"))
     head, x = layers.linear(random(100, 32, dtype=torch.float32)), random(6, 32, dtype=torch.float32)
-    assert layers.likeliest(head, x).tolist() == head(x).argmax(1).tolist()
+    assert layers.argmax(head, x).tolist() == head(x).argmax(1).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_rows_of_the_weight_can_be_read_back(layers: NativeLayers, n: int, k: int, dtype: torch.dtype) -> None:
+def test_rows_of_the_weight_can_be_read_back(layers: NativeLayerFactory, n: int, k: int, dtype: torch.dtype) -> None:
     table = random(n, k, dtype=dtype)
     head = layers.linear(table)
     ids = torch.randint(0, n, (50,))
@@ -146,7 +146,7 @@ def test_rows_of_the_weight_can_be_read_back(layers: NativeLayers, n: int, k: in
     assert embedding.nbytes == 0
 
 
-def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayers) -> None:
+def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayerFactory) -> None:
     weight = random(2048, 1024, dtype=torch.bfloat16)
     linear = layers.linear(weight)
     assert isinstance(linear, NativeLinear)
@@ -156,7 +156,7 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayers) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2048])
-def test_norm(layers: NativeLayers, width: int, dtype: torch.dtype) -> None:
+def test_norm(layers: NativeLayerFactory, width: int, dtype: torch.dtype) -> None:
     x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
     norm = layers.norm(weight, 1e-5)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
@@ -167,7 +167,7 @@ def test_norm(layers: NativeLayers, width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2304])
-def test_silu_and_mul(layers: NativeLayers, width: int, dtype: torch.dtype) -> None:
+def test_silu_and_mul(layers: NativeLayerFactory, width: int, dtype: torch.dtype) -> None:
     x = 4 * random(50, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
     exact = torch.nn.functional.silu(gate) * up
@@ -175,7 +175,7 @@ def test_silu_and_mul(layers: NativeLayers, width: int, dtype: torch.dtype) -> N
     check_rows(layers.silu_and_mul, x)
 
 
-def test_silu_of_far_values(layers: NativeLayers) -> None:
+def test_silu_of_far_values(layers: NativeLayerFactory) -> None:
     gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
     values = layers.silu_and_mul(torch.cat([gate, torch.ones(16)])[None])[0, :8]
     assert (values[1:3].abs() < 1e-6).all()
@@ -188,14 +188,14 @@ def test_silu_of_far_values(layers: NativeLayers) -> None:
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 1024)])
 def test_rotation_equals_torch(
-    layers: NativeLayers, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
+    layers: NativeLayerFactory, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
 ) -> None:
     x = random(400, heads + 2 * kv_heads, dim, dtype=dtype)
     norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
     rotary = Rotary(RopeParameters("default", 1e4), dim, 400 * 7, torch.device("cpu"))
     angles = rotary.angles(torch.arange(400) * 7)
     rotation = layers.rotation(heads, kv_heads, norms, 1e-6)
-    expected = TorchLayers().rotation(heads, kv_heads, norms, 1e-6)(x, *angles)
+    expected = TorchLayerFactory().rotation(heads, kv_heads, norms, 1e-6)(x, *angles)
     given = x.clone()
     for actual, wanted in zip(rotation(given, *angles), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
@@ -209,13 +209,13 @@ def test_rotation_equals_torch(
 
 
 def test_which_sizes_are_supported() -> None:
-    assert NativeLayers.supports((1024, 48), 1024, torch.float16)
-    assert not NativeLayers.supports((1024, 40), 64, torch.float16)
-    assert not NativeLayers.supports((1024,), 40, torch.float16)
-    assert not NativeLayers.supports((1024,), 64, torch.float64)
+    assert NativeLayerFactory.supports((1024, 48), 1024, torch.float16)
+    assert not NativeLayerFactory.supports((1024, 40), 64, torch.float16)
+    assert not NativeLayerFactory.supports((1024,), 40, torch.float16)
+    assert not NativeLayerFactory.supports((1024,), 64, torch.float64)
 
 
 def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
     layers, why = choose_layers((1024,), 1040, torch.bfloat16, None)
-    assert isinstance(layers, TorchLayers)
+    assert isinstance(layers, TorchLayerFactory)
     assert "heads of 1040" in why

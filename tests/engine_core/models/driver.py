@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.attention.torch_tiled import TorchTiledAttention
+from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
-from engine_core.layers.base import Layers
-from engine_core.layers.choice import choose_layers
-from engine_core.loading.build import build_model
-from engine_core.loading.checkpoint import Checkpoint, open_checkpoint
+from engine_core.layers.base import LayerFactory
+from engine_core.layers.selector import choose_layers
+from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model_loader.loader import build_model
 from engine_core.models.base import CausalLM
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
     return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
 
 
-def layers_of(checkpoint: Checkpoint) -> Layers:
+def layers_of(checkpoint: Checkpoint) -> LayerFactory:
     shape = checkpoint.shape
     return choose_layers(shape.widths, shape.head_dim, checkpoint.dtype, checkpoint.quantization)[0]
 
@@ -33,12 +33,12 @@ def load(
     directory: Path,
     dtype: str = "float32",
     quantization: str | None = None,
-    layers: Layers | None = None,
+    layers: LayerFactory | None = None,
     attention: AttentionBackend | None = None,
 ) -> CausalLM:
     """The checkpoint's model; by default with attention by torch, and the ``layers`` that an engine would choose."""
     checkpoint = open_at(directory, dtype=dtype, quantization=quantization)
-    return build_model(checkpoint, attention or TorchTiledAttention(), layers or layers_of(checkpoint), CPU)
+    return build_model(checkpoint, attention or TorchAttention(), layers or layers_of(checkpoint), CPU)
 
 
 class Driver:
@@ -52,7 +52,7 @@ class Driver:
         blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         order = torch.randperm(sum(blocks) + 5, generator=torch.Generator().manual_seed(seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        allocate = (attention or TorchTiledAttention()).allocate
+        allocate = (attention or TorchAttention()).allocate
         self.caches = allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
         for cache in self.caches:
             cache.fill_(torch.nan)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from engine_core.layers.base import Layers
+from engine_core.layers.base import LayerFactory
 from engine_core.layers.linear import packed_dtype
-from engine_core.layers.torch_layers import TorchLayers
+from engine_core.layers.torch_layers import TorchLayerFactory
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import make_model, save_model
@@ -62,10 +62,10 @@ def check(model: CausalLM) -> None:
             assert torch.equal(together, expected)
 
 
-@pytest.mark.parametrize("layers", [None, TorchLayers()], ids=["chosen", "torch"])
+@pytest.mark.parametrize("layers", [None, TorchLayerFactory()], ids=["chosen", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_logits_do_not_depend_on_the_step(config: str, dtype: str, layers: Layers | None, tmp_path: Path) -> None:
+def test_logits_do_not_depend_on_the_step(config: str, dtype: str, layers: LayerFactory | None, tmp_path: Path) -> None:
     check(load(save_model(make_model(CONFIGS[config]), tmp_path), dtype, layers=layers))
 
 
@@ -86,4 +86,4 @@ def test_where_bfloat16_is_packed_as_float32(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     assert packed_dtype(torch.bfloat16, torch.device("cpu")) == torch.float32
-    check(load(Path(sys.argv[1]), "bfloat16", layers=TorchLayers()))
+    check(load(Path(sys.argv[1]), "bfloat16", layers=TorchLayerFactory()))

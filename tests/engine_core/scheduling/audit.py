@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine_core.request import FinishCause, Request
+from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.request import FinishReason, Request
 from engine_core.scheduling import Scheduler
-from engine_core.scheduling.block_pool import BlockPool
 from engine_core.step import SequenceOutput, StepPlan
 
 from .checked_executor import expected_output, prompt_entry
@@ -98,7 +98,7 @@ class Stream:
         self.expected = {choice: expected_output(request, choice, model) for choice in choices}
         self.tokens = {choice: list(request.resume.get(choice, ())) for choice in choices}
         self.finish = dict.fromkeys(choices)
-        self.cut: dict[int, FinishCause] = {}
+        self.cut: dict[int, FinishReason] = {}
         """Choices that were cancelled or may have run out of time, and so may end with that cause, early."""
         self.cached_tokens = None
         self.prefilled = 0
@@ -122,7 +122,7 @@ class Stream:
         self._take_prompt_news(output)
         if output.finish is None:
             assert len(tokens) < len(expected)
-        elif choice in self.cut and output.finish.cause is self.cut[choice]:
+        elif choice in self.cut and output.finish.finish_reason is self.cut[choice]:
             assert output.token_ids == []
             self.finish[choice] = output.finish
         else:

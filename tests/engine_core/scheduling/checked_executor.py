@@ -14,7 +14,7 @@ from hashlib import blake2b
 from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
 from engine_core.logprobs import Logprobs, TokenLogprobs
-from engine_core.request import Finish, FinishCause, Request, SamplingParams
+from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
 
 EOS = 1
@@ -61,9 +61,9 @@ def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[li
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
     while True:
         if output and output[-1] in stops and len(output) > params.min_tokens:
-            return output, Finish(FinishCause.STOP, output[-1])
+            return output, Finish(FinishReason.STOP, output[-1])
         if len(output) >= params.max_tokens or len(request.prompt_token_ids) + len(output) >= model.max_model_len:
-            return output, Finish(FinishCause.LENGTH)
+            return output, Finish(FinishReason.LENGTH)
         output.append(draw(state, params, choice, len(output), model))
         state = digest(state, output[-1])
 

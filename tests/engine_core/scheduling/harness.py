@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
-from engine_core.request import FinishCause, Request, SamplingParams
+from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
 from .audit import Stream, check_holders, check_idle
@@ -50,13 +50,13 @@ class Harness:
         self.scheduler.add(request)
         self.streams[request.request_id] = Stream(request, self.model)
 
-    def cancel(self, request_id, choice=None, cause=FinishCause.CANCELLED):
-        ended = self.scheduler.cancel(request_id, choice, cause)
+    def cancel(self, request_id, choice=None, finish_reason=FinishReason.CANCELLED):
+        ended = self.scheduler.cancel(request_id, choice, finish_reason)
         stream = self.streams.get(request_id)
         for each in stream.finish if stream else ():
             if stream.finish[each] is None and choice in (None, each):
-                stream.cut[each] = cause
-                stream.finish[each] = "silent" if cause is None else None
+                stream.cut[each] = finish_reason
+                stream.finish[each] = "silent" if finish_reason is None else None
         return ended
 
     def step(self):
@@ -71,9 +71,9 @@ class Harness:
         check_holders(self.scheduler)
         for output in outputs:
             stream = self.streams[output.request_id]
-            if output.finish is not None and output.finish.cause is FinishCause.DEADLINE:
+            if output.finish is not None and output.finish.finish_reason is FinishReason.DEADLINE:
                 assert self.now >= stream.request.deadline
-                stream.cut[output.choice] = FinishCause.DEADLINE
+                stream.cut[output.choice] = FinishReason.DEADLINE
             stream.take(output)
         return {(output.request_id, output.choice): output for output in outputs}
 

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
 from engine_core.errors import QueueFullError
-from engine_core.request import FinishCause, Request, SamplingParams
+from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
-from engine_core.scheduling.tenants import LATELY
+from engine_core.scheduling.fairness import LATELY
 
 from .audit import Stream, check_holders, check_idle, check_room_for_others
 from .checked_executor import CheckedExecutor, model_spec
@@ -123,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.serial += 1
         stream = self.streams[request.request_id] = Stream(request, MODEL)
         if seconds is not None:
-            stream.cut = dict.fromkeys(stream.tokens, FinishCause.DEADLINE)
+            stream.cut = dict.fromkeys(stream.tokens, FinishReason.DEADLINE)
         self.take(self.scheduler.take_ended())
         if not stream.done:
             self.came[tenant] = self.now
@@ -156,13 +156,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         stream = self.streams[request_id]
         open_choices = [choice for choice, finish in stream.finish.items() if finish is None]
         choices = open_choices if whole else [data.draw(st.sampled_from(open_choices))]
-        cause = None if silent else FinishCause.CANCELLED
-        assert self.scheduler.cancel(request_id, None if whole else choices[0], cause)
-        assert not self.scheduler.cancel(request_id, None if whole else choices[0], cause)
+        finish_reason = None if silent else FinishReason.CANCELLED
+        assert self.scheduler.cancel(request_id, None if whole else choices[0], finish_reason)
+        assert not self.scheduler.cancel(request_id, None if whole else choices[0], finish_reason)
         ended = self.scheduler.take_ended()
         assert sorted(output.choice for output in ended) == ([] if silent else choices)
         for choice in choices:
-            stream.cut[choice] = FinishCause.CANCELLED
+            stream.cut[choice] = FinishReason.CANCELLED
             if silent:
                 stream.finish[choice] = "silent"
         self.take(ended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.request import Finish, FinishCause
+from engine_core.request import Finish, FinishReason
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepResult
 
@@ -12,8 +12,8 @@ from .audit import check_idle
 from .checked_executor import EOS
 from .harness import Harness, make_request
 
-STOP, LENGTH = FinishCause.STOP, FinishCause.LENGTH
-CANCELLED, DEADLINE = FinishCause.CANCELLED, FinishCause.DEADLINE
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+CANCELLED, DEADLINE = FinishReason.CANCELLED, FinishReason.DEADLINE
 
 
 def feed(scheduler: Scheduler, *tokens):
@@ -28,7 +28,7 @@ def feed(scheduler: Scheduler, *tokens):
 
 
 def ends(engine: Harness):
-    return {name: (out.finish and out.finish.cause) for name, out in engine.step().items()}
+    return {name: (out.finish and out.finish.finish_reason) for name, out in engine.step().items()}
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_cancel_reports_the_cause_it_is_given_or_nothing():
     for name in "abc":
         engine.add(name)
     engine.step()
-    engine.cancel("a", cause=FinishCause.STOP)
-    engine.cancel("b", cause=None)
+    engine.cancel("a", finish_reason=FinishReason.STOP)
+    engine.cancel("b", finish_reason=None)
     engine.add("b", 9)
     outputs = engine.step()
     assert outputs["a", 0].finish == Finish(STOP)
@@ -139,7 +139,7 @@ def test_deadlines_of_requests_that_have_ended_do_not_pile_up():
     scheduler.add(make_request("stays", deadline=1e9))
     for serial in range(2000):
         scheduler.add(make_request(str(serial), deadline=1e9))
-        scheduler.cancel(str(serial), cause=None)
+        scheduler.cancel(str(serial), finish_reason=None)
     assert len(scheduler._sequences.deadlines._heap) < 200
     assert len(scheduler._sequences.deadlines._live) == len(scheduler._sequences.groups), "requests go when they end"
 

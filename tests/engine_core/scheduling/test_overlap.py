@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_core.errors import ExecutorError
-from engine_core.request import Finish, FinishCause
+from engine_core.request import Finish, FinishReason
 from engine_core.step import StepResult
 
 from .audit import check_holders, check_idle
@@ -48,7 +48,7 @@ def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_s
     engine.cancel("a")
     assert engine.used == 3
     (end,) = engine.settle()
-    assert (end.token_ids, end.finish.cause) == ([], FinishCause.CANCELLED)
+    assert (end.token_ids, end.finish.finish_reason) == ([], FinishReason.CANCELLED)
     assert engine.used == 0
     check_idle(engine.scheduler)
 
@@ -98,11 +98,11 @@ def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn
     engine = Overlapped()
     engine.add("a", 10, max_tokens=50, ignore_eos=False)
     length = len(engine.streams["a"].expected[0][0])
-    assert engine.streams["a"].expected[0][1] == Finish(FinishCause.STOP, EOS)
+    assert engine.streams["a"].expected[0][1] == Finish(FinishReason.STOP, EOS)
     for _ in range(length + 2):
         engine.plan_ahead()
     *_, last = [output for _ in range(length) for output in engine.settle()]
-    assert last.finish == Finish(FinishCause.STOP, EOS)
+    assert last.finish == Finish(FinishReason.STOP, EOS)
     assert engine.used > 0
     assert engine.settle() == []
     assert engine.used > 0
@@ -130,7 +130,7 @@ def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
     engine = Overlapped()
     engine.add("a", 10)
     engine.plan_ahead()
-    engine.cancel("a", cause=None)
+    engine.cancel("a", finish_reason=None)
     engine.add("a", 12)
     engine.plan_ahead()
     assert engine.settle() == []

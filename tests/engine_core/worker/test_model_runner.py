@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from engine_core.request import SamplingParams
+from engine_core.sampling.sampler import SamplerOutput, SamplingRows
 from engine_core.step import NewSequence, StepPlan
-from engine_core.worker.batch import BatchLimits, PersistentBatch, StepInputs
-from engine_core.worker.draws import Draws
 from engine_core.worker.forward import Awaited
-from engine_core.worker.model_runner import ModelRunner
-from engine_core.worker.sampler import SamplerOutput, SamplingRows
+from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
+from engine_core.worker.model_runner import ModelRunner, SampledTokens
 
 LIMITS = BatchLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16)
 VOCAB = 8
@@ -27,7 +26,7 @@ class Device:
         self.events: list[str] = []
         self.rows: list[int | None] = []
         """Of each forward pass, how many were asked for; None for all."""
-        self.batch = PersistentBatch(LIMITS, VOCAB, [EOS])
+        self.batch = InputBatch(LIMITS, VOCAB, [EOS])
         self.runner = ModelRunner(self, self.batch, self.forward, self.sample)  # type: ignore[arg-type]
         self.steps = 0
 
@@ -45,11 +44,11 @@ class Device:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(hidden), VOCAB)
 
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         self.events.append("argmax")
         return torch.ones(len(hidden), dtype=torch.int64)
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Draws:
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SampledTokens:
         self.events.append("sample")
         drawn = np.ones(len(logits), np.int64)
 
@@ -57,7 +56,7 @@ class Device:
             self.events.append("wait")
             return SamplerOutput(drawn, {})
 
-        return Draws(torch.from_numpy(drawn), read)
+        return SampledTokens(torch.from_numpy(drawn), read)
 
     def launch(self, *params: SamplingParams, prompt: int = 4, computed: int = 0) -> None:
         """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""

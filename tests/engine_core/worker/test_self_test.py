@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.attention.choice import choose_attention
-from engine_core.executor.inline import InlineExecutor
-from engine_core.layers.base import Layers, LinearLayer
+from engine_core.attention.selector import choose_attention
+from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.layers.base import LayerFactory, LinearLayer
 from engine_core.layers.linear import Linear
-from engine_core.layers.torch_layers import TorchLayers
+from engine_core.layers.torch_layers import TorchLayerFactory
 from engine_core.llm import configure
-from engine_core.loading.build import build_model
+from engine_core.model_loader.loader import build_model
 from engine_core.progress import Stage, StartupProgress
 from engine_core.worker import worker
-from engine_core.worker.batch import BatchLimits
+from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
 from ..models.driver import CPU, layers_of, open_at
@@ -52,7 +52,7 @@ class OffInSmallSteps(SlightlyOff):
 
 
 def is_stable(
-    directory: Path, layers: Layers | None = None, block_size: int = 16, max_model_len: int | None = None
+    directory: Path, layers: LayerFactory | None = None, block_size: int = 16, max_model_len: int | None = None
 ) -> bool:
     checkpoint = open_at(directory, max_model_len=max_model_len)
     attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
@@ -94,7 +94,7 @@ def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> Non
 def test_layers_that_depend_on_the_step_are_found(
     layer: type[SlightlyOff], max_model_len: int | None, tmp_path: Path
 ) -> None:
-    class Off(TorchLayers):
+    class Off(TorchLayerFactory):
         def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
             return layer(weight, bias)
 
@@ -122,7 +122,7 @@ def test_start_up_says_what_was_found(stable: bool, tmp_path: Path, monkeypatch:
     save_model(make_model(CASES["llama-gqa"]), tmp_path)
     details, fingerprints = Details(), set()
     for _ in range(2):
-        executor = InlineExecutor(configure(model=str(tmp_path), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
+        executor = UniProcExecutor(configure(model=str(tmp_path), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
         executor.start(StartupProgress(details))
         fingerprints.add(executor.numerics)
         executor.close()

@@ -14,10 +14,10 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.config import CacheSize
 from engine_core.llm import configure
-from engine_core.loading.checkpoint import open_checkpoint
+from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.platforms.cuda import CudaPlatform
 from engine_core.step import NewSequence, StepPlan
-from engine_core.worker.cuda import CudaDevice
-from engine_core.worker.dummy_steps import GREEDY
+from engine_core.worker.dummy_batches import GREEDY
 from engine_core.worker.worker import Worker
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
@@ -82,7 +82,7 @@ def test_a_chunk_behind_a_long_cached_prefix_is_within_the_estimate(
     assert took <= worker.largest_step_seconds <= LARGEST_STEP_FACTOR * took
 
 
-class Gpu(CudaDevice):
+class Gpu(CudaPlatform):
     """One whose layers take two seconds each, and embedding, head and sampler together three."""
 
     def __init__(self, clock: Clock) -> None:
@@ -105,8 +105,8 @@ class Gpu(CudaDevice):
 
 def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("engine_core.worker.cuda.largest_step", lambda *args: None)
-    monkeypatch.setattr("engine_core.worker.cuda.DeviceSampler", SimpleNamespace(rows_at_once=lambda vocab: 1))
+    monkeypatch.setattr("engine_core.platforms.cuda.largest_step", lambda *args: None)
+    monkeypatch.setattr("engine_core.platforms.cuda.DeviceSampler", SimpleNamespace(rows_at_once=lambda vocab: 1))
     model: Any = SimpleNamespace(
         vocab_size=1, first_layers=lambda count: None, kv_cache_spec=lambda block_size: SimpleNamespace(num_layers=28)
     )

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
 from services.commands._options import SECTIONS
-from services.runtime.flags import COMMON, SettingsCommand, given, with_settings
-from services.runtime.options import settings_of
-from services.runtime.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.config.flags import COMMON, SettingsCommand, given, with_settings
+from services.config.options import settings_of
+from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "checkpoints" / "tiny"

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from services.cli import cli
 from services.commands._diagnosis import FULL_NAMES
-from services.runtime.metrics_endpoint import start_metrics
-from services.runtime.settings import EngineServiceSettings, ProcessorSettings, ServerSettings
+from services.config.settings import EngineServiceSettings, ProcessorSettings, ServerSettings
+from services.telemetry.metrics_endpoint import start_metrics
 
 PROCESSOR, ENGINE = (
     ProcessorSettings(server=ServerSettings(port=0)),

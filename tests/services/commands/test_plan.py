@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli import cli
-from services.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, plan_ring
-from services.commands.plan import GPUS
+from services.commands.plan import GPUS, MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, plan_ring
 from tests.ring import MODEL
 
 MEMORY = Memory(usable=1000.0, weights=300.0, activations=50.0, runtime=50.0, per_token=1.0)

@@ -59,7 +59,7 @@ def run(stack: Ring, folder: Path):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.commands._handshake._SECONDS", SECONDS)
+    monkeypatch.setattr("services.commands._diagnosis._SECONDS", SECONDS)
 
 
 def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.commands.engine import engine_config
-from services.runtime.errors import FatalError
-from services.runtime.run_dir import running_stacks
-from tests.services.runtime.test_process import alive, wait_until
+from services.config.errors import FatalError
+from services.supervise.run_directory import running_stacks
+from tests.services.process.test_run import alive, wait_until
 
 pytestmark = pytest.mark.long
 

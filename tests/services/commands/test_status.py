@@ -20,9 +20,9 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands._diagnosis import FULL_NAMES
 from services.commands.status import status
-from services.runtime.errors import FatalError
-from services.runtime.run_dir import ProcessState, StackState, run_directory
-from services.runtime.stack import SERVICES
+from services.config.errors import FatalError
+from services.supervise.run_directory import ProcessState, StackState, run_directory
+from services.supervise.stack import SERVICES
 
 
 class Door(engine_pb2_grpc.EngineServiceServicer):

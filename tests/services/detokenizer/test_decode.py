@@ -12,13 +12,14 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.decode import EngineDecoder
-from services.detokenizer.subscribers import Subscribers
-from services.ring.events import Cause, ChoiceEnd, Code
+from services.detokenizer.service import Subscribers
+from services.ring.errors import Code
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.outbox import RequestNews
-from services.runtime.wire import write_logprobs
+from services.rpc.protobuf import write_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions
-from tests.services.processor.vocabularies import EOS_TEXT, tokenizer
+from tests.services.processor.model_specs import EOS_TEXT, tokenizer
 from tests.services.ring.scores import Score, packed, scores_of
 
 TOKENIZER = tokenizer()
@@ -118,13 +119,13 @@ def tokens(
 
 
 def finish(position: int, stop_token_id: int | None = None, choice: int = 0, epoch: int = 1) -> engine_pb2.Finished:
-    cause = Cause.LENGTH if stop_token_id is None else Cause.STOP
+    finish_reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
     return engine_pb2.Finished(
         request_id=NAME,
         epoch=epoch,
         choice=choice,
         position=position,
-        finish_reason=int(cause),  # type: ignore[arg-type]
+        finish_reason=int(finish_reason),  # type: ignore[arg-type]
         stop_token_id=stop_token_id,
     )
 
@@ -173,13 +174,13 @@ def test_the_frames_do_not_matter(
     for n, so_far in read.deltas[:-1]:
         assert TOKENIZER.decode(ids[:n]) == so_far, "at every delta the text is that of the ids"
     if stop is not None:
-        assert read.end == ChoiceEnd(Cause.STOP, count, stop_string=stop)
+        assert read.end == ChoiceEnd(FinishReason.STOP, count, stop_string=stop)
         (command,) = detokenizer.stops
         assert (command.request_id, command.epoch, command.choice, command.position) == (NAME, 1, 0, count)
     elif eos:
-        assert read.end == ChoiceEnd(Cause.STOP, len(ids), stop_token_id=EOS)
+        assert read.end == ChoiceEnd(FinishReason.STOP, len(ids), stop_token_id=EOS)
     else:
-        assert read.end == ChoiceEnd(Cause.LENGTH, len(ids))
+        assert read.end == ChoiceEnd(FinishReason.LENGTH, len(ids))
     assert detokenizer.decoder.num_requests == 0
 
 
@@ -233,7 +234,7 @@ def test_pieces_that_overlap_are_clipped_and_gaps_are_left_to_the_processor(
     read = choices[0]
     assert read.ids == ids[:received]
     assert read.logprobs == [logprob(i, token) for i, token in enumerate(ids[:received])]
-    assert read.end == ChoiceEnd(Cause.LENGTH, received)
+    assert read.end == ChoiceEnd(FinishReason.LENGTH, received)
 
 
 def test_choices_are_decoded_apart_and_end_apart() -> None:
@@ -301,7 +302,7 @@ def test_ids_of_another_tokenizer_are_refused_choice_by_choice() -> None:
     for choice, position in ((0, 0), (1, 3)):
         end = choices[choice].end
         assert end is not None
-        assert (end.cause, end.position) == (Cause.ERROR, position), "where the processor's count is"
+        assert (end.finish_reason, end.position) == (FinishReason.ERROR, position), "where the processor's count is"
         assert end.error is not None
         assert end.error.code is Code.FAILED_PRECONDITION
     assert detokenizer.decoder.num_requests == 0

@@ -8,10 +8,10 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 
 from services.detokenizer.engines import Engines
+from services.peers.redial import LinkRefused
 from services.ring.identity import PeerId
-from services.runtime.redial import LinkRefused
 from services.text.files import fingerprint
-from tests.services.processor.vocabularies import files
+from tests.services.processor.model_specs import files
 
 
 class Stub:

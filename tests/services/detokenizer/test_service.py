@@ -14,11 +14,10 @@ from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
 from services.detokenizer.main import DESCRIPTION
-from services.detokenizer.service import DetokenizerService
-from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscriber, Subscribers
+from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
-from services.runtime.handlers import rpc_handlers
+from services.rpc.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 5)
 

@@ -11,11 +11,11 @@ from ringline.types.v1 import link_pb2
 
 from engine_core.config import ModelSpec
 from services.engine.attach import MAX_PENDING_REJECTIONS, Attachment
-from services.engine.hub import Hub
-from services.ring.events import Code, Refused
+from services.engine.attach_links import AttachLinks
+from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
-from services.runtime import parsing
-from services.runtime.parsing import MessageLimits
+from services.rpc import message_limits as parsing
+from services.rpc.message_limits import MessageLimits
 
 ME = PeerId("processor-0", 1)
 
@@ -45,14 +45,14 @@ class Peer:
         await asyncio.Event().wait()
 
 
-def attach(hub: Hub, peer: Peer) -> asyncio.Task[None]:
+def attach(hub: AttachLinks, peer: Peer) -> asyncio.Task[None]:
     hub.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
     attachment = Attachment(hub, PeerId("engine-0", 1), engine_pb2.Load, stall_timeout=1e6, max_message_bytes=1 << 22)
     return asyncio.create_task(attachment.run(peer, peer))  # type: ignore[arg-type]
 
 
 async def test_a_stream_whose_place_is_taken_ends_though_its_peer_takes_nothing() -> None:
-    hub, peer = Hub(orphan_grace=1.0, max_ledgers=0), Peer()
+    hub, peer = AttachLinks(orphan_grace=1.0, max_ledgers=0), Peer()
     stream = attach(hub, peer)
     async with asyncio.timeout(30):
         await peer.writing.wait()
@@ -75,7 +75,7 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
     long_prompt = engine_pb2.Command(submit=engine_pb2.Submit(prompt_token_ids=[40] * 10_000))
     frames = [engine_pb2.AttachRequest(commands=commands) for commands in ([done], [long_prompt], [done] * 1000)]
     peer = Peer(*frames)
-    stream = attach(Hub(orphan_grace=1.0, max_ledgers=0), peer)
+    stream = attach(AttachLinks(orphan_grace=1.0, max_ledgers=0), peer)
     async with asyncio.timeout(30):
         await peer.said.wait()
     assert parsed[-3:] == [
@@ -85,7 +85,7 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
 
 
 async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
-    hub = Hub(orphan_grace=1.0, max_ledgers=0)
+    hub = AttachLinks(orphan_grace=1.0, max_ledgers=0)
     done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
     large, small = (
         Peer(engine_pb2.AttachRequest(commands=[done] * count), me=PeerId(f"processor-{count}", 1))
@@ -105,7 +105,7 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
 
 
 async def test_a_peer_that_does_not_read_why_its_commands_are_rejected_has_no_more_of_them_carried_out() -> None:
-    hub = Hub(orphan_grace=1.0, max_ledgers=0)
+    hub = AttachLinks(orphan_grace=1.0, max_ledgers=0)
     peer = Peer(engine_pb2.AttachRequest(commands=[engine_pb2.Command()] * (2 * MAX_PENDING_REJECTIONS)))
     stream = attach(hub, peer)
     async with asyncio.timeout(30):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.engine.inbox import MAX_CALLS, Inbox, RequestOrders, TooManyCalls
+from services.engine.step_loop import MAX_CALLS, Inbox, RequestOrders, TooManyCalls
 from tests.engine_core.scheduling.harness import make_request
 
 

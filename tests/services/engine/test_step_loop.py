@@ -14,15 +14,14 @@ from engine_core.engine import EngineCore
 from engine_core.errors import StandstillError
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepPlan
-from services.engine.hub import Hub
-from services.engine.inbox import MAX_CALLS, TooManyCalls
-from services.engine.step_loop import StepLoop
-from services.ring.events import Code, Refused
+from services.engine.attach_links import AttachLinks
+from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
+from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, Pending, model_spec
 from tests.engine_core.scheduling.harness import make_request
-from tests.services.ring.door import code_of, submission
-from tests.services.runtime.test_process import wait_until
+from tests.services.process.test_run import wait_until
+from tests.services.ring.attach_harness import code_of, submission
 
 LIMITS = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
 ME = PeerId("p", 1)
@@ -64,10 +63,10 @@ class SlowExecutor(CheckedExecutor):
 
 
 @asynccontextmanager
-async def slow_hub(max_ledgers: int) -> AsyncIterator[tuple[Hub, SlowExecutor]]:
+async def slow_hub(max_ledgers: int) -> AsyncIterator[tuple[AttachLinks, SlowExecutor]]:
     """A hub with a peer ``ME``, whose step loop computes a request ``first``; its step takes as long as one lets it."""
     executor, running = SlowExecutor(), asyncio.get_running_loop()
-    hub = Hub(orphan_grace=1.0, max_ledgers=max_ledgers)
+    hub = AttachLinks(orphan_grace=1.0, max_ledgers=max_ledgers)
     failure: asyncio.Future[BaseException] = running.create_future()
     core = EngineCore(EngineConfig(scheduler=LIMITS), executor)
     hub.step_loop = StepLoop(core, running, hub.report, failure.set_result, hub.starting)
@@ -81,7 +80,7 @@ async def slow_hub(max_ledgers: int) -> AsyncIterator[tuple[Hub, SlowExecutor]]:
     assert not failure.done()
 
 
-def submit(hub: Hub, request_id: str) -> None:
+def submit(hub: AttachLinks, request_id: str) -> None:
     hub.switchboard.submit(ME, submission(request_id, order=make_request(request_id)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.processor.backlog import Backlog, BacklogLimits
+from services.processor.admission.backlog import Backlog, BacklogLimits
 
 
 def roomy() -> Backlog:

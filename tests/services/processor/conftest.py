@@ -8,8 +8,8 @@ import pytest
 from ringline.inference.v1 import inference_pb2_grpc
 from structlog.testing import capture_logs
 
-from tests.services.processor.doors import FrontDoor, served
-from tests.services.processor.offices import LARGE, Office
+from tests.services.processor.front_doors import FrontDoor, served
+from tests.services.processor.tokenization_queues import LARGE, Office
 from tests.services.ring.world import World
 
 

@@ -11,12 +11,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from services.config.errors import FatalError
+from services.config.options import SettingError, build
+from services.config.security_settings import AuthSettings
+from services.config.settings import ProcessorSettings
 from services.processor.authentication import client_gate
 from services.processor.json_web_tokens import JsonWebTokens
-from services.runtime.errors import FatalError
-from services.runtime.options import SettingError, build
-from services.runtime.security_settings import AuthSettings
-from services.runtime.settings import ProcessorSettings
 
 DIGEST = "0123456789abcdef" * 4
 PUBLIC = {**ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key(), as_dict=True), "kid": "one"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.processor.backlog import Backlog, BacklogLimits
-from services.ring.events import Code, Refused, Status
+from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.ring.errors import Code, Refused, Status
 
 TICK = 0.05
 

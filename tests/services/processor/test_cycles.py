@@ -17,10 +17,10 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 import services
 from services.processor.main import DESCRIPTION
-from services.ring.events import Code, Status
-from tests.services.processor.asking import ask as ask_ring
-from tests.services.processor.asking import settle
-from tests.services.processor.doors import FrontDoor, ask, read_into, until, write
+from services.ring.errors import Code, Status
+from tests.services.processor.front_doors import FrontDoor, ask, read_into, until, write
+from tests.services.processor.ring_requests import ask as ask_ring
+from tests.services.processor.ring_requests import settle
 from tests.services.ring.world import World
 
 SERVICES = str(Path(services.__file__).parent)

@@ -15,19 +15,19 @@ from structlog.testing import capture_logs
 
 from engine_core.request import Request
 from engine_core.validation import validate_request
-from services.engine.wire import submission_of
-from services.processor.admission import admit
+from services.engine.protobuf import submission_of
+from services.processor.admission.resolve import admit
 from services.processor.client import ClientRequest, ClientStream, LiveRequest
+from services.processor.in_flight import InFlightRequests
+from services.processor.metrics import ProcessorMetrics
 from services.processor.peers import Peers
-from services.processor.ring import Ring
-from services.ring.events import Code, Refused
+from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
+from services.ring.ledger import MAX_OUTPUT_CONTEXT_BYTES
 from services.ring.request import RingRequest
 from services.ring.routes import Route
-from services.ring.submission import MAX_OUTPUT_CONTEXT_BYTES
-from services.runtime.processor_metrics import ProcessorMetrics
 from tests.services.processor.backlogs import roomy
-from tests.services.processor.vocabularies import MAX_MODEL_LEN, learned, spec, vocabulary
+from tests.services.processor.model_specs import MAX_MODEL_LEN, learned, spec, vocabulary
 
 VOCABULARY, SPEC = vocabulary(), spec()
 ME = PeerId("processor", 1)
@@ -121,7 +121,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
     admission = admit(request, VOCABULARY, "tenant", ME)
     assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    ring = Ring(peers := Peers(learned(), random.Random(0)), METRICS, roomy(), patience=1.0)
+    ring = InFlightRequests(peers := Peers(learned(), random.Random(0)), METRICS, roomy(), patience=1.0)
     peers.events = ring
     wire, engine = Wire(), PeerId("engine", 1)
     peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]

@@ -15,18 +15,19 @@ import pytest
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.admission import admit
+from services.processor.admission.resolve import admit
+from services.processor.admission.tokenization_queue import THREADS
+from services.processor.admission.validation import UNKNOWN_MODEL
 from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
-from services.processor.desk import THREADS
 from services.processor.main import DESCRIPTION
-from services.processor.validation import UNKNOWN_MODEL
-from services.processor.vocabulary import Vocabularies
-from services.ring.events import Cause, Code, Status
+from services.processor.served_models import ServedModels
+from services.ring.errors import Code, Status
+from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
-from services.runtime.handlers import rpc_handlers
-from services.runtime.parsing import parse
-from tests.services.processor.doors import (
+from services.rpc.handlers import rpc_handlers
+from services.rpc.message_limits import parse
+from tests.services.processor.front_doors import (
     FrontDoor,
     ask,
     cancel,
@@ -156,7 +157,7 @@ async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(
     entries = 3 * MAX_FRAME_BYTES // 200
     scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
     client.outbox.prompt_logprobs(request.ring_id, CLIENT_EPOCH, 0, scores)
-    door.ring.end(request, Cause.CANCELLED)
+    door.ring.end(request, FinishReason.CANCELLED)
     shown: list[inference_pb2.GenerateResponse] = []
     async with asyncio.timeout(60):
         await read_into(shown, call)
@@ -172,7 +173,7 @@ async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDo
     await until(lambda: client.num_live == 1)
     await until(lambda: client.requests()[0].live is not None)
     refused = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=1500)
-    door.ring.end(client.requests()[0], Cause.ERROR, refused)
+    door.ring.end(client.requests()[0], FinishReason.ERROR, refused)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await read_into([], call)
     error = from_rpc(failure.value)
@@ -207,7 +208,7 @@ async def test_a_status_whose_text_is_long_in_any_script_arrives(front) -> None:
 @pytest.mark.parametrize("kind", ["session", "generate"])
 async def test_a_large_request_before_a_model_is_known_may_come_again(door: FrontDoor, front, kind: str) -> None:
     """As it does when a processor was killed: clients are back before its engines are."""
-    door.service._vocabularies = Vocabularies(4)
+    door.service._vocabularies = ServedModels(4)
     request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
     call = front.Session() if kind == "session" else front.Generate(request)
     if kind == "session":
@@ -235,7 +236,7 @@ async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
         return admit(*given)
 
     monkeypatch.setattr("services.processor.service.parse", parsed)
-    monkeypatch.setattr("services.processor.desk.admit", admitted)
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.admit", admitted)
     waits = [one.wait, *[door.go.wait] * (THREADS - 1)]
     held = [asyncio.create_task(door.desk.look_up(wait, "", 0)) for wait in waits]
     await asyncio.sleep(0)

@@ -10,11 +10,11 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission import Admission, admit
-from services.processor.backlog import Backlog, BacklogLimits
-from services.processor.validation import MAX_REQUEST_ID_BYTES
-from services.ring.events import Code
-from tests.services.processor.doors import (
+from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.resolve import Admission, admit
+from services.processor.admission.validation import MAX_REQUEST_ID_BYTES
+from services.ring.errors import Code
+from tests.services.processor.front_doors import (
     MAX_LIVE,
     ROOM,
     FrontDoor,
@@ -108,7 +108,7 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         tokenized.append(request.request_id)
         return admit(request, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("services.processor.desk.admit", counted)
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.admit", counted)
     door = FrontDoor(backlog=Backlog(BacklogLimits(max_requests=4, max_seconds=60.0)))
     async with served(door, tmp_path) as front:
         call = front.Session()

@@ -14,15 +14,15 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.admission import admit
+from services.process.memory import give_back_free_memory
+from services.processor.admission.resolve import admit
+from services.processor.admission.validation import ModelLimits
 from services.processor.client import ClientRequest, ClientStream, LiveRequest
-from services.processor.commands import submit_of
-from services.processor.validation import ModelLimits
+from services.processor.routing import submit_of
 from services.ring.identity import PeerId, ring_id
 from services.ring.request import RingRequest
-from services.runtime.garbage import give_back_free_memory
-from services.runtime.memory_guard import resident
-from tests.services.processor.vocabularies import MAX_LOGPROBS, vocabulary
+from services.rpc.memory_guard import resident
+from tests.services.processor.model_specs import MAX_LOGPROBS, vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTEXT, WORDS = 32768, 151_000

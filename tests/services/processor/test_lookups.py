@@ -8,10 +8,10 @@ import pytest
 import tokenizers
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.lookups import detokenize
-from services.ring.events import Refused
+from services.processor.service import detokenize
+from services.ring.errors import Refused
 from services.text.tokenizer import Tokenizer
-from tests.services.processor.vocabularies import MAX_MODEL_LEN, files, vocabulary
+from tests.services.processor.model_specs import MAX_MODEL_LEN, files, vocabulary
 
 WORD = "x" * 2000
 

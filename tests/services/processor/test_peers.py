@@ -7,15 +7,15 @@ import time
 import pytest
 from ringline.engine.v1 import engine_pb2
 
+from services.peers.redial import LinkRefused
 from services.processor.client import ClientRequest
-from services.processor.vocabulary import Texts
-from services.ring.events import Code, Reason
+from services.processor.served_models import Texts
+from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
-from services.runtime.redial import LinkRefused
-from services.runtime.wire import status_from_proto
+from services.rpc.protobuf import status_from_proto
 from services.text.chat import ChatTemplates
-from tests.services.processor.asking import SEED, ask, end, events, expected, ids, processors_stream, settle
+from tests.services.processor.ring_requests import SEED, ask, end, events, expected, ids, processors_stream, settle
 from tests.services.ring.world import MAX_GENERATIONS, NEXT, PRESENT, World
 
 

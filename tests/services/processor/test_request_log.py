@@ -7,8 +7,9 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from services.ring.events import Cause, invalid_field
-from tests.services.processor.test_ring import ask, settle
+from services.ring.errors import invalid_field
+from services.ring.events import FinishReason
+from tests.services.processor.test_in_flight import ask, settle
 from tests.services.ring.world import World
 
 
@@ -40,7 +41,7 @@ def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> Non
             world.flow(tokens=1)
         assert call.live is not None
         delivered = call.live.ring.completion_tokens
-        world.ring.end(call, Cause.CANCELLED)
+        world.ring.end(call, FinishReason.CANCELLED)
         settle(world)
     by_processor, by_detokenizer = lines(logs, "request finished")
     assert by_processor["finish_reasons"] == {0: "CANCELLED"}
@@ -53,7 +54,7 @@ def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
         world = World(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask())
         call.live, call.ended = None, False
-        world.ring.end(call, Cause.ERROR, invalid_field("temperature", "-1 is out of range").status)
+        world.ring.end(call, FinishReason.ERROR, invalid_field("temperature", "-1 is out of range").status)
     (line,) = lines(logs, "request refused")
     assert (line["code"], line["reason"], line["field"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", "temperature")
     assert (line["request_id"], line["client_request_id"]) == (call.ring_id, "r")

@@ -7,7 +7,7 @@ from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.ring import routes
-from tests.services.processor.asking import ask, ids, processors_stream, settle
+from tests.services.processor.ring_requests import ask, ids, processors_stream, settle
 from tests.services.ring.world import World
 
 ENGINES = [f"engine-{index}" for index in range(4)]

@@ -10,12 +10,11 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from structlog.testing import capture_logs
 
 from services.detokenizer.main import DESCRIPTION
-from services.detokenizer.service import DetokenizerService
-from services.detokenizer.subscribers import Subscribers
-from services.processor.detokenizers import Subscription
+from services.detokenizer.service import DetokenizerService, Subscribers
+from services.peers.redial import PeerDedup
+from services.processor.detokenizer_link import Subscription
 from services.ring.identity import PeerId
-from services.runtime.claims import Claims
-from services.runtime.handlers import rpc_handlers
+from services.rpc.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 1)
 DETOKENIZER = PeerId("detokenizer-0", 7)
@@ -57,7 +56,7 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
     for address in addresses:
         server.add_insecure_port(address)
     await server.start()
-    owner, claims = Owner(), Claims()
+    owner, claims = Owner(), PeerDedup()
     with capture_logs() as logs:
         subscriptions = {
             address: Subscription(address, ME, owner, claims, max_message_bytes=1 << 22) for address in addresses

@@ -11,11 +11,12 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import link_pb2
 
 from services.processor.peers import Peers
-from services.ring.events import Cause, Code
+from services.ring.errors import Code
+from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
 from services.ring.routes import Route
-from tests.services.processor.asking import ask, end, events, expected, ids, moves, settle, usage
+from tests.services.processor.ring_requests import ask, end, events, expected, ids, moves, settle, usage
 from tests.services.ring.world import World
 
 LONG = 60
@@ -73,7 +74,7 @@ def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
     told = list(stream.commands)
     stream.commands.clear()
     settle(wide)
-    assert end(wide).finish_reason == Cause.LENGTH
+    assert end(wide).finish_reason == FinishReason.LENGTH
     assert ids(wide) == expected(LONG)
     (started,) = moves(wide)
     assert started.identical

@@ -2,12 +2,12 @@
 
 import pytest
 
-from services.ring.ledgers import Ledgers
-from services.ring.switchboard import Switchboard
-from tests.services.ring.door import GRACE, MAX_LEDGERS, Core
+from services.ring.attach_registry import AttachRegistry
+from services.ring.ledger import Ledgers
+from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, Core
 
 
 @pytest.fixture
-def board() -> Switchboard:
+def board() -> AttachRegistry:
     """The engine's door, before anybody attached."""
-    return Switchboard(Core(), Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
+    return AttachRegistry(Core(), Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))

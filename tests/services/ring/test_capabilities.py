@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.ring.capabilities import ENGINE, MAX_NAME_BYTES, MAX_REQUIRED, check_requires
-from services.ring.events import Code, Reason, Refused
+from services.ring.errors import Code, Reason, Refused
+from services.ring.identity import ENGINE, MAX_NAME_BYTES, MAX_REQUIRED, check_requires
 
 
 def test_what_is_known_may_be_required() -> None:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.frames import response_of
+from services.engine.protobuf import response_of
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Code, Status
+from services.ring.errors import Code, Status
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
 from tests.services.ring.scores import Score, packed
@@ -41,7 +42,7 @@ def test_everything_comes_once_in_frames_that_fit(
     entries = [entry(f"1-{i}", choices, logprobs) for i, choices in enumerate(requests)]
     for one in entries:
         for log in one.choices.values():
-            log.finish(ChoiceEnd(Cause.LENGTH, len(log.ids)))
+            log.finish(ChoiceEnd(FinishReason.LENGTH, len(log.ids)))
         link.carry(one)
     got: dict[tuple[str, int], list[int]] = {(one.request_id, c): [] for one in entries for c in one.choices}
     ended: list[tuple[str, int]] = []
@@ -95,7 +96,7 @@ def test_rejections_do_not_outgrow_a_frame() -> None:
 def test_an_end_waits_for_the_tokens_before_it() -> None:
     link = OutboundLink(PEER)
     one = entry("1-1", {0: list(range(500))})
-    one.choices[0].finish(ChoiceEnd(Cause.LENGTH, 500))
+    one.choices[0].finish(ChoiceEnd(FinishReason.LENGTH, 500))
     link.carry(one)
     frames = []
     while (frame := link.take(400)) is not None:
@@ -109,9 +110,9 @@ def test_an_end_waits_for_the_tokens_before_it() -> None:
 def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, told: bool) -> None:
     link = OutboundLink(PEER)
     one = entry("1-1", {0: [1], 1: [2]})
-    one.choices[0].finish(ChoiceEnd(Cause.STOP, 1))
+    one.choices[0].finish(ChoiceEnd(FinishReason.STOP, 1))
     if sent_all:
-        one.choices[1].finish(ChoiceEnd(Cause.STOP, 1))
+        one.choices[1].finish(ChoiceEnd(FinishReason.STOP, 1))
     link.carry(one)
     link.take()
     link.drop("1-1")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.events import Reason, Refused
+from services.ring.errors import Reason, Refused
 from services.ring.identity import (
     MAX_REQUEST_ID_LENGTH,
     MAX_VERSION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.events import Cause, ChoiceEnd
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.ledger import ChoiceLog
 from services.ring.logprobs import PackedLogprobs
 from tests.services.ring.scores import Score, packed
@@ -17,9 +17,9 @@ def scores(tokens: list[int]) -> PackedLogprobs:
     return packed(Score(-float(token), 1) for token in tokens)
 
 
-@given(resumed=ids, computed=ids, more=ids, end=st.none() | st.sampled_from(Cause), position=st.integers(-1, 18))
+@given(resumed=ids, computed=ids, more=ids, end=st.none() | st.sampled_from(FinishReason), position=st.integers(-1, 18))
 def test_a_stop_wins_over_ends_at_or_behind_it(
-    resumed: list[int], computed: list[int], more: list[int], end: Cause | None, position: int
+    resumed: list[int], computed: list[int], more: list[int], end: FinishReason | None, position: int
 ) -> None:
     log = ChoiceLog(resumed, keeps_logprobs=True)
     log.append(computed, scores(computed))
@@ -32,12 +32,12 @@ def test_a_stop_wins_over_ends_at_or_behind_it(
     assert list(log.ids) == kept
     assert log.logprobs == scores(kept[len(resumed) :])
     if stopped:
-        assert log.end == ChoiceEnd(Cause.STOP, position)
+        assert log.end == ChoiceEnd(FinishReason.STOP, position)
     else:
         assert log.end == (None if end is None else ChoiceEnd(end, len(whole)))
     before = log.end
     log.append(more, scores(more))
-    log.finish(ChoiceEnd(Cause.CANCELLED, 0))
+    log.finish(ChoiceEnd(FinishReason.CANCELLED, 0))
     if before is not None:
         assert list(log.ids) == kept, "nothing is added behind an end"
         assert log.end == before, "an end stands"
@@ -55,6 +55,6 @@ def test_an_earlier_stop_wins_over_a_later_one() -> None:
 
 def test_an_end_before_the_stop_wins() -> None:
     log = ChoiceLog([1, 2, 3], keeps_logprobs=False)
-    log.finish(ChoiceEnd(Cause.LENGTH, 2))
+    log.finish(ChoiceEnd(FinishReason.LENGTH, 2))
     assert not log.stop_at(3)
-    assert log.end == ChoiceEnd(Cause.LENGTH, 2)
+    assert log.end == ChoiceEnd(FinishReason.LENGTH, 2)

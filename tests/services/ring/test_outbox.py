@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.detokenizer.frames import outputs_of
-from services.ring.events import Cause, ChoiceEnd, Prefill
+from services.detokenizer.protobuf import outputs_of
+from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, Outboxes, RequestNews
 from tests.services.ring.scores import Score, packed, scores_of
@@ -75,7 +75,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def end(self, name: str, choice: int) -> None:
         sent = self.written[name][choice]
         if sent.end is None:
-            sent.end = ChoiceEnd(Cause.LENGTH, sent.count)
+            sent.end = ChoiceEnd(FinishReason.LENGTH, sent.count)
             self.outbox.end(name, self.epochs[name], choice, sent.end)
 
     @rule(name=NAMES)
@@ -94,7 +94,7 @@ class OutboxMachine(RuleBasedStateMachine):
         if self.epochs[name] > 1 and name in self.outbox._news:
             epoch = self.epochs[name] - 1
             self.outbox.delta(name, epoch, choice, 0, [999], "late")
-            self.outbox.end(name, epoch, choice, ChoiceEnd(Cause.STOP, 1))
+            self.outbox.end(name, epoch, choice, ChoiceEnd(FinishReason.STOP, 1))
             self.outbox.drop(name, epoch)
 
     @rule(max_bytes=LIMITS)
@@ -164,7 +164,7 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int
     outbox.prompt_logprobs("1-1", 0, 5 + scored // 2, scores.part(scored // 2, scored))
     for position, size in enumerate(sizes):
         outbox.delta("1-1", 0, position % 3, 0, [], "x" * size)
-    outbox.end("1-1", 0, 0, ChoiceEnd(Cause.STOP, 0))
+    outbox.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 0))
     taken: list[RequestNews] = []
     while outbox.pending:
         taken += outbox.take(limit or 1)
@@ -199,7 +199,7 @@ def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
 
 def test_an_end_may_come_alone() -> None:
     outbox = an_outbox()
-    end = ChoiceEnd(Cause.STOP, 7)
+    end = ChoiceEnd(FinishReason.STOP, 7)
     outbox.end("1-1", 1, 2, end)
     (news,) = outbox.take(1)
     assert news.choices[2].end == end
@@ -269,7 +269,7 @@ def test_a_reader_for_whom_too_much_waits_is_lost_alone() -> None:
     assert lost == ["slow"]
     assert (slow.closed, slow.pending, slow.size) == (True, False, 0)
     assert outboxes.total == other.size
-    slow.end("1-1", 0, 0, ChoiceEnd(Cause.STOP, 200))
+    slow.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 200))
     slow.close("1-1", 0, "closing")
     assert (slow.take(1000), slow.size) == ([], 0), "nothing is kept for it any more"
     assert [news.request_id for news in other.take(1000)] == ["1-2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.positions import Fit, fit
+from services.ring.events import Fit, fit
 
 small = st.integers(0, 6)
 

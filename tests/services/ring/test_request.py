@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.events import Cause, ChoiceEnd, Code, Status
+from services.ring.errors import Code, Status
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.request import RingRequest, Verdict
 
 
@@ -66,13 +67,13 @@ def test_verdicts_are_those_of_a_naive_reader(
                 naive.epoch += 1
                 assert request.next_epoch() == naive.epoch
             case "abort":
-                ended = request.abort(Cause.CANCELLED)
+                ended = request.abort(FinishReason.CANCELLED)
                 assert ended.keys() == naive.tokens.keys() - naive.ends.keys()
                 naive.ends.update(ended)
             case "delta":
                 assert request.delta(epoch, choice, position, ids) == naive.delta(epoch, choice, position, ids)
             case "end":
-                end = ChoiceEnd(Cause.LENGTH, position)
+                end = ChoiceEnd(FinishReason.LENGTH, position)
                 assert request.end(epoch, choice, end) == naive.end(epoch, choice, end)
         unfinished = {
             choice: [tokens[i] for i in range(len(tokens))]
@@ -90,10 +91,10 @@ def test_an_abort_ends_what_goes_on_where_it_is() -> None:
     request = RingRequest("1-1", 5, {0: [], 2: [7, 8]})
     epoch = request.next_epoch()
     request.delta(epoch, 0, 0, [1])
-    request.end(epoch, 0, ChoiceEnd(Cause.STOP, 1))
+    request.end(epoch, 0, ChoiceEnd(FinishReason.STOP, 1))
     error = Status(Code.UNAVAILABLE, "gone")
-    assert request.abort(Cause.ERROR, error) == {2: ChoiceEnd(Cause.ERROR, 2, error=error)}
-    assert request.abort(Cause.ERROR, error) == {}
+    assert request.abort(FinishReason.ERROR, error) == {2: ChoiceEnd(FinishReason.ERROR, 2, error=error)}
+    assert request.abort(FinishReason.ERROR, error) == {}
     assert request.delta(epoch, 2, 2, [9]) is Verdict.DROP
     assert request.completion_tokens == 3
 

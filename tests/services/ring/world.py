@@ -22,24 +22,24 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine_core.config import ModelSpec
 from engine_core.request import Request
 from services.detokenizer.engines import Engines
-from services.detokenizer.frames import outputs_of
-from services.detokenizer.subscribers import Subscriber
-from services.engine.frames import response_of
-from services.engine.wire import submission_of
-from services.processor.admission import admit
+from services.detokenizer.protobuf import outputs_of
+from services.detokenizer.service import Subscriber
+from services.engine.protobuf import response_of, submission_of
+from services.processor.admission.resolve import admit
 from services.processor.client import ClientRequest, ClientStream, LiveRequest
+from services.processor.in_flight import InFlightRequests
+from services.processor.metrics import ProcessorMetrics
 from services.processor.peers import Peers
-from services.processor.ring import Ring
-from services.processor.vocabulary import Texts, Vocabularies, Vocabulary
-from services.ring.crashes import MAX_CRASH_RESUBMITS
+from services.processor.served_models import ServedModel, ServedModels, Texts
+from services.ring.attach_registry import AttachRegistry
 from services.ring.cursor import OutboundLink, RejectedCommand
-from services.ring.events import Cause, ChoiceEnd, Refused
+from services.ring.errors import Refused
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId, ring_id
-from services.ring.ledgers import Ledgers
+from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.poison import MAX_CRASH_RESUBMITS
 from services.ring.request import RingRequest
-from services.ring.switchboard import Switchboard
-from services.runtime.processor_metrics import ProcessorMetrics
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.backlogs import roomy
@@ -125,7 +125,7 @@ class FakeCore:
     """Computes ``token_at``; told what to do by the switchboard, as the step loop is."""
 
     def __init__(self, served: Served) -> None:
-        self.board: Switchboard
+        self.board: AttachRegistry
         self.served = served
         self.running: dict[str, dict[int, int]] = {}
         self.requests: dict[str, Request] = {}
@@ -187,8 +187,8 @@ class FakeCore:
     def _end_at(self, max_tokens: int, count: int, last: Sequence[int]) -> ChoiceEnd | None:
         """The end of a choice that has ``count`` tokens, ``last`` being the last of them."""
         if list(last) == [self.served.eos]:
-            return ChoiceEnd(Cause.STOP, count, stop_token_id=self.served.eos)
-        return ChoiceEnd(Cause.LENGTH, count) if count == max_tokens else None
+            return ChoiceEnd(FinishReason.STOP, count, stop_token_id=self.served.eos)
+        return ChoiceEnd(FinishReason.LENGTH, count) if count == max_tokens else None
 
 
 class AttachStream:
@@ -233,7 +233,7 @@ class Engine:
     def __init__(self, me: PeerId, served: Served) -> None:
         self.me = me
         self.core = FakeCore(served)
-        self.board = Switchboard(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
+        self.board = AttachRegistry(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
         self.core.board = self.board
         self.streams: dict[str, AttachStream] = {}
 
@@ -283,11 +283,13 @@ class World:
     ) -> None:
         self.lives = 1
         self.now = 0.0
-        self.vocabularies = Vocabularies(MAX_GENERATIONS)
-        self._vocabulary: Vocabulary | None = None
+        self.vocabularies = ServedModels(MAX_GENERATIONS)
+        self._vocabulary: ServedModel | None = None
         self.me = PeerId("processor", 1)
         self.peers = Peers(self.vocabularies, random.Random(0))
-        self.ring = Ring(self.peers, ProcessorMetrics(), roomy(), patience=1e9, max_crash_resubmits=max_crash_resubmits)
+        self.ring = InFlightRequests(
+            self.peers, ProcessorMetrics(), roomy(), patience=1e9, max_crash_resubmits=max_crash_resubmits
+        )
         self.peers.events = self.ring
         self.client = ClientStream("")
         self.received: list[inference_pb2.GenerateResponse] = []
@@ -301,14 +303,14 @@ class World:
         self.flow()
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> ServedModel:
         """What requests are for: what the processor would choose, unless it was set."""
         vocabulary = self._vocabulary or self.vocabularies.newest
         assert vocabulary is not None
         return vocabulary
 
     @vocabulary.setter
-    def vocabulary(self, vocabulary: Vocabulary) -> None:
+    def vocabulary(self, vocabulary: ServedModel) -> None:
         self._vocabulary = vocabulary
 
     def new_life(self, name: str) -> PeerId:

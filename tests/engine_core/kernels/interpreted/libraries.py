@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine_core.attention.varlen import varlen_function
+from engine_core.attention.flash_attention import varlen_function
 
 
 def attention(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_core.attention import triton_paged
-from engine_core.attention.triton_paged import TritonPagedAttention
+from engine_core.attention.triton import TritonAttention
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
@@ -28,8 +28,8 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_paged, "_SHORTEST_SPLIT", 64)
 
 
-def backend(uniform: bool = False) -> TritonPagedAttention:
-    return TritonPagedAttention(max_model_len=200, processors=1, uniform=uniform)
+def backend(uniform: bool = False) -> TritonAttention:
+    return TritonAttention(max_model_len=200, processors=1, uniform=uniform)
 
 
 @pytest.mark.parametrize(("geometry", "dtype"), CASES, ids=str)

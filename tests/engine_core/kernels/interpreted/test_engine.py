@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.attention.flashinfer_paged import FlashInferAttention, HeadsOfModel
-from engine_core.attention.triton_paged import TritonPagedAttention
+from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
+from engine_core.attention.triton import TritonAttention
 from engine_core.config import DeviceConfig
-from engine_core.layers.gpu import GpuLayers
-from engine_core.loading.checkpoint import Checkpoint
+from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.platforms.base import NewBatch
+from engine_core.platforms.cuda import CudaPlatform
+from engine_core.platforms.cuda_graphs import DeviceForward
+from engine_core.platforms.memory import request_memory
 from engine_core.request import SamplingParams
 from engine_core.worker import self_test, worker
-from engine_core.worker.batch import BatchLimits
-from engine_core.worker.cuda import CudaDevice
-from engine_core.worker.decode_graphs import DeviceForward
-from engine_core.worker.device import NewBatch
-from engine_core.worker.memory import request_memory
+from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.model_runner import ModelRunner
 from tests.engine_core.attention.sequences import CPU
 from tests.engine_core.engines import run, started
@@ -48,7 +48,7 @@ class Replayed:
         self.function()
 
 
-class InterpretedDevice(CudaDevice):
+class InterpretedDevice(CudaPlatform):
     """A GPU but for its memory and its graphs."""
 
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
@@ -56,8 +56,8 @@ class InterpretedDevice(CudaDevice):
         self.usable = 1 << 33
         self.request_memory = request_memory(self.usable)
         self.batch_invariant = True
-        self.attention = TritonPagedAttention(limits.max_model_len, 2, uniform=True)
-        self.layers = GpuLayers(2, deterministic=True)
+        self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
+        self.layers = GpuLayerFactory(2, deterministic=True)
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
 
@@ -98,7 +98,7 @@ def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]
     with started(model, max_num_seqs=4, max_num_batched_tokens=24, **options) as engine:
         results = run(engine, PROMPTS, PARAMS)
         stable = "unstable" not in engine.executor.numerics
-        assert stable == (worker.choose_device is not FlashInferDevice)
+        assert stable == (worker.choose_platform is not FlashInferDevice)
     return {key: outcome.token_ids for key, outcome in results.items()}
 
 
@@ -116,7 +116,7 @@ def test_tokens_equal_those_of_the_cpu_engine(
     model = save_model(make_model(CASES[case]), tmp_path)
     monkeypatch.setattr(self_test, "_LENGTHS", (18, 1, 6))  # as little as crosses the end of a block
     expected = outcomes(model, max_model_len=64)
-    monkeypatch.setattr(worker, "choose_device", device)
+    monkeypatch.setattr(worker, "choose_platform", device)
     Replayed.replays = 0
     assert outcomes(model, max_model_len=64, async_scheduling=overlapped) == expected
     assert Replayed.replays >= 3

@@ -7,13 +7,13 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.paged import CachingRotation
-from engine_core.attention.triton_paged import TritonPagedAttention
-from engine_core.layers.gpu import GpuLayers
+from engine_core.attention.triton import TritonAttention
+from engine_core.layers.gpu import GpuLayerFactory
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
-from engine_core.layers.torch_layers import TorchLayers
+from engine_core.layers.torch_layers import TorchLayerFactory
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS = GpuLayers(processors=3, deterministic=True)
+LAYERS = GpuLayerFactory(processors=3, deterministic=True)
 
 
 @pytest.fixture(params=TOLERANCE, ids=str)
@@ -33,7 +33,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("width", [64, 200])
 def test_norm(width: int, dtype: torch.dtype) -> None:
     x, weight = numbers(5, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
-    close(LAYERS.norm(weight, 1e-5)(x), TorchLayers().norm(weight, 1e-5)(x), dtype)
+    close(LAYERS.norm(weight, 1e-5)(x), TorchLayerFactory().norm(weight, 1e-5)(x), dtype)
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80)])
@@ -42,7 +42,9 @@ def test_rotation(query_heads: int, kv_heads: int, head_dim: int, normalized: bo
     heads = numbers(3, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
     angles = numbers(3, 1, head_dim // 2, dtype=torch.float32, seed=1)
     norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
-    expected = TorchLayers().rotation(query_heads, kv_heads, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
+    expected = TorchLayerFactory().rotation(query_heads, kv_heads, norms, 1e-6)(
+        heads.clone(), angles.cos(), angles.sin()
+    )
     actual = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
     for one, other in zip(actual, expected, strict=True):
         close(one, other, dtype)
@@ -62,7 +64,7 @@ def test_rotation_into_the_cache(
     rotation = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)
     query, key, value = rotation(heads.clone(), cos, sin)
     spec = KVCacheSpec(1, kv_heads, head_dim, block_size, dtype)
-    [cache] = TritonPagedAttention.allocate(spec, 3, torch.device("cpu"))
+    [cache] = TritonAttention.allocate(spec, 3, torch.device("cpu"))
     expected = cache.fill_(torch.nan).clone()
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -77,7 +79,7 @@ def test_rotation_into_the_cache(
 
 def test_silu_and_mul(dtype: torch.dtype) -> None:
     gate_up = 3 * numbers(3, 2 * 1500, dtype=dtype)
-    close(LAYERS.silu_and_mul(gate_up), TorchLayers().silu_and_mul(gate_up), dtype)
+    close(LAYERS.silu_and_mul(gate_up), TorchLayerFactory().silu_and_mul(gate_up), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 72)])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.attention.flashinfer_paged import FlashInferAttention, HeadsOfModel
-from engine_core.attention.varlen import VarlenAttention, varlen_function
+from engine_core.attention.flash_attention import FlashAttention, varlen_function
+from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from tests.engine_core.attention.sequences import CPU, Geometry, Run, make_sequences
 from tests.engine_core.kernels.interpreted.libraries import Library, documented_varlen
 
@@ -22,7 +22,7 @@ def flashinfer(geometry: Geometry, max_pages: int = 40) -> FlashInferAttention:
 
 
 CASES = [
-    (VarlenAttention(documented_varlen), Geometry(4, 2, 64, 256), [1, 9, 300]),
+    (FlashAttention(documented_varlen), Geometry(4, 2, 64, 256), [1, 9, 300]),
     (flashinfer(Geometry(4, 2, 64, 16)), Geometry(4, 2, 64, 16), [1, 9, 70]),
     (flashinfer(Geometry(7, 1, 128, 64)), Geometry(7, 1, 128, 64), [64, 65, 130]),
 ]

@@ -1,0 +1,71 @@
+"""Which attention backend computes a model on an NVIDIA GPU: the own kernels, or the library that is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.attention.base import AttentionBackend
+from engine_core.attention.flash_attention import PAGE, FlashAttention, varlen_function
+from engine_core.attention.flashinfer import HEADS, FlashInferAttention, HeadsOfModel
+from engine_core.attention.triton import TritonAttention
+from engine_core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What attention has to do."""
+
+    heads: HeadsOfModel
+    block_size: int
+    max_model_len: int
+    deterministic: bool
+    """A row's bits must not depend on its batch."""
+
+
+def check_attention(asked: str | None, demand: Demand) -> None:
+    """Raise ``ConfigError`` where the backend that is ``asked`` for cannot do that, or is not here."""
+
+    def refuse(why: str) -> ConfigError:
+        return ConfigError("attention_backend", asked, f"triton, because {why}")
+
+    if asked in (None, "triton"):
+        return
+    if asked in ("native", "torch"):
+        raise refuse("the device is a GPU")
+    if demand.deterministic:
+        raise refuse("of the others nobody promises what --deterministic does")
+    if demand.heads.dtype == torch.float32:
+        raise refuse(f"{asked} computes bfloat16 and float16")
+    if asked == "varlen":
+        if varlen_function() is None:
+            raise refuse(f"varlen_attn takes block tables and splits from torch 2.12 on; this is {torch.__version__}")
+        if demand.block_size % PAGE:
+            needed = f"a multiple of {PAGE} with --attention-backend varlen"
+            raise ConfigError("block_size", demand.block_size, needed)
+    else:
+        if importlib.util.find_spec("flashinfer") is None:
+            raise refuse("flashinfer is not installed")
+        if demand.heads.head_dim not in HEADS:
+            raise refuse(f"flashinfer has kernels for heads of {', '.join(map(str, HEADS))}")
+
+
+def choose_gpu_attention(
+    asked: str | None, demand: Demand, processors: int, device: torch.device
+) -> tuple[AttentionBackend, str]:
+    """The backend, which ``check_attention`` has let pass, and its description for a person.
+
+    ``processors``: multiprocessors of the device.
+    """
+    if asked == "varlen":
+        return FlashAttention(varlen_function()), f"attention by varlen_attn of torch {torch.__version__}"
+    if asked == "flashinfer":
+        library = importlib.import_module("flashinfer")
+        pages = -(-demand.max_model_len // demand.block_size)
+        backend = FlashInferAttention(library, demand.heads, demand.block_size, pages, device)
+        return backend, f"attention by flashinfer {library.__version__}"
+    own = TritonAttention(demand.max_model_len, processors, uniform=demand.deterministic)
+    return own, "attention by own triton kernels"

@@ -1,0 +1,36 @@
+"""Which attention backend computes a model on CPU, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.attention.base import AttentionBackend
+from engine_core.attention.native import NativeAttention
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.errors import ConfigError
+from engine_core.kernels.library import KernelsUnavailableError, load_kernels
+
+
+def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None) -> tuple[AttentionBackend, str]:
+    """The fastest backend for heads of that size and type, or the one ``asked`` for; and a description for a person.
+
+    Raises ``ConfigError`` where there is no such backend here.
+    """
+    if asked in ("triton", "varlen", "flashinfer"):
+        raise ConfigError("attention_backend", asked, "native or torch, because the device is a CPU")
+    if asked == "torch":
+        return TorchAttention(), "attention by torch, as asked for"
+    backend, why = _fastest(head_dim, dtype)
+    if asked == "native" and not isinstance(backend, NativeAttention):
+        raise ConfigError("attention_backend", asked, f"torch, because: {why}")
+    return backend, why
+
+
+def _fastest(head_dim: int, dtype: torch.dtype) -> tuple[AttentionBackend, str]:
+    if not NativeAttention.supports(head_dim, dtype):
+        return TorchAttention(), f"attention by torch: native kernels do not compute heads of {head_dim} {dtype}"
+    try:
+        kernels = load_kernels()
+    except KernelsUnavailableError as error:
+        return TorchAttention(), f"attention by torch: {error}"
+    return NativeAttention(kernels), f"attention by native kernels for {kernels.instruction_set}"

@@ -1,0 +1,195 @@
+"""Paged attention by own Triton kernels: for NVIDIA GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.paged import PagedAttention
+from engine_core.kernels.triton import AS_WRITTEN
+from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
+
+SMALLEST_HEAD, LARGEST_HEAD = 16, 256
+"""Sizes of heads that are computed; those between powers of two are padded in registers."""
+_SHORTEST_SPLIT = 256
+_MOST_SPLITS = 64
+"""Of a sequence: bounds the memory for their results."""
+_LEAST_SEQS = 256
+"""Kernels are compiled for powers of two of sequences, from here on."""
+_PROGRAMS_PER_PROCESSOR = 4
+_FEWEST_ROWS = 16
+"""Of a matrix product in tensor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel cuts its work."""
+
+    rows: int
+    """Pairs of a position and a head of the group."""
+    keys: int
+    warps: int
+    stages: int
+
+
+class TritonAttention(PagedAttention):
+    """Nothing is read for a sequence of length 0: so padding is marked."""
+
+    def __init__(self, max_model_len: int, processors: int, uniform: bool) -> None:
+        """``processors``: multiprocessors of the device. ``uniform``: chunks are computed in the tiles of single rows.
+
+        Keys are taken in splits of a size that ``max_model_len`` decides, so that a sequence has 64 of them at most.
+        """
+        per_split = triton.next_power_of_2(-(-max_model_len // _MOST_SPLITS))
+        self._split = max(_SHORTEST_SPLIT, per_split)
+        self._max_splits = -(-max_model_len // self._split)
+        self._programs = processors * _PROGRAMS_PER_PROCESSOR
+        self._uniform = uniform
+
+    def numerics(self, spec: KVCacheSpec) -> str:
+        tiles = "uniform" if self._uniform else "two kinds of tiles"
+        return f"triton {triton.__version__}, splits of {self._split} keys, {tiles}"
+
+    def attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+    ) -> torch.Tensor:
+        output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
+        scale *= math.log2(math.e)
+        if metadata.max_query_len > 1:
+            self._attend_chunks(query, output, kv_cache, metadata, scale)
+        self._attend_single_rows(query, output, kv_cache, metadata, scale)
+        return output
+
+    def _attend_chunks(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> None:
+        num_rows, num_heads, head_dim = query.shape
+        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
+        group = num_heads // num_kv_heads
+        single = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
+        tiles = single if self._uniform else tiles_of_chunks(query.dtype.itemsize, head_dim, group)
+        attend_chunks[(num_rows // (tiles.rows // group) + num_seqs, num_kv_heads)](
+            query,
+            output,
+            kv_cache,
+            metadata.query_starts,
+            metadata.seq_lens,
+            metadata.block_tables,
+            num_seqs,
+            query.stride(0),
+            metadata.block_tables.stride(0),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            scale,
+            NUM_HEADS=num_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            BLOCK_SIZE=kv_cache.shape[3],
+            SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            SPLIT=self._split,
+            IEEE=query.dtype == torch.float32,
+            WIDE=_is_interpreted(query),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **AS_WRITTEN,
+        )
+
+    def _attend_single_rows(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> None:
+        _, num_heads, head_dim = query.shape
+        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
+        group = num_heads // num_kv_heads
+        splits = min(self._max_splits, -(-metadata.max_seq_len // self._split))
+        partial = torch.empty(num_seqs, splits, num_heads, head_dim, dtype=torch.float32, device=query.device)
+        statistics = torch.empty(2, num_seqs, splits, num_heads, dtype=torch.float32, device=query.device)
+        tiles = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
+        attend_single_rows[(min(self._programs, num_seqs * splits * num_kv_heads),)](
+            query,
+            partial,
+            statistics,
+            kv_cache,
+            metadata.query_starts,
+            metadata.seq_lens,
+            metadata.block_tables,
+            num_seqs,
+            splits,
+            query.stride(0),
+            metadata.block_tables.stride(0),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            scale,
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            BLOCK_SIZE=kv_cache.shape[3],
+            SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            SPLIT=self._split,
+            IEEE=query.dtype == torch.float32,
+            WIDE=_is_interpreted(query),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **AS_WRITTEN,
+        )
+        join_splits[(num_seqs, num_kv_heads)](
+            partial,
+            statistics,
+            output,
+            metadata.query_starts,
+            metadata.seq_lens,
+            num_seqs,
+            splits,
+            NUM_HEADS=num_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim),
+            SPLIT=self._split,
+            ROWS=triton.next_power_of_2(group),
+            **AS_WRITTEN,
+        )
+
+
+def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
+    """For numbers of so many bytes, and so many query heads to a KV head; small enough for chunks to use them, too."""
+    dims, rows = triton.next_power_of_2(head_dim), max(_FEWEST_ROWS, triton.next_power_of_2(group))
+    if itemsize == 4:
+        return Tiles(rows, 32 if dims <= 64 else 16, warps=4, stages=2)
+    return Tiles(rows, 64, warps=4, stages=3) if dims <= 128 else Tiles(rows, 32, warps=4, stages=2)
+
+
+def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
+    """For numbers of so many bytes: the most rows whose results stay in registers.
+
+    Tensor cores do not take float32 as it is; it is multiplied in registers, of which masks take some, too.
+    """
+    dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    if itemsize == 4:
+        return Tiles(max(32 if dims <= 64 or head_dim == dims == 128 else 16, heads), 16, warps=4, stages=1)
+    if dims <= 128:
+        return Tiles(max(128, heads), 64, warps=8, stages=2)
+    return Tiles(max(64, heads), 32, warps=8, stages=2)
+
+
+def _is_interpreted(x: torch.Tensor) -> bool:
+    """Kernels take memory of the processor's own only under Triton's interpreter."""
+    return x.device.type == "cpu"

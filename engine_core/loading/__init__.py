@@ -1,1 +1,0 @@
-"""From a checkpoint on disk (or on the hub) to tensors in memory."""

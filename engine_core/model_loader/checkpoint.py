@@ -1,0 +1,201 @@
+"""Find a checkpoint, read what it says about itself, and resolve that against the options.
+
+No weight is read here: ``loading.build`` does that. Nothing from a checkpoint is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from engine_core.config import LoadConfig, ModelConfig, ModelSpec
+from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.hub import download
+from engine_core.model_loader.location import local_directory, served_name
+from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.models.architecture import ArchitectureConfig
+from engine_core.models.registry import model_class
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was found and understood; its weights are still on disk."""
+
+    path: Path
+    """Directory of config.json (of a downloaded snapshot for a hub id)."""
+    spec: ModelSpec
+    """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
+    shape: ArchitectureConfig
+    dtype: torch.dtype
+    """Of weights, activations and KV cache."""
+    quantization: str | None
+    """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    load_format: str
+    """As in ``LoadConfig``."""
+    seed: int
+    """Of dummy weights."""
+
+    def digest(self, weights: WeightsDigest) -> str:
+        """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
+
+        Equal for copies, whatever they are called and in whatever number type and on whatever device they are computed.
+        The tokenizer is not in it: the engine core has none.
+        """
+        identity = {
+            "config": _read_object(self.path / "config.json"),
+            "default_sampling": self.spec.default_sampling,
+            "eos_token_ids": self.spec.eos_token_ids,
+            "max_model_len": self.spec.max_model_len,
+            "quantization": self.quantization,
+            "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
+        }
+        return digest_of(json.dumps(identity, sort_keys=True))
+
+
+def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
+    """Find the checkpoint that ``config.model`` names (a directory or a hub id) and read its configuration.
+
+    Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
+    engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows.
+    """
+    weights = load.load_format != "dummy"
+    path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
+    raw = _read_object(path / "config.json")
+    generation = _read_object(path / "generation_config.json", optional=True)
+    architecture = _architecture(path, raw)
+    if quantized := raw.get("quantization_config"):
+        named = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        method = named or "by a method that it does not name"
+        raise UnsupportedModelError(
+            f"{path} is quantized ({method}), which is not supported; use the original weights, "
+            "with --quantization int8 if they shall be smaller"
+        )
+    hf_config = _hf_config(path, architecture)
+    shape = model_class(architecture).read_shape(hf_config)
+    dtype_name = _dtype_name(path, config, load, hf_config)
+    spec = ModelSpec(
+        name=config.served_model_name or served_name(config.model),
+        architecture=architecture,
+        vocab_size=shape.vocab_size,
+        max_model_len=_max_model_len(config, architecture, shape),
+        eos_token_ids=_token_ids(path, "eos_token_id", generation, raw, shape.vocab_size),
+        bos_token_id=next(iter(_token_ids(path, "bos_token_id", generation, raw, shape.vocab_size)), None),
+        dtype=dtype_name,
+        default_sampling=_default_sampling(path, generation),
+    )
+    return Checkpoint(path, spec, shape, _DTYPES[dtype_name], config.quantization, load.load_format, config.seed)
+
+
+def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
+    """The directory that ``model`` is, or that it is downloaded to, with its weights or without.
+
+    Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
+    """
+    return local_directory(model) or download(model, revision, download_dir, weights)
+
+
+def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in a file; empty when it is optional and not there."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        if optional:
+            return {}
+        raise CheckpointError(f"{path.parent} has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _architecture(path: Path, raw: dict[str, Any]) -> str:
+    """The architecture that config.json names first; known to the registry."""
+    named = raw.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
+    model_class(named[0])
+    return named[0]
+
+
+def _hf_config(path: Path, architecture: str) -> PretrainedConfig:
+    """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # its validators raise many kinds
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path / 'config.json'} is not usable: {reason or type(error).__name__}") from error
+    expected = model_class(architecture).model_type
+    if config.model_type != expected:
+        raise CheckpointError(
+            f"{path / 'config.json'} contradicts itself: {architecture} has model_type {expected!r}, "
+            f"not {config.model_type!r}"
+        )
+    return config
+
+
+def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig) -> str:
+    """The type asked for, else the one config.json names, else that of the stored tensors."""
+    if config.dtype != "auto":
+        return config.dtype
+    dtype = hf_config.dtype
+    if dtype is None:
+        dtype = torch.float32 if load.load_format == "dummy" else next(iter(find_tensors(path).values())).dtype
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise UnsupportedModelError(f"{path} is in {name}; set dtype to one of {', '.join(_DTYPES)}")
+    return name
+
+
+def _max_model_len(config: ModelConfig, architecture: str, shape: ArchitectureConfig) -> int:
+    """The length asked for or, without one, the longest that the checkpoint allows."""
+    longest = shape.rope.longest_sequence(shape.max_position_embeddings)
+    length = longest if config.max_model_len is None else config.max_model_len
+    if length > longest:
+        raise ConfigError(
+            "max_model_len",
+            length,
+            f"at most {longest}, which is what the checkpoint allows "
+            f"(max_position_embeddings {shape.max_position_embeddings}, rope type {shape.rope.rope_type})",
+        )
+    if length < 2:
+        raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
+    window = shape.sliding_window
+    if window is not None and window < length:
+        problem = f"{architecture} attends over a sliding window of {window} tokens here, which is not supported"
+        if window >= 2:
+            problem += f"; lower --max-model-len from {length} to at most {window}, where the window changes nothing"
+        raise UnsupportedModelError(problem)
+    return length
+
+
+def _token_ids(
+    path: Path, name: str, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """One or several ids, as generation_config.json has them or else config.json."""
+    value = generation.get(name)
+    if value is None:
+        value = raw.get(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
+        raise CheckpointError(f"{path}: {name}={value!r} is not usable: expected ids below vocab_size {vocab_size}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _default_sampling(path: Path, generation: dict[str, Any]) -> dict[str, float]:
+    """What generation_config.json recommends."""
+    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+    for name, value in defaults.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"{path / 'generation_config.json'}: {name}={value!r} is not a number")
+    return defaults

@@ -1,0 +1,59 @@
+"""Random weights of a model's shape, made without reading a file: for measuring."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+
+from engine_core.model_loader.weights import ProgressCallback, Staging
+
+_STANDARD_DEVIATION = 0.02
+_POOL_SIZE = 2**20 + 7
+
+
+class DummyWeights:
+    """Normal weights of standard deviation 0.02, zero biases, norms of one.
+
+    Drawing billions of normals takes minutes, so one pool of them is repeated, beginning elsewhere for each tensor.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        """``shapes`` are the tensors that will be taken; equal arguments make equal weights."""
+        generator = torch.Generator().manual_seed(seed)
+        pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype)
+        self._pool = pool.to(device).repeat(2)
+        self._shapes = shapes
+        self._staging = Staging(dtype, device)
+        self._on_progress = on_progress
+        self._done = 0
+        self._total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+
+    def take(self, *names: str) -> torch.Tensor:
+        rows = [self._shapes[name][0] for name in names]
+        tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
+        for name, part in zip(names, torch.split(tensor, rows), strict=True):
+            self._fill(name, part)
+            self._done += part.nbytes
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return tensor
+
+    def _fill(self, name: str, tensor: torch.Tensor) -> None:
+        if name.endswith(".bias"):
+            tensor.zero_()
+        elif tensor.ndim == 1:
+            tensor.fill_(1.0)
+        else:
+            start = zlib.crc32(name.encode()) % _POOL_SIZE
+            for piece in torch.split(tensor.view(-1), _POOL_SIZE):
+                piece.copy_(self._pool[start : start + len(piece)])

@@ -1,0 +1,176 @@
+"""Weights in safetensors files, single or sharded: memory-mapped, and checked whole before the first is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.weights import ProgressCallback, Staging
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_MAPPED_AT_ONCE = 2**28
+"""Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is and what it is like."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def find_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor in the files that a checkpoint consists of; no weight is read.
+
+    Raises ``CheckpointError`` when a file is missing or damaged, or when files and index disagree.
+    """
+    if (directory / _SINGLE).is_file():
+        return _tensors_of(directory / _SINGLE)
+    if not (directory / _INDEX).is_file():
+        raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}; other weight formats are not read")
+    index = _read_index(directory / _INDEX)
+    found: dict[str, StoredTensor] = {}
+    for shard in sorted(set(index.values())):
+        if Path(shard).name != shard or not (directory / shard).is_file():
+            raise CheckpointError(f"{directory / _INDEX} names {shard!r}, which is not a file beside it")
+        tensors = _tensors_of(directory / shard)
+        if twice := found.keys() & tensors.keys():
+            raise CheckpointError(f"{directory}: tensors in more than one file: {_some(twice)}")
+        found |= tensors
+    if lost := [name for name, shard in index.items() if name not in found or found[name].file.name != shard]:
+        raise CheckpointError(f"{directory / _INDEX}: tensors that are not in the file it names: {_some(lost)}")
+    return found
+
+
+class SafetensorsWeights:
+    """Reads the tensors of a checkpoint that was found to have exactly those a model needs."""
+
+    def __init__(
+        self,
+        directory: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        is_redundant: Callable[[str], bool],
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: ProgressCallback | None = None,
+        digest: WeightsDigest | None = None,
+    ) -> None:
+        """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
+
+        What is taken is added to ``digest``.
+        Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
+        """
+        self._tensors = find_tensors(directory)
+        _check(directory, self._tensors, shapes, is_redundant)
+        self._dtype = dtype
+        self._staging = Staging(dtype, device)
+        self._device = device
+        self._on_progress = on_progress
+        self._digest = digest
+        self._files: dict[Path, Any] = {}
+        self._mapped = 0
+        self._done = 0
+        self._total = sum(self._tensors[name].nbytes for name in shapes)
+
+    def take(self, *names: str) -> torch.Tensor:
+        if self._mapped > _MAPPED_AT_ONCE:
+            self._files.clear()
+            self._mapped = 0
+        parts = [self._view(name) for name in names]
+        if len(parts) > 1 or parts[0].dtype != self._dtype or parts[0].device != self._device:
+            rows = [len(part) for part in parts]
+            joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
+            for part, place in zip(parts, torch.split(joined, rows), strict=True):
+                place.copy_(part)
+            parts = [joined]
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return parts[0]
+
+    def _view(self, name: str) -> torch.Tensor:
+        """One tensor, in the mapped file."""
+        stored = self._tensors[name]
+        try:
+            if stored.file not in self._files:
+                self._files[stored.file] = safe_open(stored.file, framework="pt")
+            tensor: torch.Tensor = self._files[stored.file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
+        if self._digest is not None:
+            self._digest.add(name, tensor)
+        self._mapped += stored.nbytes
+        self._done += stored.nbytes
+        return tensor
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The tensor names of an index file, each with the file it is in."""
+    try:
+        weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
+        if not all(isinstance(shard, str) for shard in weight_map.values()) or not weight_map:
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not an index of safetensors files") from error
+    return dict(weight_map)
+
+
+def _tensors_of(file: Path) -> dict[str, StoredTensor]:
+    """What one file's header says. A file shorter than its header says is an error here already."""
+    tensors = {}
+    try:
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a mapping)
+                view = handle.get_slice(name)
+                if (type_name := view.get_dtype()) not in _FLOAT_TYPES:
+                    raise CheckpointError(
+                        f"{file}: {name} is of type {type_name}; expected one of {', '.join(_FLOAT_TYPES)}"
+                    )
+                tensors[name] = StoredTensor(file, tuple(view.get_shape()), _FLOAT_TYPES[type_name])
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
+    return tensors
+
+
+def _check(
+    directory: Path,
+    found: Mapping[str, StoredTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    is_redundant: Callable[[str], bool],
+) -> None:
+    """Raise ``CheckpointError`` unless ``found`` has exactly the tensors of ``shapes``, redundant ones aside."""
+    missing = [name for name in shapes if name not in found]
+    unexpected = [name for name in found if name not in shapes and not is_redundant(name)]
+    misshaped = [
+        f"{name} is {list(found[name].shape)}, expected {list(shape)}"
+        for name, shape in shapes.items()
+        if name in found and found[name].shape != shape
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+    told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
+    if told:
+        raise CheckpointError(f"{directory}: tensors do not fit config.json: {'; '.join(told)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    ordered = sorted(names)
+    more = len(ordered) - _NAMES_SHOWN
+    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,124 @@
+"""A model's tokenizer: where its files are, and for offline use, text to ids and back by transformers.
+
+An engine that is given ids needs none of this: a service only passes the files on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from engine_core.config import ModelConfig
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.checkpoint import find_directory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OLDER_KINDS = (
+    ("tokenizer.model",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+)
+"""Files of the days before ``tokenizer.json`` from which transformers makes one: any of these sets will do."""
+_CONTEXT_TOKENS = 16
+"""Tokens of a prompt that decide how the text after it begins."""
+_MOST_BYTES = 4
+"""Of a character, each of which may be a token."""
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that belong around it."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The tokenizer that ``config`` names, or the model's own. Raises ``CheckpointError``."""
+    from transformers import AutoTokenizer
+
+    with tokenizer_directory(config) as directory:
+        try:
+            return _Pretrained(AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True))
+        except Exception as error:  # whatever a broken file makes its parsers raise
+            raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
+
+
+def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
+    """What ``output`` adds to the text of ``prompt``: its own text may lack the space that it begins with."""
+    for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
+        context = list(prompt[-size:])
+        text = tokenizer.decode([*context, *output])
+        if not text.startswith(_REPLACEMENT):  # else it may begin inside of a character, and spoil those behind it
+            break
+    # Of the prompt's text all that stands, which a character that ``output`` completes does not.
+    before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
+    return text.removeprefix(next((each for each in before if text.startswith(each)), ""))
+
+
+@contextmanager
+def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
+    """The directory of the tokenizer's files, with a ``tokenizer.json`` among them.
+
+    Where there is none, the tokenizer is converted, in another process, into a directory that is gone afterwards.
+    Raises ``CheckpointError``.
+    """
+    directory = find_directory(*_location(config), config.download_dir, weights=False)
+    if (directory / "tokenizer.json").is_file():
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as converted:
+        _convert(directory, converted)
+        yield Path(converted)
+
+
+def _location(config: ModelConfig) -> tuple[str, str | None]:
+    """Directory or hub id of the tokenizer, and the revision of that: a revision of the model's is not another's."""
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return config.model, config.tokenizer_revision or config.revision
+    return config.tokenizer, config.tokenizer_revision
+
+
+def _convert(directory: Path, target: str) -> None:
+    if not any(all((directory / name).is_file() for name in kind) for kind in _OLDER_KINDS):
+        # transformers would make an empty tokenizer of what config.json says.
+        older = ", ".join(" with ".join(kind) for kind in _OLDER_KINDS)
+        raise CheckpointError(
+            f"{directory} has no tokenizer: expected tokenizer.json, or one of {older}; "
+            "--tokenizer names another directory or model"
+        )
+    command = [sys.executable, "-P", "-m", "engine_core.model_loader.convert_tokenizer", str(directory), target]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
+        problem = " ".join((finished.stdout or finished.stderr).split())
+        raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}")
+    if not Path(target, "tokenizer.json").is_file():
+        raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")
+
+
+class _Pretrained:
+    """A tokenizer of transformers'."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]  # a prompt too long is refused elsewhere
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,7 @@
+"""What differs from device to device.
+
+base               the interface, selector: which platform a worker computes on
+cpu, host_memory   the CPU, and what the operating system says about memory
+cuda, cuda_graphs, input_buffers   an NVIDIA GPU, its graphs, and the addresses that they read
+memory             how many KV blocks fit
+"""

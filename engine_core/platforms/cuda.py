@@ -1,0 +1,271 @@
+"""An NVIDIA GPU as a platform: what it must be able to do, its memory, its graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.attention.base import KVCacheSpec
+from engine_core.config import CacheConfig, CacheSize, DeviceConfig
+from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.models.base import CausalLM
+from engine_core.platforms.base import NewBatch, Platform
+from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
+from engine_core.platforms.host_memory import usable_memory
+from engine_core.platforms.memory import request_memory, size
+from engine_core.sampling.device_sampler import DeviceSampler
+from engine_core.worker.dummy_batches import largest_step, step_seconds
+from engine_core.worker.input_batch import BatchLimits, InputBatch
+from engine_core.worker.model_runner import ModelRunner
+
+_LARGEST_CONTEXT = 1 << 30
+"""Bytes. A context takes 0.3 to 0.7 GiB, by GPU and driver."""
+_LEAST_CAPABILITY = (8, 0)
+"""Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
+COMPILED_CAPABILITIES = ((8, 0), (9, 0))
+"""For which all kernels are compiled and looked at, without a GPU; for others triton compiles them unseen."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemoryProfile:
+    """What was measured between loading and allocating; all in bytes."""
+
+    total: int
+    """The GPU's memory."""
+    free_at_start: int
+    """What of it nobody had when this process began, but for its CUDA context."""
+    context: int
+    """What that context takes at most."""
+    taken: int
+    """What this process takes after loading, beside it."""
+    weights: int
+    """The part of ``taken`` that is weights."""
+    step_peak: int
+    """What the largest step takes on top."""
+    graphs: int
+    """What captured graphs are expected to take."""
+
+    @property
+    def overhead_per_block(self) -> int:
+        """None: the scheduler's share lives in the host's memory."""
+        return 0
+
+    def left(self, utilization: float) -> int:
+        """What remains of a budget of that share of ``total``. Raises ``OutOfMemoryError`` where others have it."""
+        budget = int(self.total * utilization)
+        available = self.free_at_start + self.context
+        if budget > available:
+            raise OutOfMemoryError(
+                f"--gpu-memory-utilization {utilization:g} asks for {size(budget)} of the GPU's {size(self.total)}, "
+                f"but only {size(available)} were free at the start. Lower it to at most "
+                f"{int(100 * available / self.total) / 100:g}, or end what else uses the GPU."
+            )
+        return budget - self.context - self.taken - self.step_peak - self.graphs
+
+    def describe(self, utilization: float) -> str:
+        """The numbers behind ``left``, for a person."""
+        return (
+            f"{utilization:g} of the GPU's {size(self.total)} is {size(self.total * utilization)}; weights take "
+            f"{size(self.weights)}, the CUDA context up to {size(self.context)}, libraries "
+            f"{size(self.taken - self.weights)}, the largest step {size(self.step_peak)}, CUDA graphs about "
+            f"{size(self.graphs)}"
+        )
+
+
+def context_bytes(free: int, total: int) -> int:
+    """What of a GPU's memory that is not free at the start may be this process's CUDA context: all, if nobody else is
+    there, and never more than a context takes.
+    """
+    return min(max(0, total - free), _LARGEST_CONTEXT)
+
+
+def graphs_estimate(first: int, first_two: int, *, count: int) -> int:
+    """Bytes that ``count`` graphs will take, when the largest took ``first`` and with the next one ``first_two``.
+
+    The pool's memory comes with the largest; each further one adds what the driver keeps of it.
+    """
+    return first + max(0, first_two - first) * (count - 1) if count else 0
+
+
+def suggestion(budget: int, taken: int, cache_bytes: int) -> str:
+    """What is left of ``budget`` when all is ready, and the option that uses it to the last block, for a person."""
+    left = budget - taken
+    told = f"{size(left)} of the budget are left" if left >= 0 else f"the budget is exceeded by {size(-left)}"
+    return f"{told}: --kv-cache-memory-bytes {max(0, cache_bytes + left)} would use it exactly"
+
+
+def difference(before: Sequence[int], after: Sequence[int]) -> int:
+    """Loss of free memory between two of ``torch.cuda.mem_get_info``; never negative: others may give back."""
+    return max(0, before[0] - after[0])
+
+
+def check_gpu(
+    name: str, capability: tuple[int, int], config: DeviceConfig, checkpoint: Checkpoint, has_triton: bool
+) -> None:
+    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say."""
+    if capability < _LEAST_CAPABILITY:
+        has = ".".join(map(str, capability))
+        raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
+    if not has_triton:
+        raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
+    if checkpoint.quantization is not None:
+        raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
+    head_dim = checkpoint.shape.head_dim
+    if not 16 <= head_dim <= 256 or head_dim % 16:
+        raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
+
+
+def untried(capability: tuple[int, int]) -> str:
+    """A warning where nobody has looked at what the compiler makes of the kernels for that; empty elsewhere."""
+    if capability in COMPILED_CAPABILITIES:
+        return ""
+    has, known = (
+        ", ".join(f"{major}.{minor}" for major, minor in each) for each in ([capability], COMPILED_CAPABILITIES)
+    )
+    return (
+        f"; WARNING: the kernels were compiled and checked for compute capability {known}, and never for {has}: "
+        "compare some answers with --device cpu before you rely on it"
+    )
+
+
+class CudaPlatform(Platform):
+    """The current GPU of torch."""
+
+    is_asynchronous = True
+    uses_host_memory = False
+
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+        """Check what it can do, and see how much of its memory is free. Raises ``ConfigError``."""
+        properties = torch.cuda.get_device_properties()
+        capability = (properties.major, properties.minor)
+        has_triton = importlib.util.find_spec("triton") is not None
+        check_gpu(properties.name, capability, config, checkpoint, has_triton)
+        from engine_core.attention.flashinfer import HeadsOfModel
+        from engine_core.attention.gpu_selector import Demand, check_attention, choose_gpu_attention
+        from engine_core.layers.gpu import GpuLayerFactory
+
+        shape = checkpoint.shape
+        heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
+        demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic)
+        check_attention(config.attention_backend, demand)
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._free_at_start = torch.cuda.mem_get_info()
+        self._context = context_bytes(*self._free_at_start)
+        self.usable = self._free_at_start[0]
+        self.request_memory = request_memory(usable_memory())
+        processors = properties.multi_processor_count
+        self.batch_invariant = config.deterministic
+        asked = config.attention_backend
+        self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
+        self.layers = GpuLayerFactory(processors, config.deterministic)
+        self._limits = limits
+        self._eager = config.enforce_eager
+        self._graphs_expected: int | None = None
+        self._name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+        self._warning = untried(capability)
+
+    def describe(self) -> str:
+        products = "own products of matrices" if self.batch_invariant else "products of matrices by cuBLAS"
+        steps = "no CUDA graphs" if self._eager else "CUDA graphs"
+        told = f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
+        return told + self._warning
+
+    def numerics(self) -> Sequence[str]:
+        return [self._name, str(torch.version.cuda)]
+
+    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+        forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
+        return ModelRunner(model, batch, forward, DeviceSampler(batch.sampling).sample)
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
+        """A GPU's memory is taken at once in any case."""
+        return self.attention.allocate(spec, num_blocks, self.torch_device)
+
+    def profile(self, model: CausalLM, new_batch: NewBatch) -> CudaMemoryProfile:
+        """Run the largest step through one layer, head and sampler, and read the allocator's peak."""
+        self.trim()
+        torch.cuda.reset_peak_memory_stats()
+        reserved = torch.cuda.memory_reserved()
+        self._run_largest_step(model, new_batch, self._one_block(model))
+        peak = torch.cuda.max_memory_reserved() - reserved
+        self.trim()
+        self._graphs_expected = 0 if self._eager else self._estimate_graphs(model)
+        return CudaMemoryProfile(
+            total=self._free_at_start[1],
+            free_at_start=self._free_at_start[0],
+            context=self._context,
+            taken=self._taken(),
+            weights=model.weight_bytes,
+            step_peak=peak,
+            graphs=self._graphs_expected,
+        )
+
+    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
+        """How long it takes with all layers. One is run: all are alike, and leave nothing behind but their output."""
+        runner = self.runner(model.first_layers(1), new_batch())
+        vocab_size = model.vocab_size
+        plan = largest_step(self._limits, vocab_size, DeviceSampler.rows_at_once(vocab_size))
+        num_layers = model.kv_cache_spec(self._limits.block_size).num_layers
+        return step_seconds(runner, plan, kv_caches[:1], num_layers, torch.cuda.synchronize)
+
+    def _taken(self) -> int:
+        return difference(self._free_at_start, torch.cuda.mem_get_info())
+
+    def _one_block(self, model: CausalLM) -> list[torch.Tensor]:
+        return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
+
+    def _estimate_graphs(self, model: CausalLM) -> int:
+        """Capture the largest one, then it and the next: what the others take is what that one adds."""
+        forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
+        kv_caches = self._one_block(model)
+        taken = []
+        for count in (1, 2):
+            self.trim()
+            before = torch.cuda.mem_get_info()
+            forward.capture(CudaGraphRecorder(), kv_caches, forward.sizes[-count:])
+            taken.append(difference(before, torch.cuda.mem_get_info()))
+            forward.release()
+        estimate = graphs_estimate(taken[0], taken[1], count=len(forward.sizes))
+        del forward, kv_caches
+        self.trim()
+        return estimate
+
+    def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
+        """Capture graphs, then compile what else there is to compile and take the memory of the largest step.
+
+        In this order, because before a capture torch returns what memory is free. The largest step is run twice, as the
+        time of the first counts the compiler's.
+        """
+        made = ""
+        if not self._eager:
+            assert isinstance(runner.forward, DeviceForward)
+            before = torch.cuda.mem_get_info()
+            runner.forward.capture(CudaGraphRecorder(), kv_caches, runner.forward.sizes)
+            taken = difference(before, torch.cuda.mem_get_info())
+            sizes = runner.forward.sizes
+            made = f"{len(sizes)} CUDA graphs of up to {sizes[-1]} sequences took {size(taken)}"
+            if self._graphs_expected is not None:
+                made += f", {size(self._graphs_expected)} were expected"
+        self._run_largest_step(runner.model, new_batch, kv_caches)
+        self.largest_step_seconds = self._run_largest_step(runner.model, new_batch, kv_caches)
+        return made
+
+    def make_current(self) -> None:
+        """Which GPU is current is a matter of each thread, and triton launches on that."""
+        torch.cuda.set_device(self.torch_device)
+
+    def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
+        budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
+        return suggestion(budget, self._context + self._taken(), cache_size.num_blocks * cache_size.bytes_per_block)
+
+    def trim(self) -> None:
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # after a kernel's fault nothing can be returned any more
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()

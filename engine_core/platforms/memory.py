@@ -1,0 +1,159 @@
+"""How many KV blocks fit: arithmetic on what was measured.
+
+blocks = (budget − resident − step peak − kernels − batch state − requests − reserve) ÷ bytes per block, where
+the budget is ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not
+touched before it is used, so an idle engine stays small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_core.config import CacheConfig, CacheSize, RequestMemory
+from engine_core.errors import OutOfMemoryError
+from engine_core.worker.input_batch import BatchLimits
+
+SCHEDULER_BYTES_PER_BLOCK = 512
+"""What the scheduler and its prefix cache keep in Python for a block (list entries, a hash, its dictionary entry):
+negligible beside the blocks of a real model, not beside those of a tiny one."""
+
+RESERVE_BYTES = 24 << 20
+"""For what no profile shows, since it comes with the requests. Measured in an engine's process whose kernels were made
+and whose cache was written: 8 MiB with the first 64 requests (gRPC, the C allocator's arenas of its threads, code that
+is read in for the first time), and 12 MiB more with a thousand requests of 200 tokens, of which 8 are Python's, about
+1 KiB a request and 32 bytes a token, and the rest freed memory that the C allocator keeps. Without gRPC, a load that
+fills batch and cache stays within 1 MiB of the profile."""
+
+_REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
+"""What requests may hold of log probabilities, and as much again of token ids, is this part of what a process may use,
+and no more than so many bytes."""
+
+
+class Profile(Protocol):
+    """What was measured between loading and allocating, on any device; all in bytes."""
+
+    @property
+    def step_peak(self) -> int:
+        """What the largest step takes on top of what is there."""
+
+    @property
+    def overhead_per_block(self) -> int:
+        """What a block takes of the same memory beside its keys and values."""
+
+    def left(self, utilization: float) -> int:
+        """What remains for the KV cache of a budget of that share."""
+
+    def describe(self, utilization: float) -> str:
+        """The numbers behind ``left``, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """What was measured on a CPU; all in bytes."""
+
+    usable: int
+    """What this process may grow to."""
+    resident: int
+    """What it takes after loading: weights, libraries, interpreter."""
+    weights: int
+    """The part of ``resident`` that is weights."""
+    step_peak: int
+    """What the largest step takes on top."""
+    kernels: int
+    """What the kernels will take that are still to be made, for other step sizes."""
+    batch_state: int
+    """What the persistent batch can take."""
+    requests: int
+    """What is set aside for what requests hold."""
+
+    @property
+    def overhead_per_block(self) -> int:
+        """The scheduler's share, which lives in the same memory."""
+        return SCHEDULER_BYTES_PER_BLOCK
+
+    def left(self, utilization: float) -> int:
+        """What remains for the KV cache of a budget of that share of ``usable``."""
+        taken = self.resident + self.step_peak + self.kernels + self.batch_state + self.requests + RESERVE_BYTES
+        return int(self.usable * utilization) - taken
+
+    def describe(self, utilization: float) -> str:
+        """The numbers behind ``left``, for a person."""
+        return (
+            f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
+            f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
+            f"the largest step {size(self.step_peak)}, kernels {size(self.kernels)}, "
+            f"the batch's state {size(self.batch_state)}; {size(self.requests)} are set aside for requests' token ids "
+            f"and log probabilities, {size(RESERVE_BYTES)} in reserve"
+        )
+
+
+def request_memory(usable: int) -> RequestMemory:
+    """What is set aside for requests where a process may use ``usable`` bytes of the host's memory."""
+    share = min(usable // _REQUESTS_SHARE, _REQUESTS_MOST)
+    return RequestMemory(logprob_bytes=share, id_bytes=share)
+
+
+def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
+    """Raise ``OutOfMemoryError`` when loading could only end in the system killing the process."""
+    if weights > usable:
+        raise OutOfMemoryError(
+            f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}. "
+            f"Give it more memory, or choose a smaller --model or --dtype, or --quantization int8."
+        )
+
+
+def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+    """The KV cache that fits into the budget.
+
+    It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
+    caching: so much again for prefixes that nobody uses at the moment. Raises ``OutOfMemoryError`` when one sequence
+    of ``max_model_len`` does not fit.
+    """
+    utilization = cache.gpu_memory_utilization
+    left = profile.left(utilization)
+    blocks = max(0, left) // (bytes_per_block + profile.overhead_per_block)
+    numbers = profile.describe(utilization)
+    if left <= 0:
+        raise OutOfMemoryError(
+            f"nothing is left for the KV cache: {numbers}. Raise --gpu-memory-utilization, give the process more "
+            f"memory, lower --max-num-batched-tokens or --max-num-seqs, or choose a smaller model or dtype."
+        )
+    _require_longest(blocks, limits, bytes_per_block, f"{size(left)} are left: {numbers}", "--gpu-memory-utilization")
+    useful = limits.max_num_seqs * limits.max_blocks_per_seq * (2 if cache.enable_prefix_caching else 1)
+    return CacheSize(min(blocks, useful), limits.block_size, bytes_per_block)
+
+
+def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+    """The KV cache of the size that ``kv_cache_memory_bytes`` asks for.
+
+    Raises ``OutOfMemoryError`` when one sequence of ``max_model_len`` does not fit into it.
+    """
+    blocks = kv_cache_memory_bytes // bytes_per_block
+    told = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
+    _require_longest(blocks, limits, bytes_per_block, told, "--kv-cache-memory-bytes")
+    return CacheSize(blocks, limits.block_size, bytes_per_block)
+
+
+def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, numbers: str, flag: str) -> None:
+    needed = limits.max_blocks_per_seq
+    if blocks >= needed:
+        return
+    fitting = blocks * limits.block_size
+    shorter = f"lower --max-model-len to at most {fitting}" if fitting > 1 else "choose a smaller model or dtype"
+    raise OutOfMemoryError(
+        f"max_model_len={limits.max_model_len} does not fit: a sequence of that length takes "
+        f"{size(needed * bytes_per_block)} of KV cache ({needed} blocks of {limits.block_size} tokens, "
+        f"{bytes_per_block} bytes each), but {numbers}. Raise {flag}, or {shorter}."
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes for a person: 1.50 GiB."""
+    if count == 1:
+        return "1 byte"
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,28 @@
+"""Which device a worker computes on: what the options name, else the best there is."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.config import DeviceConfig
+from engine_core.errors import ConfigError
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.platforms.base import Platform
+from engine_core.platforms.cpu import CpuPlatform
+from engine_core.worker.input_batch import BatchLimits
+
+
+def choose_platform(config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> Platform:
+    """The device that ``config`` asks for. Raises ``ConfigError`` where it is not here or cannot compute the model.
+
+    What only a GPU needs is imported only for one.
+    """
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return CpuPlatform(config, checkpoint, limits)
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        problem = "this torch is built without CUDA" if built is None else f"torch, built for CUDA {built}, sees no GPU"
+        raise ConfigError("device", config.device, f"cpu or auto, because {problem}")
+    from engine_core.platforms.cuda import CudaPlatform
+
+    return CudaPlatform(config, checkpoint, limits)

@@ -1,0 +1,186 @@
+"""Steps made up to measure and to warm up, and how long the largest one takes, estimated from smaller ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.layers.linear import padded_rows
+from engine_core.request import SamplingParams
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.forward import TimedForward
+from engine_core.worker.input_batch import BatchLimits
+from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+
+_WARM_UP_PROMPT = 64
+_WARM_UP_STEPS = 3
+_TOP_LOGPROBS = 20
+_DEMANDING_SEQS = 64
+"""Sequences that ask for everything, where the sampler works on fewer rows at a time: they tell its time."""
+GREEDY = SamplingParams(temperature=0.0)
+_LONGEST_CONTEXT = 8192
+_PAIRS = 2**18
+"""About how many pairs of a row and a token that it sees are computed at first: some milliseconds of a processor."""
+_FEWEST_ROWS = 16
+_LEAST_SECONDS = 0.02
+"""A run that takes less says more of how it is launched than of what it computes."""
+_RUNS = 3
+_SECONDS = 0.05
+"""After two runs there are no more of them than fit into that time."""
+
+
+def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
+    """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
+
+    The second sequence takes all rows that the others leave; the first asks for prompt log probabilities, for which
+    all rows go through all of every layer; the last is as long as any may become. Every block table names block 0
+    alone, so that one block of cache is enough.
+
+    The sampler works on ``sampler_rows`` rows at a time. All of these are demanding, and all but the last draw from a
+    nucleus, which takes most; that one, drawn in another way, makes it copy the others' logits.
+    """
+    seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
+    rows_left = limits.max_num_batched_tokens
+    new: list[NewSequence] = []
+    num_tokens: list[int] = []
+    for seq in range(seqs):
+        spare = rows_left - (seqs - 1 - seq)
+        wanted = PROMPT_LOGPROB_ROWS + 2 if seq == 0 else spare
+        rows = max(1, min(wanted, spare, limits.max_model_len - 1))
+        rows_left -= rows
+        num_tokens.append(rows)
+        computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
+        tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
+        blocks = [0] * -(-len(tokens) // limits.block_size)
+        another_way = at_once > 1 and seq % at_once == at_once - 1
+        params = _demanding(seq, vocab_size, top_k=another_way) if seq < demanding else GREEDY
+        new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
+    ids = list(range(seqs))
+    return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
+
+
+def row_counts(limits: BatchLimits) -> list[int]:
+    """The numbers of rows for which ``Linear`` has kernels of their own, ascending, up to the largest step's."""
+    largest = limits.max_rows
+    return sorted({min(padded_rows(rows), largest) for rows in range(1, largest + 1)})
+
+
+def small_step(limits: BatchLimits, vocab_size: int, rows: int, released: list[int]) -> StepPlan:
+    """A step of ``rows`` rows, after releasing sequences of another: greedy decoding, as far as there may be so many
+    sequences, else parts of prompts, which do not sample.
+
+    It fits into block 0, as ``largest_step`` does.
+    """
+    seqs = min(rows, limits.max_num_seqs)
+    num_tokens = [rows // seqs + (seq < rows % seqs) for seq in range(seqs)]
+    decodes = rows == seqs
+    new = []
+    for seq, count in enumerate(num_tokens):
+        tokens = [seq % vocab_size] * (count if decodes else count + 1)
+        new.append(NewSequence(seq, 0, tokens, len(tokens), 0, [0] * limits.max_blocks_per_seq, GREEDY))
+    ids = list(range(seqs))
+    return StepPlan(0, released, new, ids, num_tokens, [decodes] * seqs, {})
+
+
+def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
+    """Parameters that use everything but one of the ways of drawing, which exclude each other."""
+    return SamplingParams(
+        temperature=1.0,
+        top_k=min(1000, vocab_size) if top_k else None,
+        top_p=0.99,
+        min_p=1e-6,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias={0: 1.0},
+        bad_words_token_ids=((0, 1),),
+        min_tokens=1,
+        logprobs=min(_TOP_LOGPROBS, vocab_size),
+        prompt_logprobs=min(_TOP_LOGPROBS, vocab_size) if seq == 0 else None,
+    )
+
+
+def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
+    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases it."""
+    longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
+    steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
+    prompt = [position % vocab_size for position in range(longest)]
+    blocks = list(range(-(-(longest + steps) // limits.block_size)))
+    new = NewSequence(0, 0, prompt, longest, 0, blocks[: limits.max_blocks_per_seq], GREEDY)
+    plans = [StepPlan(0, [], [new], [0], [longest], [True], {})]
+    plans += [StepPlan(step, [], [], [0], [1], [True], {}) for step in range(1, steps)]
+    plans.append(StepPlan(steps, [0], [], [], [], [], {}))
+    return plans
+
+
+def step_seconds(
+    runner: ModelRunner,
+    plan: StepPlan,
+    kv_caches: list[torch.Tensor],
+    num_layers: int,
+    synchronize: Callable[[], None] = lambda: None,
+) -> float:
+    """Run ``plan`` through the one layer, the head and the sampler of ``runner``: how long all of a model takes.
+
+    All layers are alike. ``synchronize`` waits for the device.
+    """
+    forward = TimedForward(runner.forward, synchronize)
+    runner.forward = forward
+    start = time.perf_counter()
+    runner.launch(plan, kv_caches).result()
+    synchronize()
+    return time.perf_counter() - start + (num_layers - 1) * forward.seconds
+
+
+@torch.inference_mode()
+def attention_seconds(
+    attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
+) -> float:
+    """How long attention takes in a step of as many rows as there may be, all behind the longest context.
+
+    A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
+    The time grows with pairs of a row and a token that it sees: some of them tell that of all, as many as take long
+    enough to be told apart from the launch.
+    """
+    context = min(limits.max_model_len, _LONGEST_CONTEXT)
+    most_rows = min(limits.max_rows, context)
+    rows = min(max(_FEWEST_ROWS, _PAIRS // context), most_rows)
+    while (seconds := _quickest(attention, spec, num_heads, rows, context, device)) < _LEAST_SECONDS:
+        if rows == most_rows:
+            break
+        rows = min(2 * rows, most_rows)
+    pairs = rows * (2 * context - rows + 1) // 2
+    return spec.num_layers * seconds * limits.max_rows * limits.max_model_len / pairs
+
+
+def _quickest(
+    attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, rows: int, context: int, device: torch.device
+) -> float:
+    """Seconds that one layer's attention takes for the last ``rows`` of a context.
+
+    The quickest of some runs counts, since the first one may compile kernels, and others may wait for the processor.
+    """
+    on_host = AttentionMetadata(
+        query_starts=torch.tensor([0, rows], dtype=torch.int32),
+        seq_lens=torch.tensor([context], dtype=torch.int32),
+        block_tables=torch.zeros(1, -(-context // spec.block_size), dtype=torch.int32),
+        slot_mapping=torch.arange(context - rows, context) % spec.block_size,
+        max_query_len=rows,
+        max_seq_len=context,
+    )
+    query = torch.zeros(rows, num_heads, spec.head_dim, dtype=spec.dtype, device=device)
+    key = torch.zeros(rows, spec.num_kv_heads, spec.head_dim, dtype=spec.dtype, device=device)
+    [cache] = attention.allocate(replace(spec, num_layers=1), 1, device)
+    metadata = on_host.on(device)
+    attention.plan(on_host)
+    runs: list[float] = []
+    while len(runs) < 2 or (len(runs) < _RUNS and sum(runs) < _SECONDS):
+        start = time.perf_counter()
+        attention.forward(query, key, key, cache, metadata, spec.head_dim**-0.5).cpu()  # waits for the device
+        runs.append(time.perf_counter() - start)
+    return min(runs)

@@ -1,0 +1,82 @@
+"""Which ``RINGLINE_…`` variables mean something, and which only look as if they did: most of those are misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+
+from services.config.options import VARIABLE_PREFIX, settings_of
+from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+
+PARENT_VARIABLE = "RINGLINE_PARENT_PID"
+"""Set by a supervisor to its own pid in the environment of its children."""
+PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
+"""Set likewise to the number of the pipe in which it expects a child's signs of life."""
+ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
+"""Where the client commands find the processor."""
+
+SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
+TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
+"""What they show to it, and expect of its certificate."""
+
+ENGINE_OPTIONS = (
+    "model",
+    "served_model_name",
+    "tokenizer",
+    "revision",
+    "tokenizer_revision",
+    "download_dir",
+    "dtype",
+    "max_model_len",
+    "quantization",
+    "seed",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "enable_prefix_caching",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_num_queued_reqs",
+    "policy",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "load_format",
+    "device",
+    "num_threads",
+    "attention_backend",
+    "enforce_eager",
+    "deterministic",
+)
+"""Names of the options of ``engine_core.config``, which the CPU tiers may not import: services that share one
+environment must know each other's variables. A test compares them with the declarations."""
+
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+def known_variables() -> frozenset[str]:
+    """Every variable that some process of the ring reads."""
+    services = (EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
+    declared = {setting.variable for defaults in services for setting in settings_of(defaults)}
+    return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
+        ADDRESS_VARIABLE,
+        PARENT_VARIABLE,
+        PIPE_VARIABLE,
+        SERVER_NAME_VARIABLE,
+        TOKEN_FILE_VARIABLE,
+    }
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """The variables that look like ours and mean nothing, each with the known one that it is nearest to, if any is.
+
+    What Kubernetes sets for its services (``RINGLINE_PROCESSOR_SERVICE_HOST``) only looks like ours.
+    """
+    known = known_variables()
+    words = sorted(name.removeprefix(VARIABLE_PREFIX) for name in known)
+    for name in sorted(environment):
+        is_link = _SERVICE_LINK.search(name) or _LINK_VALUE.match(environment[name])
+        if name.startswith(VARIABLE_PREFIX) and name not in known and not is_link:
+            nearest = difflib.get_close_matches(name.removeprefix(VARIABLE_PREFIX), words, n=1)
+            yield name, VARIABLE_PREFIX + nearest[0] if nearest else None

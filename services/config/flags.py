@@ -1,0 +1,179 @@
+"""Options as command-line flags: every ``Setting`` becomes an option of a click command, and its variable too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from services.config.options import Setting, SettingError, build
+
+T = TypeVar("T")
+COMMON = (
+    "host",
+    "port",
+    "engines",
+    "detokenizers",
+    "model",
+    "served_model_name",
+    "max_model_len",
+    "dtype",
+    "quantization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "device",
+    "tls_cert_file",
+    "auth_token_file",
+    "log_level",
+    "metrics_port",
+)
+"""Options that most people need first, in the order in which ``--help`` shows them."""
+_ALL = "services.config.flags.all"
+
+
+class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """Reads a value as its ``Setting`` says."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.name = {int: "integer", float: "number", tuple: "list"}.get(setting.kind, "text")
+        if setting.declared.choices is not None:
+            self.name = "|".join(setting.declared.choices)
+        elif setting.declared.unit is not None:
+            self.name = setting.declared.unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _parse(self._setting, value, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        return self.name.upper() if self._setting.declared.choices is None else self.name
+
+
+class _FlagType(click.types.BoolParamType):
+    """The same for --x/--no-x, whose type must be click's own; only a variable brings it a text."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _parse(self._setting, value, ctx)
+
+
+class _SettingOption(click.Option):
+    """Knows its setting, for the help."""
+
+    def __init__(self, setting: Setting) -> None:
+        flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
+        is_set = setting.default is not None and setting.default != ""
+        note = f"  [default: {_shown(setting)}]" if is_set else ""
+        super().__init__(
+            [flags, setting.name],
+            type=_FlagType(setting) if setting.kind is bool else _SettingType(setting),
+            default=None,  # what is not given is not in the values, and the dataclass's own default holds
+            envvar=setting.variable,
+            help=setting.declared.help + note,
+        )
+        self.setting = setting
+
+
+class SettingsCommand(click.Command):
+    """A command of which ``--help`` shows the common options, and ``--help-all`` every one by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [option for option in options if not isinstance(option, _SettingOption)]
+        settings = {option.setting.name: option for option in options if isinstance(option, _SettingOption)}
+        sections: dict[str, list[click.Option]] = {}
+        if ctx.meta.get(_ALL):
+            for option in settings.values():
+                sections.setdefault(section_title(option.setting), []).append(option)
+        else:
+            sections["Common options"] = [settings[name] for name in COMMON if name in settings]
+        write_sections(ctx, formatter, {**sections, "Options": own})
+        formatter.write_paragraph()
+        formatter.write_text("--any-option can also be given as the variable RINGLINE_ANY_OPTION.")
+        if not ctx.meta.get(_ALL):
+            formatter.write_text(f"--help-all shows all {len(settings)} options; so does docs/configuration.md.")
+
+
+def write_sections(
+    ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Iterable[click.Option]]
+) -> None:
+    """Options under titles; those that are hidden, and titles without any, are left out."""
+    for title, options in sections.items():
+        records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _help_all() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show all options and exit.",
+    )
+
+
+def section_title(setting: Setting) -> str:
+    """What the options declared beside ``setting`` are about: the docstring of their dataclass, up to a ";" or line."""
+    first_line = (setting.section.__doc__ or setting.section.__name__).partition("\n")[0]
+    return first_line.partition(";")[0].rstrip(".")
+
+
+def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], click.Command]:
+    """Give a command an option per setting, of several with one name the first; and ``--help-all``."""
+
+    def decorate(command: click.Command) -> click.Command:
+        seen: dict[str, Setting] = {}
+        for setting in settings:
+            seen.setdefault(setting.name, setting)
+        command.params += [*(_SettingOption(setting) for setting in seen.values()), _help_all()]
+        return command
+
+    return decorate
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's parameters, those that were given as a flag or a variable."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def build_settings(defaults: T, values: Mapping[str, Any]) -> T:
+    """``build``, with a value that cannot be used reported as click reports one."""
+    try:
+        return build(defaults, values)
+    except SettingError as error:
+        raise _bad_value(error.option, error, None) from None
+
+
+def _parse(setting: Setting, value: Any, ctx: click.Context | None) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return setting.parse(value)
+    except SettingError as error:
+        raise _bad_value(setting.name, error, ctx) from None
+
+
+def _bad_value(name: str, error: SettingError, ctx: click.Context | None) -> click.BadParameter:
+    flag = "--" + name.replace("_", "-")
+    message = f"{error.value!r} is not usable: expected {error.accepted}"
+    return click.BadParameter(message, ctx=ctx, param_hint=f"{flag} (RINGLINE_{name.upper()})")
+
+
+def _shown(setting: Setting) -> str:
+    if setting.kind is bool:
+        return (setting.flag if setting.default else setting.negative_flag).removeprefix("--")
+    return setting.format(setting.default)

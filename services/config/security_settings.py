@@ -1,0 +1,191 @@
+"""The options of TLS and of who may call a service, and which of them would be set in vain.
+
+What is asked for and cannot be enforced is refused before anything listens: nobody should believe to be safe.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.config.options import SettingError, check_section, option
+from services.ring.roles import SERVICE_IDENTITIES, Identities, Role
+
+JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Of signatures that the verifier cannot make itself: it has public keys alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """TLS of a service's own address and of its links to peers."""
+
+    tls_cert_file: str | None = option(
+        None,
+        "PEM file of this service's certificate, followed by those up to its authority. The service then takes "
+        "nothing but TLS, and shows it to peers too. This file and the next two are read again when they change.",
+    )
+    tls_key_file: str | None = option(None, "PEM file of the certificate's private key, without a passphrase.")
+    tls_ca_file: str | None = option(
+        None,
+        "PEM file of the authorities whose certificates are believed. With it peers are dialled by TLS (but for unix "
+        "sockets).",
+    )
+    tls_crl_file: str | None = option(
+        None,
+        "PEM file of the authorities' revocation lists. Callers must not show a certificate that is in one; their "
+        "calls end when it comes into one. Read again when it changes.",
+    )
+    tls_client_auth: str | None = option(
+        None,
+        "Whether callers must show a certificate of --tls-ca-file (mutual TLS). Default: require at an engine or "
+        "detokenizer with that file, else none.",
+        choices=("none", "require"),
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if self.tls_cert_file is not None and self.tls_key_file is None:
+            raise SettingError("tls_cert_file", self.tls_cert_file, "--tls-key-file with it")
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise SettingError("tls_key_file", self.tls_key_file, "--tls-cert-file with it")
+        if self.tls_client_auth == "require" and (self.tls_cert_file is None or self.tls_ca_file is None):
+            raise SettingError(
+                "tls_client_auth", "require", "--tls-cert-file, --tls-key-file and --tls-ca-file with it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """How services know each other."""
+
+    service_token_file: str | None = option(
+        None,
+        "File of the token that services show each other: the first line is shown to peers, each line is taken from "
+        "them by engines and detokenizers. Read again when it changes.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CalleeSettings:
+    """Whom an engine or a detokenizer lets in."""
+
+    service_identities: tuple[str, ...] = option(
+        SERVICE_IDENTITIES,
+        "Under mutual TLS: the names in certificates (URIs or DNS names) that stand for a role, each as ROLE=NAME. Who "
+        "has none, such as a client of the same authority, or calls what is not for its role, gets PERMISSION_DENIED.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        form = f"ROLE=NAME, of which ROLE is one of {', '.join(Role)}"
+        if not self.service_identities:
+            raise SettingError("service_identities", "", form)
+        try:
+            Identities(self.service_identities)
+        except ValueError as error:
+            raise SettingError("service_identities", str(error), form) from None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Which clients a processor lets in, and what each tenant may do."""
+
+    auth_token_file: str | None = option(
+        None,
+        "File of bearer tokens, one a line: the tenant, a space, and sha256: with the token's hash (`ringline token` "
+        "makes both). Clients must show one of them, and are its tenant. Read again when it changes.",
+    )
+    auth_jwks_file: str | None = option(
+        None,
+        "File of the public keys (JWKS) with which JSON web tokens must be signed. Clients must show one, or one of "
+        "--auth-token-file. Read again when it changes.",
+    )
+    auth_jwt_issuer: str | None = option(None, "Issuer (iss) that JSON web tokens must name.")
+    auth_jwt_audience: str | None = option(None, "Audience (aud) that JSON web tokens must name.")
+    auth_jwt_algorithms: tuple[str, ...] = option(
+        ("RS256", "ES256", "EdDSA"), f"Signatures that are taken, of {', '.join(JWT_ALGORITHMS)}."
+    )
+    auth_jwt_tenant_claim: str = option("sub", "Claim of a JSON web token that names the tenant.")
+    tenants_file: str | None = option(
+        None,
+        "TOML file of what tenants may do: models, max_concurrent_requests, max_queued_tokens, max_requests_per_minute "
+        "and max_tokens_per_minute, in [tenants.NAME] or [default]. Read again when it changes.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        for name, value in (("auth_jwt_issuer", self.auth_jwt_issuer), ("auth_jwt_audience", self.auth_jwt_audience)):
+            if value is not None and self.auth_jwks_file is None:
+                raise SettingError(name, value, "--auth-jwks-file with it")
+            if not value and self.auth_jwks_file is not None:
+                flags = "--auth-jwt-issuer and --auth-jwt-audience"
+                raise SettingError("auth_jwks_file", self.auth_jwks_file, f"{flags} with it")
+        if not self.auth_jwt_algorithms or not set(self.auth_jwt_algorithms) <= set(JWT_ALGORITHMS):
+            given = ",".join(self.auth_jwt_algorithms)
+            raise SettingError("auth_jwt_algorithms", given, f"some of {', '.join(JWT_ALGORITHMS)}")
+        if not self.auth_jwt_tenant_claim:
+            raise SettingError("auth_jwt_tenant_claim", "", "the name of a claim")
+
+
+def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
+    """Whether callers must show a certificate; ``internal`` services are called by services alone."""
+    if tls.tls_client_auth is not None:
+        return tls.tls_client_auth == "require"
+    return internal and tls.tls_cert_file is not None and tls.tls_ca_file is not None
+
+
+def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
+    """Raise ``SettingError`` for revocation lists where nobody is asked for a certificate."""
+    if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
+        raise SettingError("tls_crl_file", tls.tls_crl_file, "--tls-client-auth require with it")
+
+
+def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
+    """Raise ``SettingError`` for what could not be enforced where a service listens.
+
+    ``secrets``: the options, by name, with which callers are asked for tokens.
+    """
+    if uds is not None and tls.tls_cert_file is not None:
+        raise SettingError("tls_cert_file", tls.tls_cert_file, "--host and --port: a unix socket has no TLS")
+    exposed = uds is None and tls.tls_cert_file is None and not is_loopback(host)
+    for name, value in secrets:
+        if value is not None and exposed:
+            raise SettingError(
+                name, value, f"--tls-cert-file with it: tokens would cross the network of {host} in clear"
+            )
+
+
+def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
+    """Raise ``SettingError`` for a service with TLS that everybody could call, without that having been said."""
+    open_to_all = tls.tls_ca_file is None and service_token_file is None and tls.tls_client_auth is None
+    if tls.tls_cert_file is not None and open_to_all:
+        raise SettingError(
+            "tls_cert_file",
+            tls.tls_cert_file,
+            "--tls-ca-file or --service-token-file with it, or --tls-client-auth none",
+        )
+
+
+def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iterable[str]) -> None:
+    """Raise ``SettingError`` where peers on other machines (``hosts``) would be shown a token in clear."""
+    exposed = [host for host in hosts if not is_loopback(host)]
+    if service_token_file is not None and tls.tls_ca_file is None and exposed:
+        raise SettingError(
+            "service_token_file",
+            service_token_file,
+            f"--tls-ca-file with it: it would be sent to {exposed[0]} in clear",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent there leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

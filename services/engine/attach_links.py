@@ -1,0 +1,207 @@
+"""The switchboard among running things: orders go to the step loop, its reports to the links, and writers wake."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from engine_core.config import ModelSpec
+from engine_core.errors import RequestError
+from engine_core.request import Request
+from engine_core.step import SequenceOutput
+from services.engine.large_messages import LargeMessages
+from services.engine.metrics import EngineMetrics, EngineReading
+from services.engine.protobuf import end_of, status_of
+from services.engine.step_loop import StepLoop, StepReport
+from services.engine.tracing import EngineTraces
+from services.ring.attach_registry import AttachRegistry
+from services.ring.cursor import OutboundLink
+from services.ring.errors import retry_after_ms
+from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry, Ledgers
+
+log = structlog.get_logger(__name__)
+
+
+class LinkWaker:
+    """Tells the writer of one link that there is something to do."""
+
+    def __init__(self, link: OutboundLink) -> None:
+        self.link = link
+        self.event = asyncio.Event()
+        self.load_due = False
+        self.superseded = asyncio.Event()
+        """Set when a newer stream of the same peer has taken its place."""
+
+
+class AttachLinks:
+    """Everything on the event loop that is shared between attached peers."""
+
+    def __init__(self, *, orphan_grace: float, max_ledgers: int, traces: EngineTraces | None = None) -> None:
+        self.step_loop: StepLoop | None = None
+        """Set once the engine has loaded; peers attach after that."""
+        self.model: ModelSpec
+        """Likewise."""
+        self.model_digest = ""
+        """Likewise; with the tokenizer's."""
+        self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
+        self.switchboard: AttachRegistry[Request] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
+        self._traces = traces
+        self.large_frames = LargeMessages()
+        """One is parsed and carried out at a time."""
+        self.drain_grace: float | None = None
+        """Seconds, once draining."""
+        self.failure: str | None = None
+        """Why nothing is computed any more, once it is so."""
+        self._wakers: dict[OutboundLink, LinkWaker] = {}
+        self._queued_for: float | None = None
+        """Seconds that the request waited which was begun last."""
+        self.metrics = EngineMetrics(self._read)
+
+    # CorePort
+
+    def add(self, core_id: str, order: Request) -> None:
+        """Begin to compute."""
+        assert self.step_loop is not None
+        if self._traces is not None:
+            self._traces.submitted(core_id, self.switchboard.traceparent(core_id), time.monotonic())
+        self.step_loop.add(core_id, order)
+
+    def cancel(self, core_id: str, choice: int | None) -> bool:
+        """Stop computing."""
+        assert self.step_loop is not None
+        return self.step_loop.cancel(core_id, choice)
+
+    # Peers
+
+    def attach(self, peer: PeerId) -> LinkWaker:
+        """A peer said Hello; raises ``Refused`` if a newer life of it is attached."""
+        link, superseded = self.switchboard.attach(peer, time.monotonic())
+        if superseded is not None and (old := self._wakers.get(superseded)) is not None:
+            old.superseded.set()
+        waker = self._wakers[link] = LinkWaker(link)
+        waker.load_due = True
+        self.wake()
+        log.info("attached", peer=peer.name, incarnation=peer.incarnation)
+        return waker
+
+    def detach(self, waker: LinkWaker) -> None:
+        """A peer's stream ended."""
+        self._wakers.pop(waker.link, None)
+        self.switchboard.detach(waker.link, time.monotonic())
+        self.wake()
+        log.info("detached", peer=waker.link.peer.name, incarnation=waker.link.peer.incarnation)
+
+    def wake(self) -> None:
+        """Wake every writer whose link has something new."""
+        for waker in self._wakers.values():
+            if waker.link.pending:
+                waker.event.set()
+
+    def push_load(self) -> None:
+        """Have every writer send the load."""
+        for waker in self._wakers.values():
+            waker.load_due = True
+            waker.event.set()
+
+    def drain(self, grace: float) -> None:
+        """Take nothing new, and tell every peer; what is there has ``grace`` seconds."""
+        self.switchboard.draining = True
+        self.drain_grace = grace
+        self.push_load()
+
+    def fail(self, reason: str) -> None:
+        """Nothing is computed any more: every stream ends, and none begins."""
+        self.failure = reason
+        for waker in self._wakers.values():
+            waker.event.set()
+
+    # News from the step loop
+
+    def starting(self, core_ids: list[str]) -> None:
+        """These are computed from now on: should the engine die of it, it was one of them."""
+        if self._traces is not None:
+            self._traces.starting(core_ids, time.monotonic())
+        for core_id in core_ids:
+            self.switchboard.started(core_id)
+        self.wake()
+
+    def report(self, report: StepReport) -> None:
+        """Enter what a step brought into the ledger."""
+        if report.seconds:
+            self.metrics.step(report.seconds, report.tokens)
+        if self._traces is not None:
+            self._traces.outputs(report.outputs, time.monotonic())
+        for core_id, error in report.refused:
+            self._refuse(core_id, error)
+        for core_id, choice in report.cancelled:
+            self.switchboard.let_go(core_id, choice)
+        for output in report.outputs:
+            self._enter(output)
+        self.wake()
+
+    def _enter(self, output: SequenceOutput) -> None:
+        board, core_id = self.switchboard, output.request_id
+        if output.queue_seconds is not None:
+            self.metrics.queued(output.queue_seconds)
+            self._queued_for = output.queue_seconds
+        if output.cached_tokens is not None or output.prefilled_tokens is not None:
+            board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
+        if output.prompt_logprobs is not None:
+            board.prompt_scored(core_id, output.prompt_logprobs)
+        if output.token_ids or output.finish is not None:
+            end = None
+            if output.finish is not None:
+                end = end_of(output.finish, output.first_position + len(output.token_ids))
+            board.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
+
+    def _removed(self, entry: LedgerEntry) -> None:
+        _log_finished(entry)
+        if self._traces is not None:
+            self._traces.removed(entry, time.monotonic())
+
+    def _refuse(self, core_id: str, error: RequestError) -> None:
+        entry = self.switchboard.refuse(core_id, status_of(error, self._retry_after_ms()))
+        if entry is not None:
+            log.info("refused", request_id=entry.request_id, reason=str(error))
+
+    def _retry_after_ms(self) -> int:
+        """If those that wait do so as long as the last one did that was begun."""
+        return retry_after_ms(self._queued_for)
+
+    def _read(self) -> EngineReading | None:
+        """For the metrics; called from another thread, so it only reads."""
+        loop = self.step_loop
+        if loop is None:
+            return None
+        stats = loop.stats
+        return EngineReading(
+            running=stats.running_seqs,
+            waiting=stats.waiting_reqs + stats.returning_reqs,
+            kv_usage=stats.kv_usage,
+            kv_blocks=stats.kv_blocks,
+            peers=len(self._wakers),
+            ledgers=self.switchboard.num_ledgers,
+            prefix_queries=stats.prefix_query_tokens,
+            prefix_hits=stats.prefix_hit_tokens,
+            preemptions=stats.preemptions,
+            steps=loop.steps,
+            computed_tokens=stats.computed_tokens,
+            generated_tokens=stats.generated_tokens,
+        )
+
+
+def _log_finished(entry: LedgerEntry) -> None:
+    """The submitter has all it wants of a request, or is gone."""
+    log.debug(
+        "request finished",
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        submitter=entry.submitter.name,
+        finish_reasons={choice: kept.end and kept.end.finish_reason.name for choice, kept in entry.choices.items()},
+        prompt_tokens=entry.prompt_tokens,
+        cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
+        completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),
+    )

@@ -1,0 +1,80 @@
+"""The engine's metrics: its scheduler, its KV cache, its links and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import Metric
+
+from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
+
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """An engine at one moment; the last ones are totals since its start."""
+
+    running: int
+    """Choices being computed."""
+    waiting: int
+    """Requests, not choices: those of which at least one choice is in the queue."""
+    kv_usage: float
+    """Share of KV blocks in use, in [0, 1]."""
+    kv_blocks: int
+    """In all."""
+    ledgers: int
+    peers: int
+    """Processes that are attached."""
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int
+    preemptions: int
+    steps: int
+    computed_tokens: int
+    """Of prompts and outputs."""
+    generated_tokens: int
+
+
+class EngineMetrics(ServiceMetrics):
+    """What is computed. Written on the event loop."""
+
+    def __init__(self, read: Callable[[], EngineReading | None]) -> None:
+        """``read`` gives the engine's state, None until it has loaded; it is called from another thread."""
+        self._read = read
+        self._step = Histogram("ringline_step_seconds", "Duration of a step.", GAP_SECONDS)
+        self._step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS)
+        self._queue = Histogram(
+            "vllm:request_queue_time_seconds",
+            "From a request's being queued to its being scheduled first.",
+            REQUEST_SECONDS,
+        )
+        super().__init__()
+
+    def step(self, seconds: float, tokens: int) -> None:
+        """A step took ``seconds`` and computed ``tokens`` tokens, of prompts and outputs."""
+        self._step.observe(seconds)
+        self._step_tokens.observe(tokens)
+
+    def queued(self, seconds: float) -> None:
+        """A request was scheduled for the first time, ``seconds`` after it was queued."""
+        self._queue.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._service()
+        now = self._read()
+        if now is not None:
+            yield self._gauge("vllm:num_requests_running", "Choices being computed.", now.running)
+            yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be computed.", now.waiting)
+            yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", now.kv_usage)
+            yield self._gauge("ringline_kv_blocks", "KV blocks in all.", now.kv_blocks)
+            yield self._gauge("ringline_peers", "Processes that are attached.", now.peers)
+            yield self._gauge("ringline_ledgers", "Requests remembered.", now.ledgers)
+            yield self._counter("vllm:prefix_cache_queries", "Tokens looked up by prefix.", now.prefix_queries)
+            yield self._counter("vllm:prefix_cache_hits", "Of these, found.", now.prefix_hits)
+            yield self._counter("vllm:num_preemptions", "Preemptions.", now.preemptions)
+            yield self._counter("ringline_steps", "Steps computed.", now.steps)
+            yield self._counter("ringline_computed_tokens", "Tokens computed, of prompts too.", now.computed_tokens)
+            yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
+        yield from self._histograms(self._step, self._step_tokens, self._queue)

@@ -1,0 +1,71 @@
+"""The engine's part of requests' traces: how long each waited, was prefilled and decoded.
+
+Times are noted once per step, on the event loop, for the requests that are traced; spans are made when a request is
+forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_core.step import SequenceOutput
+from services.ring.ledger import LedgerEntry
+from services.telemetry.tracing import Tracing
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of one submission, monotonic seconds."""
+
+    traceparent: str
+    submitted: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class EngineTraces:
+    """Of the submissions that are traced; they are remembered as long as their ledger entries."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+        self._times: dict[str, _Times] = {}
+        """By core id."""
+
+    def submitted(self, core_id: str, traceparent: str, now: float) -> None:
+        """The core was given a request."""
+        if traceparent:
+            self._times[core_id] = _Times(traceparent, now)
+
+    def starting(self, core_ids: Iterable[str], now: float) -> None:
+        """The first step that computes these begins."""
+        for core_id in core_ids:
+            if (times := self._times.get(core_id)) is not None and times.started is None:
+                times.started = now
+
+    def outputs(self, outputs: Iterable[SequenceOutput], now: float) -> None:
+        """A step is over."""
+        if not self._times:
+            return
+        for output in outputs:
+            if output.token_ids and (times := self._times.get(output.request_id)) is not None:
+                times.last_token = now
+                if times.first_token is None:
+                    times.first_token = now
+
+    def removed(self, entry: LedgerEntry, now: float) -> None:
+        """A request is forgotten: its spans are told, as far as it got."""
+        if (times := self._times.pop(entry.core_id, None)) is None:
+            return
+        about: dict[str, str | int] = {"ringline.request_id": entry.request_id, "ringline.epoch": entry.epoch}
+        marks = [("queue", times.submitted), ("prefill", times.started), ("decode", times.first_token)]
+        reached = [(name, at) for name, at in marks if at is not None]
+        ends = [*(at for _, at in reached[1:]), times.last_token or now]
+        cached = entry.prefill.cached_tokens if entry.prefill is not None else 0
+        more: dict[str, dict[str, str | int]] = {
+            "prefill": {"gen_ai.usage.input_tokens": entry.prompt_tokens, "ringline.cached_tokens": cached},
+            "decode": {"gen_ai.usage.output_tokens": sum(len(log.ids) for log in entry.choices.values())},
+        }
+        for (name, start), end in zip(reached, ends, strict=True):
+            self._tracing.span(name, times.traceparent, start, end, {**about, **more.get(name, {})})

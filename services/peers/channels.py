@@ -1,0 +1,65 @@
+"""Channels to the ring's servers, and waiting for a server to be there."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.rpc.transport import channel_options
+from services.security.credentials import PLAIN, PeerCredentials
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Largest answer taken, for callers without settings of their own."""
+_RETRY_PAUSE = 0.05
+"""Seconds between two attempts to reach a server that is waited for."""
+
+
+def open_channel(
+    address: str,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    credentials: PeerCredentials = PLAIN,
+    server_name: str | None = None,
+) -> grpc.aio.Channel:
+    """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used.
+
+    ``server_name``: whose certificate is expected there, if not that of the address's own host.
+    """
+    return credentials.open(address, server_name, channel_options(max_message_bytes))
+
+
+async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
+    """The health of ``service`` ("" is the whole server) in one word.
+
+    SERVING, NOT_SERVING or SERVICE_UNKNOWN as the server says; UNREACHABLE if nobody answers within ``seconds``.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know only the synchronous one
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        return "SERVICE_UNKNOWN" if error.code() is grpc.StatusCode.NOT_FOUND else "UNREACHABLE"
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+async def wait_serving(address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+    """Return when the whole server at ``address`` says SERVING, however long that takes.
+
+    Each attempt has a channel of its own: one that has failed for some seconds pauses for seconds more before it
+    connects again, and somebody waits for a server that serves meanwhile.
+    """
+    while True:
+        async with open_channel(address, credentials=credentials, server_name=server_name) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest())
+            with suppress(grpc.aio.AioRpcError):  # it is not there yet, or went away while it was watched
+                # Read by hand: an iterator that is left early keeps the call until it is collected.
+                while (answer := await watch.read()) is not grpc.aio.EOF:
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        watch.cancel()
+                        return
+        await asyncio.sleep(_RETRY_PAUSE)

@@ -1,0 +1,143 @@
+"""Finding peers: one link for every address that was given, and for every address that a name has at present.
+
+In ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` an address is given. The host of ``engine:50061`` is a name:
+each of its addresses is a peer's (compose's ``--scale``, a headless service of Kubernetes). DNS is asked again and
+again, so processes that come are found and those that went are forgotten; but while a link lives, it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from services.config.addresses import host_and_port, is_dns_name, join_address
+
+log = structlog.get_logger(__name__)
+
+MAX_LINKS = 256
+"""Addresses that are dialled at a time; an engine takes as many peers."""
+_IMPATIENT = 1.0
+"""Seconds at most between questions for a name that has no address yet: services start in any order."""
+Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
+
+
+class Link(Protocol):
+    """Keeps linked to one address."""
+
+    @property
+    def up(self) -> bool:
+        """Whether the link stands."""
+
+    async def run(self) -> None:
+        """Dial and carry, again and again, until cancelled."""
+
+
+async def resolve(host: str, port: int) -> frozenset[str]:
+    """The addresses that a name has, with the port; none if there is no such name.
+
+    Raises ``OSError`` if nobody can say.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            return frozenset()
+        raise
+    return frozenset(join_address(str(place[0]), port) for *_, place in found)
+
+
+async def addresses_of(target: str) -> list[str]:
+    """Where ``target`` leads now: every address of a name, else (or if it has none) itself."""
+    found: frozenset[str] = frozenset()
+    if is_dns_name(target):
+        with contextlib.suppress(OSError):
+            found = await resolve(*host_and_port(target))
+    return sorted(found) or [target]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialled:
+    link: Link
+    task: asyncio.Task[None]
+
+
+class Discovery:
+    """The links of a process to its engines, or to its detokenizers."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        dial: Callable[[str, str | None], Link],
+        *,
+        interval: float,
+        resolve: Resolve = resolve,
+    ) -> None:
+        """``dial`` makes the link to an address; its second argument is the host's name, if it was found by one.
+
+        ``interval`` in seconds: how often DNS is asked for each name.
+        """
+        targets = frozenset(addresses)
+        self._names = frozenset(target for target in targets if is_dns_name(target))
+        self._found: dict[str, frozenset[str]] = {name: frozenset() for name in self._names}
+        """By name, what DNS said last."""
+        self._given = targets - self._names
+        self._dial = dial
+        self._interval = interval
+        self._resolve = resolve
+        self._dialled: dict[str, _Dialled] = {}
+        self._left_out = 0
+
+    async def run(self) -> None:
+        """Keep linked until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._reconcile(tasks)
+            for name in self._names:
+                tasks.create_task(self._follow(name, tasks))
+
+    async def _follow(self, name: str, tasks: asyncio.TaskGroup) -> None:
+        """Ask for a name's addresses, again and again."""
+        host, port = host_and_port(name)
+        told = ""
+        while True:
+            problem = ""
+            try:
+                found = await self._resolve(host, port)
+            except OSError as error:  # what is known stays
+                problem = error.strerror or str(error)
+            else:
+                if found != self._found[name]:
+                    log.info("addresses of a name", name=name, addresses=sorted(found))
+                elif not found:
+                    problem = "it has no address"
+                self._found[name] = found
+            if problem and problem != told:
+                log.info("name not resolved", name=name, reason=problem)
+            told = problem
+            # Every time, not only when something is new: a link that was kept may have ended.
+            self._reconcile(tasks)
+            await asyncio.sleep(self._interval if self._found[name] else min(self._interval, _IMPATIENT))
+
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        """Dial what is new, and forget what is gone and not linked."""
+        wanted = self._given.union(*self._found.values())
+        for address in self._dialled.keys() - wanted:
+            if not self._dialled[address].link.up:
+                self._dialled.pop(address).task.cancel()
+        for address in sorted(wanted - self._dialled.keys())[: MAX_LINKS - len(self._dialled)]:
+            link = self._dial(address, self._host_of(address))
+            self._dialled[address] = _Dialled(link, tasks.create_task(link.run()))
+        left_out = len(wanted - self._dialled.keys())
+        if left_out > self._left_out:
+            log.warning("too many addresses", left_out=left_out, dialled=MAX_LINKS)
+        self._left_out = left_out
+
+    def _host_of(self, address: str) -> str | None:
+        """The name that led to an address; of several, the first in order."""
+        names = sorted(name for name, found in self._found.items() if address in found)
+        return host_and_port(names[0])[0] if names and address not in self._given else None

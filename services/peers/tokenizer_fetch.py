@@ -1,0 +1,88 @@
+"""Fetching the tokenizer's files from engines, within bounds: once, however many engines have the same tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ringline.engine.v1 import engine_pb2
+
+from services.peers.redial import LinkRefused
+from services.text.files import fingerprint, is_tokenizer_file
+
+MAX_TOTAL_BYTES = 512 << 20
+TIMEOUT = 60.0
+"""Seconds for all files together."""
+SLOW = 5.0
+"""Seconds that others wait for one engine's tokenizer, before the next engine is asked for it."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """One that is under way."""
+
+    since: float
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TokenizerFetches(Generic[_T]):
+    """Those that are under way, by the tokenizer's digest. An engine that hangs holds up others for ``SLOW`` alone."""
+
+    def __init__(self, make: Callable[[dict[str, bytes]], _T]) -> None:
+        """``make`` turns the files into what is kept, in a thread; it raises ``ValueError`` for damaged ones."""
+        self._make = make
+        self._under_way: dict[str, _Fetch] = {}
+
+    async def get(self, digest: str, stub: Any, held: Callable[[], _T | None], keep: Callable[[_T], object]) -> None:
+        """Have what ``held`` tells of this digest, or fetch it and give it to ``keep``.
+
+        Raises ``LinkRefused`` for a tokenizer that cannot be used, ``grpc.aio.AioRpcError`` for an engine that does not
+        answer, and what ``keep`` raises.
+        """
+        while held() is None:
+            other = self._under_way.get(digest)
+            if other is not None and (left := other.since + SLOW - time.monotonic()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await other.ended.wait()
+                continue
+            mine = self._under_way[digest] = _Fetch(time.monotonic())
+            try:
+                fetched = await self._fetch(digest, stub)
+                if held() is None:
+                    keep(fetched)
+                return
+            finally:
+                mine.ended.set()
+                if self._under_way.get(digest) is mine:
+                    del self._under_way[digest]
+
+    async def _fetch(self, digest: str, stub: Any) -> _T:
+        try:
+            files = await fetch_tokenizer(stub)
+            found = await asyncio.to_thread(fingerprint, files)
+            if found != digest:
+                raise LinkRefused(f"its tokenizer's digest is {digest}, that of the files it sent {found}")
+            return await asyncio.to_thread(self._make, files)
+        except ValueError as error:
+            raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
+
+
+async def fetch_tokenizer(stub: Any) -> dict[str, bytes]:
+    """The tokenizer's files by name; raises ``grpc.aio.AioRpcError``, or ``ValueError`` for what must not be sent."""
+    files: dict[str, bytearray] = {}
+    total = 0
+    async for chunk in stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=TIMEOUT):
+        if not is_tokenizer_file(chunk.name):
+            raise ValueError(f"the engine sent {chunk.name!r}, which is no tokenizer file")
+        total += len(chunk.data)
+        if total > MAX_TOTAL_BYTES:
+            raise ValueError(f"the engine's tokenizer is larger than {MAX_TOTAL_BYTES} bytes")
+        files.setdefault(chunk.name, bytearray()).extend(chunk.data)
+    return {name: bytes(data) for name, data in files.items()}

@@ -1,0 +1,85 @@
+"""Work that waits, taken by tenants in turns: deficit round-robin by bytes (Shreedhar and Varghese, SIGCOMM 1995).
+
+So what one tenant sends waits behind its own, however much of it there is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
+
+
+class Sized(Protocol):
+    """What waits."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+
+_T = TypeVar("_T", bound=Sized)
+
+
+class _Queue(Generic[_T]):
+    """One tenant's work, in order of arrival."""
+
+    __slots__ = ("credit", "served", "work")
+
+    def __init__(self) -> None:
+        self.work: OrderedDict[str, _T] = OrderedDict()
+        self.credit = 0
+        """Bytes that it may still take in this turn."""
+        self.served = False
+        """Whether its turn has begun."""
+
+
+class DeficitRoundRobin(Generic[_T]):
+    """Tenants are remembered while they have work."""
+
+    def __init__(self, quantum: int) -> None:
+        """``quantum``: bytes per tenant and turn."""
+        self._quantum = quantum
+        self._queues: OrderedDict[str, _Queue[_T]] = OrderedDict()
+        """By tenant; the first one's turn is next."""
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def append(self, tenant: str, key: str, work: _T) -> None:
+        """Let ``work`` wait, last of its tenant's."""
+        self._queues.setdefault(tenant, _Queue()).work[key] = work
+
+    def remove(self, tenant: str, key: str) -> _T | None:
+        """Take away what waits by this name; None if nothing does."""
+        if (queue := self._queues.get(tenant)) is None or (work := queue.work.pop(key, None)) is None:
+            return None
+        if not queue.work:
+            del self._queues[tenant]
+        return work
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._queues.clear()
+
+    def take(self) -> list[_T]:
+        """Take what is next, up to a quantum together; what is larger than that comes alone."""
+        taken: list[_T] = []
+        size = 0
+        while self._queues:
+            tenant, queue = next(iter(self._queues.items()))
+            if not queue.served:
+                queue.served = True
+                queue.credit += self._quantum
+            while queue.work and (least := next(iter(queue.work.values())).size) <= queue.credit:
+                if taken and size + least > self._quantum:
+                    return taken
+                _, work = queue.work.popitem(last=False)
+                queue.credit -= least
+                size += least
+                taken.append(work)
+            queue.served = False
+            if queue.work:
+                self._queues.move_to_end(tenant)
+            else:
+                del self._queues[tenant]
+        return taken

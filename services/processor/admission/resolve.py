@@ -1,0 +1,309 @@
+"""A request becomes prompt ids with every default resolved: what the engine is told and what the client is told.
+
+Pure but for the randomness of a seed nobody gave. Runs off the event loop: tokenizing takes its time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import sampling_pb2
+
+from services.processor.admission.validation import (
+    check_candidates,
+    check_chat,
+    check_prompt_length,
+    check_request,
+    check_text_size,
+    check_token_ids,
+    refuse,
+)
+from services.processor.served_models import ServedModel, generation_of
+from services.ring.generations import Generation
+from services.ring.identity import PeerId, check_requires
+from services.ring.prefixes import Prefixes, prefixes_of
+from services.text.chat import ChatTemplateError, UnknownTemplateError
+from services.text.incremental import left_context
+
+_NEUTRAL = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "n": 1,
+}
+_MODEL_DEFAULTS = frozenset(engine_pb2.SamplingDefaults.DESCRIPTOR.fields_by_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request as it was taken. It is kept for as long as the request is under way, so its messages are serialized:
+    parsed, they would take up to twenty times as much memory.
+    """
+
+    packed_admitted: bytes
+    packed_submit: bytes
+    output_context: bytes
+    """What the detokenizer is told."""
+    prompt_tokens: int
+    num_choices: int
+    """Finished ones, which a resume leaves out, among them."""
+    choices: dict[int, array[int]]
+    """Unfinished choices and the ids they have."""
+    wants_prefill_progress: bool
+    prefixes: Prefixes
+    """Of the prompt; they say which engine may have computed it."""
+    num_prompt_scores: int
+    """Log probabilities of the prompt that an engine is asked for."""
+    numerics: str
+    """Those that computed the resumed ids, as far as the client knows them."""
+    model: engine_pb2.GetModelResponse
+    """What it was checked against and tokenized for."""
+
+    @property
+    def admitted(self) -> inference_pb2.Admitted:
+        """What the client is told; made anew each time."""
+        return inference_pb2.Admitted.FromString(self.packed_admitted)
+
+    @property
+    def submit(self) -> engine_pb2.Submit:
+        """What an engine is told; without id, epoch, receiver, time and resumed ids. Made anew each time."""
+        return engine_pb2.Submit.FromString(self.packed_submit)
+
+    @property
+    def generation(self) -> Generation:
+        """The only one that may compute it."""
+        return generation_of(self.model)
+
+
+def admit(
+    request: inference_pb2.GenerateRequest,
+    vocabulary: ServedModel,
+    tenant: str,
+    reply_to: PeerId,
+    traceparent: str = "",
+) -> Admission:
+    """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong.
+
+    ``traceparent``: its place in a trace, if it is traced.
+    """
+    limits, model = vocabulary.limits, vocabulary.model
+    check_requires(request.requires, vocabulary.capabilities)
+    check_request(request, limits)
+    prompt = prompt_ids(request, vocabulary)
+    check_prompt_length(len(prompt), limits)
+    check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
+    choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
+    room = limits.max_model_len - len(prompt)
+    if any(len(ids) > room for ids in choices.values()):
+        raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
+    sampling = _resolve_sampling(request.sampling, model.default_sampling)
+    stopping = _resolve_stopping(request.stopping, room)
+    output = _resolve_output(request.output)
+    bad_words = _bad_words(list(stopping.bad_words), vocabulary)
+    check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
+    submit = engine_pb2.Submit(
+        prompt_token_ids=prompt,
+        sampling=_for_engine(sampling),
+        bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in bad_words],
+        stop_token_ids=stopping.stop_token_ids,
+        ignore_eos=stopping.ignore_eos,
+        max_tokens=stopping.max_tokens,
+        min_tokens=stopping.min_tokens,
+        logprobs=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        priority=request.priority,
+        tenant=tenant,
+        cache_salt=cache_salt(tenant, request.cache_salt),
+        traceparent=traceparent,
+        requires=[name for name in request.requires if name in model.capabilities],
+        model_digest=model.model_digest,
+    )
+    context = detokenizer_pb2.OutputContext(
+        reply_to=reply_to.name,
+        reply_incarnation=reply_to.incarnation,
+        prompt_tail=left_context(vocabulary.tokenizer.pieces(skip_special_tokens=output.skip_special_tokens), prompt),
+        stop_strings=stopping.stop,
+        include_stop_str_in_output=stopping.include_stop_str_in_output,
+        skip_special_tokens=output.skip_special_tokens,
+        min_tokens=stopping.min_tokens,
+        tokenizer_digest=model.tokenizer_digest,
+        traceparent=traceparent,
+    )
+    admitted = inference_pb2.Admitted(
+        prompt_tokens=len(prompt),
+        prompt_token_ids=prompt if output.return_prompt_token_ids else (),
+        sampling=sampling,
+        stopping=stopping,
+        output=output,
+        model=model.model,
+        model_digest=model.model_digest,
+    )
+    return Admission(
+        packed_admitted=admitted.SerializeToString(),
+        packed_submit=submit.SerializeToString(),
+        output_context=context.SerializeToString(),
+        prompt_tokens=len(prompt),
+        num_choices=sampling.n,
+        choices=choices or dict.fromkeys(range(sampling.n), array("I")),
+        wants_prefill_progress=output.prefill_progress,
+        prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
+        num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
+        numerics=request.resume.numerics,
+        model=model,
+    )
+
+
+def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: ServedModel) -> list[int]:
+    """The prompt as ids, the last ``truncate_prompt_tokens`` of them if asked."""
+    last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+    if request.WhichOneof("prompt") == "token_ids":
+        return request.token_ids.ids[-last if last is not None else 0 :]
+    if request.WhichOneof("prompt") == "text":
+        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        text = request.text
+    else:
+        special = request.add_special_tokens
+        text = render_chat(request.chat, vocabulary)
+    return vocabulary.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+
+
+def render_chat(chat: inference_pb2.Chat, vocabulary: ServedModel) -> str:
+    """The text that the model's template makes of a conversation; raises ``Refused``."""
+    check_chat(chat)
+    generation_prompt = not chat.continue_final_message
+    if chat.HasField("add_generation_prompt"):
+        generation_prompt = chat.add_generation_prompt
+    try:
+        rendered = vocabulary.chat.render(
+            [_message(message, index) for index, message in enumerate(chat.messages)],
+            tools=_json("chat.tools_json", chat.tools_json, list, "array"),
+            template_args=_json("chat.template_args_json", chat.template_args_json, dict, "object"),
+            add_generation_prompt=generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            template_name=chat.template_name or None,
+            max_chars=vocabulary.limits.max_text_bytes,
+        )
+    except ChatTemplateError as error:
+        raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
+    check_text_size("chat", rendered, vocabulary.limits)
+    return rendered
+
+
+def cache_salt(tenant: str, client_salt: str) -> bytes:
+    """Prefix-cache blocks are shared within a tenant and salt only; empty where there is neither."""
+    if not tenant and not client_salt:
+        return b""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (tenant.encode(), client_salt.encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _json(
+                        f"chat.messages[{index}].tool_calls[{i}].arguments_json", call.arguments_json, dict, "object"
+                    )
+                    or {},
+                },
+            }
+            for i, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.name:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _json(field: str, text: str, kind: type, noun: str) -> Any:
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(field, f"not JSON ({error}): expected an {noun}") from None
+    if not isinstance(value, kind):
+        raise refuse(field, f"a JSON {type(value).__name__}: expected an {noun}")
+    return value
+
+
+def _resolve_sampling(
+    asked: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
+) -> inference_pb2.SamplingParams:
+    resolved = inference_pb2.SamplingParams()
+    resolved.CopyFrom(asked)
+    for name, neutral in _NEUTRAL.items():
+        if not asked.HasField(name):  # type: ignore[arg-type]
+            given = name in _MODEL_DEFAULTS and model.HasField(name)  # type: ignore[arg-type]
+            setattr(resolved, name, getattr(model, name) if given else neutral)
+    if not asked.HasField("seed"):
+        resolved.seed = secrets.randbits(64)
+    return resolved
+
+
+def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:
+    """What an engine is told of resolved parameters."""
+    told = engine_pb2.SamplingParams(
+        **{name: getattr(sampling, name) for name in (*_NEUTRAL, "seed")},
+        allowed_token_ids=sampling.allowed_token_ids,
+    )
+    told.logit_bias.update(sampling.logit_bias)
+    return told
+
+
+def _resolve_stopping(asked: inference_pb2.StoppingParams, room: int) -> inference_pb2.StoppingParams:
+    resolved = inference_pb2.StoppingParams()
+    resolved.CopyFrom(asked)
+    resolved.max_tokens = asked.max_tokens if asked.HasField("max_tokens") else room
+    resolved.min_tokens = asked.min_tokens
+    if resolved.min_tokens > resolved.max_tokens:
+        raise refuse("stopping.min_tokens", f"{asked.min_tokens} is out of range: the context has room for {room}")
+    resolved.include_stop_str_in_output = asked.include_stop_str_in_output
+    resolved.ignore_eos = asked.ignore_eos
+    return resolved
+
+
+def _resolve_output(asked: inference_pb2.OutputParams) -> inference_pb2.OutputParams:
+    resolved = inference_pb2.OutputParams()
+    resolved.CopyFrom(asked)
+    resolved.skip_special_tokens = asked.skip_special_tokens if asked.HasField("skip_special_tokens") else True
+    resolved.return_prompt_token_ids = asked.return_prompt_token_ids
+    resolved.prefill_progress = asked.prefill_progress
+    return resolved
+
+
+def _bad_words(words: list[str], vocabulary: ServedModel) -> list[list[int]]:
+    """The ids of each word, as it begins a text and as it follows a space.
+
+    The second form counts only where it is spelt differently from its first id on, at equal length (as in vLLM):
+    else it would forbid the space rather than the word.
+    """
+    sequences: list[list[int]] = []
+    for word in words:
+        bare = vocabulary.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = vocabulary.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        if bare:
+            sequences.append(bare)
+        if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
+            sequences.append(spaced)
+    return sequences

@@ -1,0 +1,93 @@
+"""What each tenant may do, as a file says: which models, and how much at a time."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from services.processor.principal import MAX_TENANT_LENGTH
+from services.ring.errors import Code, Refused
+from services.security.file_reload import ReloadedFile, Unusable
+
+FLAG = "--tenants-file"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """Of one tenant; None is no limit."""
+
+    models: frozenset[str] | None = None
+    max_concurrent_requests: int | None = None
+    max_queued_tokens: int | None = None
+    """Of the prompts that no engine has begun to compute."""
+    max_requests_per_minute: int | None = None
+    max_tokens_per_minute: int | None = None
+    """Of prompts and outputs together."""
+
+
+class TenantPolicies:
+    """Each tenant's, as the file says now."""
+
+    def __init__(self, path: str | None) -> None:
+        """Without a file everybody may do everything. Raises ``FatalError`` for one that cannot be used."""
+        self._file = None if path is None else ReloadedFile({FLAG: path}, _parse)
+
+    def of(self, tenant: str) -> TenantPolicy:
+        """A tenant's, or the default where it has none."""
+        if self._file is None:
+            return _UNLIMITED
+        policies = self._file.value
+        return policies.get(tenant, policies[None])
+
+    def check_model(self, tenant: str, model: str) -> None:
+        """Raise ``Refused`` unless a tenant may use a model; it does not learn what that is called."""
+        if not self.permits(tenant, model):
+            raise Refused(Code.PERMISSION_DENIED, "model: this tenant may not use the one that is served here")
+
+    def permits(self, tenant: str, model: str) -> bool:
+        """Whether a tenant may use a model."""
+        models = self.of(tenant).models
+        return models is None or model in models
+
+
+_UNLIMITED = TenantPolicy()
+_KNOWN = frozenset(field.name for field in fields(TenantPolicy))
+
+
+def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
+    """By tenant; that of None is the default."""
+    try:
+        document = tomllib.loads(contents[FLAG].decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Unusable(FLAG, f"it is not TOML: {error}") from None
+    if unknown := document.keys() - {"default", "tenants"}:
+        raise Unusable(FLAG, f"{min(unknown)!r} means nothing: expected [default] and [tenants.NAME]")
+    default = _policy("default", document.get("default", {}), _UNLIMITED)
+    tenants = document.get("tenants", {})
+    if not isinstance(tenants, dict):
+        raise Unusable(FLAG, "tenants: expected [tenants.NAME]")
+    policies: dict[str | None, TenantPolicy] = {None: default}
+    for name, values in tenants.items():
+        if len(name) > MAX_TENANT_LENGTH:
+            raise Unusable(FLAG, f"a tenant's name has more than {MAX_TENANT_LENGTH} characters")
+        policies[name] = _policy(f"tenants.{name}", values, default)
+    return policies
+
+
+def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
+    """``default`` with what a table says."""
+    if not isinstance(values, dict):
+        raise Unusable(FLAG, f"{place}: expected a table")
+    if unknown := values.keys() - _KNOWN:
+        raise Unusable(FLAG, f"{place}.{min(unknown)} means nothing: expected {', '.join(sorted(_KNOWN))}")
+    changes = dict(values)
+    for name, value in values.items():
+        if name == "models":
+            if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
+                raise Unusable(FLAG, f"{place}.models: expected a list of names")
+            changes[name] = frozenset(value)
+        elif type(value) is not int or value < 0:
+            raise Unusable(FLAG, f"{place}.{name}: expected an integer, at least 0")
+    return replace(default, **changes)

@@ -1,0 +1,323 @@
+"""What a request may ask for. Each check names the field, what it holds, and what it accepts."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from ringline.inference.v1 import inference_pb2
+
+from services.ring.errors import Code, Reason, Refused, invalid_field
+from services.rpc.message_limits import MessageLimits
+from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
+
+MAX_CHOICES = 128
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORD_TOKENS_TOGETHER = 128, 256, 1024
+MAX_REQUEST_ID_BYTES = 128
+MAX_CACHE_SALT_BYTES = 256
+MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+MAX_TEMPERATURE = float(1 << 31)
+MAX_PROBLEM_LENGTH = 1000
+
+BYTES_PER_TOKEN = 8
+"""What a token of text takes at most, on average over a whole context; text of any language takes 3 to 5."""
+BYTES_PER_ID = 3
+"""What an id of the largest vocabularies takes in a list of them."""
+LEAST_TEXT_BYTES = 64 << 10
+LEAST_MESSAGE_BYTES = 256 << 10
+LEAST_FIELDS, MOST_FIELDS = 8192, 32768
+UNKNOWN_MODEL = MessageLimits(LEAST_MESSAGE_BYTES, LEAST_FIELDS)
+"""Of a message that comes before it is known what is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the served model allows."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Of a text that is tokenized, and of one that is answered: more than fills any context, by far."""
+        return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
+
+    @property
+    def lookup(self) -> MessageLimits:
+        """Of a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
+        return MessageLimits(
+            max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
+            max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
+        )
+
+    @property
+    def request(self) -> MessageLimits:
+        """Of a message with a request: lists as long as the vocabulary, and what every choice resumes from."""
+        resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
+        return MessageLimits(self.lookup.max_bytes + resumed, self.lookup.max_fields)
+
+
+def refuse(field: str, problem: str) -> Refused:
+    """INVALID_ARGUMENT, naming the field. Short enough for a status, whatever ``problem`` quotes."""
+    return invalid_field(field, problem[:MAX_PROBLEM_LENGTH])
+
+
+def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    """Everything that can be said before the prompt is tokenized; raises ``Refused``."""
+    check_model(request.model, limits)
+    _check_prompt(request, limits)
+    check_sampling(request.sampling, limits)
+    _check_stopping(request.stopping, limits)
+    _check_output(request.output, limits)
+    if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise refuse("cache_salt", f"{len(request.cache_salt.encode())} bytes: expected at most {MAX_CACHE_SALT_BYTES}")
+    if request.HasField("timeout_ms"):
+        _check_range("timeout_ms", request.timeout_ms, 1, MAX_TIMEOUT_MS)
+    _check_resume(request, limits)
+
+
+def check_request_id(request_id: str) -> None:
+    """A client's name for a request comes back with every response."""
+    size = len(request_id.encode())
+    if size > MAX_REQUEST_ID_BYTES:
+        raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
+
+
+def check_model(name: str, limits: ModelLimits) -> None:
+    """NOT_FOUND for a model that is not served."""
+    if name and name != limits.name:
+        problem = f"{name[:200]!r} is not served here: expected {limits.name!r}"
+        raise Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
+
+
+def check_chat(chat: inference_pb2.Chat) -> None:
+    """A conversation has messages, and each says who speaks."""
+    if not chat.messages:
+        raise refuse("chat.messages", "empty: expected at least one message")
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise refuse(f"chat.messages[{index}].role", "empty: expected a role such as user or assistant")
+    if chat.continue_final_message and chat.HasField("add_generation_prompt") and chat.add_generation_prompt:
+        raise refuse("chat.continue_final_message", "contradicts add_generation_prompt: expected one of the two")
+
+
+def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> None:
+    """Every id is in the vocabulary."""
+    if ids and max(ids) >= limits.vocab_size:
+        position, token = next((i, token) for i, token in enumerate(ids) if token >= limits.vocab_size)
+        problem = f"{token} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}"
+        raise refuse(f"{field}[{position}]", problem)
+
+
+def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
+    """What is tokenized takes many times its size on the way, so it must be of a size that the model could take."""
+    size = len(text.encode())
+    if size > limits.max_text_bytes:
+        context = f"for a context of {limits.max_model_len} tokens"
+        raise refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {context}")
+
+
+def check_prompt_length(length: int, limits: ModelLimits) -> None:
+    """A prompt leaves room for one token."""
+    if length == 0:
+        raise refuse("prompt", "empty: expected at least one token")
+    if length >= limits.max_model_len:
+        raise refuse(
+            "prompt",
+            f"{length} tokens are too long: expected at most {limits.max_model_len - 1} "
+            f"(truncate_prompt_tokens keeps the last ones)",
+        )
+
+
+def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) -> None:
+    """Ranges of the sampling parameters."""
+    _check_float("sampling.temperature", sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
+    _check_float("sampling.top_p", sampling, "top_p", 0.0, 1.0, low_open=True)
+    _check_float("sampling.min_p", sampling, "min_p", 0.0, 1.0)
+    _check_float("sampling.frequency_penalty", sampling, "frequency_penalty", -2.0, 2.0)
+    _check_float("sampling.presence_penalty", sampling, "presence_penalty", -2.0, 2.0)
+    _check_float(
+        "sampling.repetition_penalty",
+        sampling,
+        "repetition_penalty",
+        0.0,
+        MAX_TEMPERATURE,
+        low_open=True,
+        high_open=True,
+    )
+    if sampling.HasField("n"):
+        _check_range("sampling.n", sampling.n, 1, MAX_CHOICES)
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise refuse("sampling.logit_bias", f"{len(sampling.logit_bias)} entries: expected at most {MAX_LOGIT_BIAS}")
+    for token, bias in sampling.logit_bias.items():
+        if not -100 <= bias <= 100:
+            raise refuse(f"sampling.logit_bias[{token}]", f"{_number(bias)} is out of range: expected -100 to 100")
+    check_token_ids("sampling.logit_bias", sampling.logit_bias, limits)
+    if len(sampling.allowed_token_ids) > limits.vocab_size:
+        raise refuse("sampling.allowed_token_ids", f"more than the vocabulary's {limits.vocab_size} ids")
+    check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits)
+
+
+def check_candidates(
+    sampling: inference_pb2.SamplingParams,
+    stopping: inference_pb2.StoppingParams,
+    bad_words: Sequence[Sequence[int]],
+    eos_token_ids: Iterable[int],
+    limits: ModelLimits,
+) -> None:
+    """What is banned, once everything is resolved and tokenized, leaves a first token to sample."""
+    together = sum(map(len, bad_words))
+    if together > MAX_BAD_WORD_TOKENS_TOGETHER:
+        raise refuse(
+            "stopping.bad_words", f"{together} tokens together: expected at most {MAX_BAD_WORD_TOKENS_TOGETHER}"
+        )
+    allowed = sampling.allowed_token_ids or range(limits.vocab_size)
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if banned.issuperset(allowed):
+        raise refuse("stopping.bad_words", "every token that may be sampled is one: expected some left")
+    if stopping.min_tokens == 0:
+        return
+    banned.update(stopping.stop_token_ids)
+    if not stopping.ignore_eos:
+        banned.update(eos_token_ids)
+    if banned.issuperset(allowed):
+        raise refuse("stopping.min_tokens", "no token may be sampled before the output may stop: expected 0")
+
+
+def _check_prompt(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    match request.WhichOneof("prompt"):
+        case "text":
+            if not request.text:
+                raise refuse("text", "empty: expected a prompt")
+            check_text_size("text", request.text, limits)
+        case "token_ids":
+            if not request.token_ids.ids:
+                raise refuse("token_ids", "empty: expected at least one id")
+        case "chat":
+            check_chat(request.chat)
+        case _:
+            raise refuse("prompt", "none is set: expected one of text, token_ids and chat")
+    truncated = request.HasField("truncate_prompt_tokens")
+    if truncated:
+        _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, 1, limits.max_model_len - 1)
+    if request.WhichOneof("prompt") == "token_ids":
+        if not truncated:
+            check_prompt_length(len(request.token_ids.ids), limits)
+        check_token_ids("token_ids", request.token_ids.ids, limits)
+
+
+def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits) -> None:
+    if stopping.HasField("max_tokens") and stopping.max_tokens == 0:
+        raise refuse("stopping.max_tokens", "0 is out of range: expected at least 1")
+    if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
+        raise refuse(
+            "stopping.min_tokens",
+            f"{stopping.min_tokens} is out of range: expected at most max_tokens, {stopping.max_tokens}",
+        )
+    if stopping.min_tokens >= limits.max_model_len:
+        raise refuse(
+            "stopping.min_tokens", f"{stopping.min_tokens} is beyond the context of {limits.max_model_len} tokens"
+        )
+    _check_strings("stopping.stop", stopping.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
+    together = sum(len(stop.encode()) for stop in stopping.stop)
+    if together > MAX_STOP_STRINGS_TOTAL_BYTES:
+        raise refuse("stopping.stop", f"{together} bytes together: expected at most {MAX_STOP_STRINGS_TOTAL_BYTES}")
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise refuse(
+            "stopping.stop_token_ids", f"{len(stopping.stop_token_ids)} ids: expected at most {MAX_STOP_TOKEN_IDS}"
+        )
+    check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, limits)
+    _check_strings("stopping.bad_words", stopping.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+
+
+def _check_output(output: inference_pb2.OutputParams, limits: ModelLimits) -> None:
+    if output.HasField("logprobs"):
+        _check_range("output.logprobs", output.logprobs, 0, limits.max_logprobs)
+    if output.HasField("prompt_logprobs"):
+        _check_range("output.prompt_logprobs", output.prompt_logprobs, 0, limits.max_logprobs)
+
+
+def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    if not request.HasField("resume"):
+        return
+    if not request.resume.choices:
+        raise refuse("resume.choices", "empty: expected the choices that are not finished")
+    if not request.sampling.HasField("seed"):
+        raise refuse("sampling.seed", "absent: a resume needs the seed that Admitted returned")
+    n = request.sampling.n if request.sampling.HasField("n") else 1
+    seen: set[int] = set()
+    for index, resumed in enumerate(request.resume.choices):
+        field = f"resume.choices[{index}]"
+        if resumed.choice >= n:
+            raise refuse(f"{field}.choice", f"{resumed.choice} is out of range: expected 0 to {n - 1}")
+        if resumed.choice in seen:
+            raise refuse(f"{field}.choice", f"{resumed.choice} is listed twice")
+        seen.add(resumed.choice)
+        if len(resumed.token_ids) > limits.max_model_len:
+            problem = f"{len(resumed.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
+            raise refuse(f"{field}.token_ids", problem)
+        check_token_ids(f"{field}.token_ids", resumed.token_ids, limits)
+        if request.stopping.HasField("max_tokens") and len(resumed.token_ids) > request.stopping.max_tokens:
+            raise refuse(
+                f"{field}.token_ids",
+                f"{len(resumed.token_ids)} ids are more than max_tokens, {request.stopping.max_tokens}",
+            )
+    if not request.resume.model_digest and any(resumed.token_ids for resumed in request.resume.choices):
+        raise refuse("resume.model_digest", "absent: expected as the last Started said")
+
+
+def _check_strings(field: str, strings: Sequence[str], most: int, most_bytes: int) -> None:
+    if len(strings) > most:
+        raise refuse(field, f"{len(strings)} strings: expected at most {most}")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string.encode()) <= most_bytes:
+            size = len(string.encode())
+            raise refuse(f"{field}[{index}]", f"{size} bytes: expected 1 to {most_bytes}")
+
+
+def _check_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise refuse(field, f"{value} is out of range: expected {low} to {high}")
+
+
+def _check_float(
+    field: str,
+    message: inference_pb2.SamplingParams,
+    name: str,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
+    if not message.HasField(name):  # type: ignore[arg-type]
+        return
+    value = getattr(message, name)
+    too_low = value < low or (low_open and value == low)
+    too_high = value > high or (high_open and value == high)
+    if math.isnan(value) or too_low or too_high:
+        lower = f"more than {_number(low)}" if low_open else f"at least {_number(low)}"
+        upper = f"less than {_number(high)}" if high_open else f"at most {_number(high)}"
+        accepted = f"{lower} and {upper}" if low_open or high_open else f"{_number(low)} to {_number(high)}"
+        if high_open and not too_high:  # the upper bound is where arithmetic ends: nobody comes near it
+            accepted = lower
+        raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
+
+
+def _number(value: float) -> str:
+    """A float of 32 bits in the fewest digits that tell it from every other, as whoever asked may have written it."""
+    if math.isfinite(value) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    texts = (f"{value:.{digits}g}" for digits in range(1, 9))
+    return next((text for text in texts if _float32(float(text)) == value), f"{value:.9g}")
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

@@ -1,0 +1,120 @@
+"""What the dashboard shows (``page.html``): the ring at this moment and over the last minutes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
+from services.processor.peers import Peers, PeerView
+
+INTERVAL = 1.0
+"""Seconds between samples."""
+HISTORY = 120
+"""Samples that the page draws."""
+RATE_SAMPLES = 5
+"""Over so many intervals is a speed measured: reports of peers come every half second, and not evenly."""
+LATENCY_SAMPLES = 60
+
+
+class _Rate:
+    """How fast something that is counted grows."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES + 1)
+
+    def add(self, now: float, count: int) -> float:
+        """The count is this now; returns how much it grew per second lately. One that began anew begins anew here."""
+        if self._points and count < self._points[-1][1]:
+            self._points.clear()
+        self._points.append((now, count))
+        (then, before), elapsed = self._points[0], now - self._points[0][0]
+        return (count - before) / elapsed if elapsed > 0 and then < now else 0.0
+
+
+class DashboardSnapshot:
+    """Of one processor."""
+
+    def __init__(self, name: str, peers: Peers, metrics: ProcessorMetrics) -> None:
+        self._name = name
+        self._peers = peers
+        self._metrics = metrics
+        self._started = time.time()
+        self._next = 0.0
+        self._delivered, self._ended = _Rate(), _Rate()
+        self._computed: dict[str, _Rate] = {}
+        self._tokens: deque[float] = deque(maxlen=HISTORY)
+        self._live: deque[int] = deque(maxlen=HISTORY)
+        self._first_tokens: deque[tuple[int, ...]] = deque(maxlen=LATENCY_SAMPLES + 1)
+        self._latest: Mapping[str, Any] = {}
+
+    def tick(self, now: float, reading: ProcessorReading, serving: bool) -> None:
+        """Take a sample if it is time to. Call a few times a second."""
+        if now >= self._next:
+            self._next = now + INTERVAL
+            self._latest = self._sample(now, reading, serving)
+
+    def json(self) -> bytes:
+        """The latest sample; called from another thread."""
+        return json.dumps({**self._latest, "now": time.time()}, separators=(",", ":")).encode()
+
+    def _sample(self, now: float, reading: ProcessorReading, serving: bool) -> Mapping[str, Any]:
+        metrics = self._metrics
+        speed = self._delivered.add(now, metrics.generation_tokens)
+        self._tokens.append(round(speed, 1))
+        self._live.append(reading.live_requests)
+        times = metrics.first_token_times
+        self._first_tokens.append(times.counts)
+        lately = [now - then for now, then in zip(self._first_tokens[-1], self._first_tokens[0], strict=True)]
+        peers = self._peers.views()
+        self._computed = {view.name: self._computed.get(view.name) or _Rate() for view in peers}
+        return {
+            "name": self._name,
+            "model": metrics.model_name,
+            "started": self._started,
+            "serving": serving,
+            "live": reading.live_requests,
+            "waiting": reading.waiting_requests,
+            "tokens_per_second": speed,
+            "requests_per_second": self._ended.add(now, metrics.ended_choices),
+            "first_token": {"p50": quantile(times.bounds, lately, 0.5), "p95": quantile(times.bounds, lately, 0.95)},
+            "failovers": dict(reading.failovers),
+            "history": {"interval": INTERVAL, "tokens_per_second": list(self._tokens), "live": list(self._live)},
+            "engines": [self._peer(view, now) for view in peers if view.service == "engine"],
+            "detokenizers": [self._peer(view, now) for view in peers if view.service == "detokenizer"],
+            "others": self._peers.others(self._name),
+            "events": [
+                {"at": e.at, "service": e.service, "name": e.name, "what": e.what, "requests": e.requests}
+                for e in self._peers.chronicle.events()
+            ],
+        }
+
+    def _peer(self, view: PeerView, now: float) -> Mapping[str, Any]:
+        rate = self._computed[view.name].add(now, view.tokens)
+        return {
+            "name": view.name,
+            "state": view.state,
+            "tokens_per_second": rate,
+            "own": view.own,
+            "linked": list(view.linked),
+            **view.load,
+        }
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """Of values counted by bucket, as Prometheus estimates it: straight within a bucket. None if there are none."""
+    total = sum(counts)
+    if not total:
+        return None
+    wanted = share * total
+    for index, reached in enumerate(accumulate(counts)):
+        if reached >= wanted:
+            if index == len(bounds):
+                return bounds[-1]
+            low = bounds[index - 1] if index else 0.0
+            return low + (bounds[index] - low) * (wanted - (reached - counts[index])) / counts[index]
+    raise AssertionError("all are reached")

@@ -1,0 +1,97 @@
+"""Subscriptions: one detokenizer's address, kept subscribed for as long as the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import grpc
+from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
+
+from services.peers.redial import Backoff, LinkRefused, PeerDedup, keep_linked, welcomed_by
+from services.ring.identity import PeerId
+from services.rpc.protobuf import hello_of
+from services.security.credentials import PLAIN, PeerCredentials
+
+WELCOME_TIMEOUT = 10.0
+CLAIMED_INTERVAL = 0.5
+"""Seconds between looks at whether a detokenizer is still subscribed to by another address."""
+
+
+class DetokenizerOwner(Protocol):
+    """Whoever subscribed."""
+
+    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
+        """The subscription holds."""
+
+    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
+        """A frame arrived."""
+
+    def detokenizer_down(self, detokenizer: PeerId) -> None:
+        """The stream ended. Follows each ``detokenizer_up`` once."""
+
+
+class Subscription:
+    """One address, subscribed again and again."""
+
+    def __init__(
+        self,
+        address: str,
+        me: PeerId,
+        owner: DetokenizerOwner,
+        claims: PeerDedup,
+        *,
+        max_message_bytes: int,
+        credentials: PeerCredentials = PLAIN,
+        server_name: str | None = None,
+    ) -> None:
+        """``claims`` is shared by the subscriptions of the process."""
+        self.address = address
+        self._me = me
+        self._owner = owner
+        self._claims = claims
+        self._found: PeerId | None = None
+        """Who was there last."""
+        self._max_message_bytes = max_message_bytes
+        self._credentials = credentials
+        self._server_name = server_name
+        self.up = False
+
+    async def run(self) -> None:
+        """Keep subscribed until cancelled."""
+        await keep_linked(
+            self.address,
+            self._subscribe,
+            max_message_bytes=self._max_message_bytes,
+            credentials=self._credentials,
+            server_name=self._server_name,
+        )
+
+    async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        # Who is there is known only by subscribing, and that would end the stream which another address has to it.
+        while self._found is not None and self._claims.has_another(self._found, self.address):  # noqa: ASYNC110
+            await asyncio.sleep(CLAIMED_INTERVAL)
+        stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
+        call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello_of(self._me)))
+        try:
+            async with asyncio.timeout(WELCOME_TIMEOUT):
+                first = await call.read()
+            if first is grpc.aio.EOF or not first.HasField("welcome"):
+                raise LinkRefused("it sent no welcome")
+            self._found = welcomed_by(first.welcome)
+            with self._claims.claim(self._found, self.address):
+                backoff.reset()
+                await self._listen(call, self._found, first)
+        finally:
+            call.cancel()
+
+    async def _listen(self, call: Any, detokenizer: PeerId, first: detokenizer_pb2.SubscribeResponse) -> None:
+        self._owner.detokenizer_up(detokenizer, self.address)
+        self.up = True
+        try:
+            self._owner.detokenizer_frame(detokenizer, first)
+            while (frame := await call.read()) is not grpc.aio.EOF:
+                self._owner.detokenizer_frame(detokenizer, frame)
+        finally:
+            self.up = False
+            self._owner.detokenizer_down(detokenizer)

@@ -1,0 +1,248 @@
+"""The processor's metrics: what clients get, and what became of their requests on the ring."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from services.ring.errors import Code
+from services.ring.events import FinishReason
+from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
+
+MAX_TENANTS = 50
+"""Counted by name."""
+IDLE = 3600.0
+"""Seconds after which a tenant makes room for another."""
+OTHERS, NOBODY = "(others)", "(none)"
+"""Labels of those that are counted together, and of requests that name no tenant."""
+_SERIES = {
+    "requests": ("ringline_tenant_requests", "Admitted requests that have ended, by tenant."),
+    "refused": ("ringline_tenant_refused", "Requests refused before they had choices, by tenant."),
+    "prompt_tokens": ("ringline_tenant_prompt_tokens", "Prompt tokens of ended requests, by tenant."),
+    "generation_tokens": ("ringline_tenant_generation_tokens", "Output tokens of ended requests, by tenant."),
+}
+_FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_FINISHED_REASONS = {"cancelled": "abort"}
+"""Causes that vLLM calls otherwise."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    heard_at: float = 0.0
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class TenantCounts:
+    """Written on the event loop; read from another thread."""
+
+    def __init__(self, most: int = MAX_TENANTS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._named: OrderedDict[str, _Counts] = OrderedDict()
+        """The one that was not heard of for longest comes first."""
+        self._others = _Counts()
+
+    def ended(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
+        """An admitted request has ended."""
+        counts = self._of(tenant)
+        counts.requests += 1
+        counts.prompt_tokens += prompt_tokens
+        counts.generation_tokens += generation_tokens
+
+    def refused(self, tenant: str) -> None:
+        """A request was refused before it had choices."""
+        self._of(tenant).refused += 1
+
+    def _of(self, tenant: str) -> _Counts:
+        now = self._clock()
+        counts = self._named.get(tenant)
+        if counts is None:
+            if len(self._named) >= self._most:
+                first = next(iter(self._named))
+                if now - self._named[first].heard_at < IDLE:
+                    return self._others
+                del self._named[first]
+            counts = self._named[tenant] = _Counts()
+        counts.heard_at = now
+        self._named.move_to_end(tenant)
+        return counts
+
+    def families(self, model_name: str) -> Iterator[Metric]:
+        """What was counted, for a collector."""
+        named = [(tenant or NOBODY, counts) for tenant, counts in self._named.copy().items()]
+        for count, (name, documentation) in _SERIES.items():
+            family = CounterMetricFamily(name, documentation, labels=["model_name", "tenant"])
+            for tenant, counts in (*named, (OTHERS, self._others)):
+                family.add_metric([model_name, tenant], getattr(counts, count))
+            yield family
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a processor's requests found their engines."""
+
+    decisions: Mapping[str, int]
+    """By reason, since the start: prefix, overload or load."""
+    loads: Mapping[str, int]
+    """Choices that each engine has, by its name, as far as is known."""
+    prefixes: int
+    """Beginnings of prompts that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorReading:
+    """A processor at one moment."""
+
+    live_requests: int = 0
+    waiting_requests: int = 0
+    """Taken, and not begun by any engine."""
+    engines: int = 0
+    detokenizers: int = 0
+    suspected: int = 0
+    """Peers that give no sign of life."""
+    generations: int = 0
+    """Models held side by side."""
+    failovers: Mapping[str, int] = field(default_factory=dict)
+    """Since the start, by what was changed for a request: engine, detokenizer, or nothing (replay)."""
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """Peers lost since the start without having drained, by service."""
+    routing: Routing = field(default_factory=lambda: Routing({}, {}, 0))
+
+
+class ProcessorMetrics(ServiceMetrics):
+    """What clients get. Written on the event loop."""
+
+    def __init__(self) -> None:
+        self._now = ProcessorReading()
+        self._first_token = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From a request's arrival to a choice's first token.",
+            _FIRST_TOKEN_SECONDS,
+        )
+        self._gap = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", GAP_SECONDS)
+        self._latency = Histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_SECONDS
+        )
+        self._admission = Histogram(
+            "ringline_admission_seconds", "From a request's arrival until it is tokenized and sent out.", GAP_SECONDS
+        )
+        self._prefill = Histogram(
+            "vllm:request_prefill_time_seconds",
+            "From when an engine begins a request to its first token.",
+            REQUEST_SECONDS,
+        )
+        self._decode = Histogram(
+            "vllm:request_decode_time_seconds", "From a request's first token to its last.", REQUEST_SECONDS
+        )
+        self._prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self._generation = Histogram("vllm:request_generation_tokens", "Output tokens per request.", _TOKENS)
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        # From zero, so that the first of a kind is seen to be one more than none.
+        self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
+        self._refusals = Counter({code.name: 0 for code in Code})
+        self._tenants = TenantCounts()
+        super().__init__()
+
+    def update(self, now: ProcessorReading) -> None:
+        """How it is now; from time to time."""
+        self._now = now
+
+    def admitted(self, seconds: float) -> None:
+        """A request sets out on the ring, ``seconds`` after it arrived."""
+        self._admission.observe(seconds)
+
+    def prefilled(self, prompt_tokens: int, seconds: float) -> None:
+        """A request's prompt is computed: its first token is there, ``seconds`` after an engine began."""
+        self._prompt_tokens += prompt_tokens
+        self._prefill.observe(seconds)
+
+    def first_token(self, seconds: float, tokens: int = 1) -> None:
+        """A choice's first ``tokens`` are delivered, ``seconds`` after the request arrived."""
+        self._generation_tokens += tokens
+        self._first_token.observe(seconds)
+
+    def tokens(self, count: int, gap: float) -> None:
+        """``count`` more tokens of a choice are delivered, ``gap`` seconds after the ones before."""
+        if count:
+            self._generation_tokens += count
+            self._gap.observe(gap / count, count)
+
+    def choice_ended(self, finish_reason: str) -> None:
+        """A choice has ended. ``finish_reason``: stop, length, cancelled, deadline or error."""
+        self._ends[_reason(finish_reason)] += 1
+
+    def request_refused(self, code: str, tenant: str) -> None:
+        """A request was refused before it had choices. ``code``: the canonical one, such as INVALID_ARGUMENT."""
+        self._ends["error"] += 1
+        self._refusals[code] += 1
+        self._tenants.refused(tenant)
+
+    def request_ended(
+        self, tenant: str, prompt_tokens: int, completion_tokens: int, seconds: float, decode_seconds: float | None
+    ) -> None:
+        """An admitted request has ended, ``seconds`` after it arrived.
+
+        ``decode_seconds``: from its first token to its last, if it had any.
+        """
+        self._prompt.observe(prompt_tokens)
+        self._generation.observe(completion_tokens)
+        self._latency.observe(seconds)
+        if decode_seconds is not None:
+            self._decode.observe(decode_seconds)
+        self._tenants.ended(tenant, prompt_tokens, completion_tokens)
+
+    @property
+    def generation_tokens(self) -> int:
+        """Output tokens delivered since the start."""
+        return self._generation_tokens
+
+    @property
+    def ended_choices(self) -> int:
+        """Ends of choices since the start."""
+        return self._ends.total()
+
+    @property
+    def first_token_times(self) -> Histogram:
+        """From arrival to first token."""
+        return self._first_token
+
+    def collect(self) -> Iterator[Metric]:
+        now, routing = self._now, self._now.routing
+        yield from self._service()
+        yield self._gauge("ringline_live_requests", "Requests this process holds.", now.live_requests)
+        yield self._gauge("ringline_waiting_requests", "Requests no engine has begun.", now.waiting_requests)
+        yield self._gauge("ringline_engines", "Engines that are attached.", now.engines)
+        yield self._gauge("ringline_detokenizers", "Detokenizers that are subscribed to.", now.detokenizers)
+        yield self._gauge("ringline_suspected_peers", "Peers that give no sign of life.", now.suspected)
+        yield self._gauge("ringline_generations", "Models held side by side.", now.generations)
+        yield self._counters("ringline_peers_lost", "Peers lost without having drained.", "service", now.losses)
+        yield self._counters("ringline_failovers", "Requests that went on elsewhere.", "changed", now.failovers)
+        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", routing.decisions)
+        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", routing.loads)
+        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", routing.prefixes)
+        yield self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
+        )
+        yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
+        yield self._counters(
+            "vllm:request_success", "Ends of choices, by finish reason.", "finished_reason", self._ends
+        )
+        yield self._counters(
+            "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
+        )
+        yield from self._histograms(self._first_token, self._gap, self._latency)
+        yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
+        yield from self._tenants.families(self.model_name)
+
+
+def _reason(finish_reason: str) -> str:
+    return _FINISHED_REASONS.get(finish_reason, finish_reason)

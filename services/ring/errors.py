@@ -1,0 +1,128 @@
+"""Errors as data: canonical codes, reasons for programs, and when to come again."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass
+
+_LEAST_MS, _MOST_MS = 100, 30_000
+UNKNOWN_MS = 1000
+"""Where nobody knows how long it takes."""
+_SPREAD = 1.25
+
+
+def retry_after_ms(seconds: float | None) -> int:
+    """``seconds`` until all that is in the way is gone. Spread, so that not all who are refused come back together."""
+    delay = UNKNOWN_MS if seconds is None else min(max(500 * seconds, _LEAST_MS), _MOST_MS)
+    return round(delay * random.uniform(1.0, _SPREAD))
+
+
+class Code(enum.IntEnum):
+    """The canonical status codes that the ring uses; the numbers of gRPC."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+class Reason(enum.IntEnum):
+    """Why something was refused or failed, for programs; the numbers of ``ringline.types.v1.ErrorReason``."""
+
+    INVALID_FIELD = 1
+    TOO_LARGE = 2
+    CAPABILITY_MISSING = 3
+    VERSION_MISMATCH = 4
+    MODEL_NOT_FOUND = 5
+    MODEL_GONE = 6
+    UNAUTHENTICATED = 7
+    PERMISSION_DENIED = 8
+    RATE_LIMIT = 9
+    QUOTA = 10
+    OVERLOAD = 11
+    STALLED = 12
+    DRAINING = 13
+    NOT_READY = 14
+    NO_ROUTE = 15
+    UNKNOWN_PEER = 16
+    STALE_EPOCH = 17
+    UNKNOWN_REQUEST = 18
+    SUPERSEDED = 19
+    CANCELLED = 20
+    DEADLINE = 21
+    POISON = 22
+    INTERNAL = 23
+    UNSUPPORTED = 24
+
+
+_USUAL_REASONS = {
+    Code.CANCELLED: Reason.CANCELLED,
+    Code.UNKNOWN: Reason.INTERNAL,
+    Code.INVALID_ARGUMENT: Reason.INVALID_FIELD,
+    Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
+    Code.NOT_FOUND: Reason.UNKNOWN_REQUEST,
+    Code.ALREADY_EXISTS: Reason.STALE_EPOCH,
+    Code.PERMISSION_DENIED: Reason.PERMISSION_DENIED,
+    Code.RESOURCE_EXHAUSTED: Reason.OVERLOAD,
+    Code.FAILED_PRECONDITION: Reason.UNSUPPORTED,
+    Code.ABORTED: Reason.SUPERSEDED,
+    Code.INTERNAL: Reason.INTERNAL,
+    Code.UNAVAILABLE: Reason.NOT_READY,
+    Code.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
+}
+
+
+def usual_reason(code: Code) -> Reason:
+    """That of an error of which the code alone is known."""
+    return _USUAL_REASONS[code]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A canonical error."""
+
+    code: Code
+    message: str
+    """For people; begins with the field and a colon where there is one."""
+    retry_after_ms: int | None = None
+    """Sent as RetryInfo with RESOURCE_EXHAUSTED and UNAVAILABLE."""
+    given_reason: Reason | None = None
+    """None: the usual one of the code."""
+    field: str | None = None
+    """The field that is to blame, sent as BadRequest."""
+
+    @property
+    def reason(self) -> Reason:
+        """The reason that was given, else the usual one of the code."""
+        return self.given_reason or usual_reason(self.code)
+
+
+class Refused(Exception):
+    """A command that is not carried out; the text and code reach whoever sent it."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        retry_after_ms: int | None = None,
+        *,
+        reason: Reason | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = Status(code, message, retry_after_ms, reason, field)
+
+
+def invalid_field(field: str, problem: str, *, reason: Reason | None = None) -> Refused:
+    """INVALID_ARGUMENT, naming the field."""
+    return Refused(Code.INVALID_ARGUMENT, f"{field}: {problem}", reason=reason, field=field)

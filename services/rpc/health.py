@@ -1,0 +1,89 @@
+"""Health of a server, by gRPC and by HTTP, open to strangers: what they ask about is bounded.
+
+Two questions are apart. Readiness: does it take requests? A processor without an engine does not, and starting it again
+would not help. Liveness: does the process move? One that does not has to be killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2
+
+from services.ring.errors import invalid_field
+from services.telemetry.metrics_endpoint import Page
+
+MAX_NAME_LENGTH = 256
+"""Characters of a service's name: it is kept while somebody watches it."""
+LIVENESS = "liveness"
+"""What a probe asks for instead of a service, to learn whether the process moves."""
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health(health.aio.HealthServicer):
+    """gRPC's own, for names that a service may have, and for ``LIVENESS``."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        """``services``: the full names of those that are ready or not, all at once."""
+        super().__init__()
+        self._services = ("", *services)
+        self._liveness = health.aio.HealthServicer()  # of its own: a drain, which ends readiness, is life
+        self._ready, self._alive, self._draining = False, True, False
+
+    async def start(self) -> None:
+        """Alive, and not ready."""
+        await self.set_ready(False)
+        await self._liveness.set(LIVENESS, _SERVING)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Whether requests are taken; final once a drain began."""
+        self._ready = ready and not self._draining
+        for service in self._services:
+            await self.set(service, _SERVING if ready else _NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Not ready, and never again."""
+        self._ready, self._draining = False, True
+        await self.enter_graceful_shutdown()
+
+    async def set_hung(self) -> None:
+        """Something stands still that must move: neither ready nor alive any more."""
+        self._alive = False
+        await self._liveness.set(LIVENESS, _NOT_SERVING)
+        await self.drain()
+
+    @property
+    def pages(self) -> Mapping[str, Page]:
+        """The same by HTTP, for probes that speak no gRPC or no TLS; answered in other threads."""
+        return {"/health": _page(lambda: self._ready), "/live": _page(lambda: self._alive)}
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """As ``HealthServicer``."""
+        _check_name(request)
+        if request.service == LIVENESS:
+            return await self._liveness.Check(request, context)
+        return await super().Check(request, context)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """As ``HealthServicer``."""
+        _check_name(request)
+        if request.service == LIVENESS:
+            return await self._liveness.Watch(request, context)
+        return await super().Watch(request, context)
+
+
+def _page(holds: Callable[[], bool]) -> Page:
+    return Page(
+        "text/plain; charset=utf-8",
+        lambda: b"SERVING\n" if holds() else b"NOT_SERVING\n",
+        status=lambda: HTTPStatus.OK if holds() else HTTPStatus.SERVICE_UNAVAILABLE,
+    )
+
+
+def _check_name(request: health_pb2.HealthCheckRequest) -> None:
+    if (length := len(request.service)) > MAX_NAME_LENGTH:
+        raise invalid_field("service", f"{length} characters: expected a name of at most {MAX_NAME_LENGTH}")

@@ -1,0 +1,138 @@
+"""Messages of strangers, measured before they are parsed: a few bytes on the wire may become many objects.
+
+An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message may have only so many bytes and so
+many fields, those of its sub-messages included, and they are counted before anything is made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TypeVar, cast
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from services.ring.errors import Reason, Refused, invalid_field
+
+_M = TypeVar("_M", bound=Message)
+
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_LEAST_FIELD_BYTES = 2
+_MAX_VARINT_BYTES = 10
+_QUICK_FIELDS, _QUICK_BYTES = 256, 64 << 10
+
+
+class MalformedMessage(Exception):
+    """A message could not be parsed as its type. Raised where a handler reads its stream; let it pass through."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
+    """How large a message may be."""
+
+    max_bytes: int
+    max_fields: int
+    """Of the message and all its sub-messages. Every entry of a list is a field; packed numbers are one together."""
+
+
+SMALL = MessageLimits(max_bytes=64 << 10, max_fields=1024)
+"""Of messages that hold a name and a few numbers."""
+
+
+def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
+    """The message in ``data``.
+
+    Raises ``Refused`` where it is too large, naming the field that has too many entries, and ``MalformedMessage``.
+    """
+    if len(data) > limits.max_bytes:
+        raise invalid_field(
+            "message", f"{len(data)} bytes: expected at most {limits.max_bytes}", reason=Reason.TOO_LARGE
+        )
+    if len(data) > limits.max_fields * _LEAST_FIELD_BYTES:
+        _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), limits.max_fields)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessage(str(error)) from None
+
+
+def is_quick(kind: type[Message], data: bytes) -> bool:
+    """Whether it is measured and parsed in well under a millisecond; else that should not be done on an event loop, for
+    thousands of clients may send such messages at a time.
+    """
+    if len(data) > _QUICK_BYTES:
+        return False
+    try:
+        _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), _QUICK_FIELDS)
+    except (Refused, MalformedMessage):  # what follows a fault is not counted, and protobuf may read on there
+        return False
+    return True
+
+
+def _check_fields(data: bytes, kind: Descriptor, most: int) -> None:
+    """Step over the fields, into sub-messages and over everything else, until there are too many or no more."""
+    left, position, end = most, 0, len(data)
+    nested = _nested(kind)
+    outer: list[tuple[int, Descriptor]] = []
+    try:
+        while True:
+            while position >= end:
+                if not outer:
+                    return
+                end, kind = outer.pop()
+                nested = _nested(kind)
+            tag, position = _varint(data, position)
+            left -= 1
+            if left < 0:
+                raise _too_many([one for _, one in outer] + [kind], tag >> 3, most)
+            wire_type = tag & 7
+            if wire_type == _DELIMITED:
+                length, position = _varint(data, position)
+                if position + length > end:
+                    raise IndexError
+                if (inner := nested.get(tag >> 3)) is None:
+                    position += length
+                else:
+                    outer.append((end, kind))
+                    end, kind, nested = position + length, inner, _nested(inner)
+            elif wire_type == _VARINT:
+                _, position = _varint(data, position)
+            else:
+                position += _FIXED_BYTES[wire_type]
+    except LookupError:  # it ends within a field, or has a group, which no message of the contract has
+        raise MalformedMessage("its fields do not fit together") from None
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number at a position, and the position behind it."""
+    byte = data[position]
+    if byte < 0x80:
+        return byte, position + 1
+    value = byte & 0x7F
+    for shift in range(7, 7 * _MAX_VARINT_BYTES, 7):
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position + 1
+    raise LookupError
+
+
+@cache
+def _nested(kind: Descriptor) -> dict[int, Descriptor]:
+    """The fields of a message that are messages, by number."""
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+def _too_many(kinds: list[Descriptor], number: int, most: int) -> Refused:
+    """Names the field where the count was exceeded."""
+    names = []
+    for kind, inner in pairwise(kinds):
+        names.append(next(field.name for field in kind.fields if field.message_type is inner))
+    last = kinds[-1].fields_by_number.get(number)
+    path = ".".join([*names, last.name if last is not None else str(number)])
+    problem = f"the message has more than {most} fields, each entry of a list counted: expected at most so many"
+    return invalid_field(path, problem, reason=Reason.TOO_LARGE)

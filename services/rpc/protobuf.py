@@ -1,0 +1,136 @@
+"""Where protobuf meets the ring's data, alike in all three services: statuses, first frames, log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from ringline.types.v1 import link_pb2, output_pb2
+
+from services.ring.errors import Code, Reason, Status, usual_reason
+from services.ring.events import FinishReason
+from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
+from services.ring.logprobs import PackedLogprobs
+from services.ring.peer_list import PeerChange
+
+_DOMAIN = "ringline"
+_MAX_STATUS_BYTES = 1000
+"""Of a call's text, which is sent three times, once with three characters for each byte that is not ASCII; the
+trailers of a call may have 8 KiB together."""
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_to_proto(status: Status) -> status_pb2.Status:
+    """A canonical status with its details: the reason, the field that is to blame, a time to retry."""
+    message = status_pb2.Status(code=int(status.code), message=status.message)
+    message.details.add().Pack(error_details_pb2.ErrorInfo(reason=status.reason.name, domain=_DOMAIN))
+    if status.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=status.field, description=status.message.removeprefix(f"{status.field}: ")
+        )
+        message.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if status.retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(status.retry_after_ms)
+        message.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return message
+
+
+def status_from_proto(message: status_pb2.Status) -> Status:
+    """The inverse; a code that the ring does not use reads as INTERNAL, an unknown reason as the code's usual one."""
+    code = Code(message.code) if message.code in Code._value2member_map_ else Code.INTERNAL
+    retry_after_ms = reason = field = None
+    retry, info, request = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in message.details:
+        if detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+        elif detail.Unpack(info) and info.domain == _DOMAIN:
+            reason = Reason.__members__.get(info.reason)
+            reason = None if reason is usual_reason(code) else reason
+        elif detail.Unpack(request) and request.field_violations:
+            field = request.field_violations[0].field
+    return Status(code, message.message, retry_after_ms, reason, field)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
+    """End a call with a status and its details, cut to what gRPC's metadata has room for."""
+    text = status.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore")
+    status = replace(status, message=text)
+    details = status_to_proto(status).SerializeToString()
+    await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
+
+
+def end_from_proto(
+    reason: output_pb2.FinishReason.ValueType, error: status_pb2.Status | None
+) -> tuple[FinishReason, Status | None]:
+    """Why a choice ended. A reason of a later version of the contract reads as an error: never as success."""
+    if reason in FinishReason._value2member_map_:
+        return FinishReason(reason), None if error is None else status_from_proto(error)
+    unknown = Status(Code.UNKNOWN, f"it ended for a reason that is not known here ({reason})")
+    return FinishReason.ERROR, unknown if error is None else status_from_proto(error)
+
+
+def hello_of(me: PeerId) -> link_pb2.Hello:
+    """The first frame of a link."""
+    return link_pb2.Hello(
+        name=me.name,
+        incarnation=me.incarnation,
+        min_version=MIN_VERSION,
+        max_version=MAX_VERSION,
+    )
+
+
+def welcome_of(me: PeerId, version: int, max_message_bytes: int, capabilities: Iterable[str] = ()) -> link_pb2.Welcome:
+    """The answer to a Hello with which ``version`` is common."""
+    return link_pb2.Welcome(
+        name=me.name,
+        incarnation=me.incarnation,
+        version=version,
+        max_message_bytes=max_message_bytes,
+        capabilities=capabilities,
+    )
+
+
+def peer_changes_to_proto(change: PeerChange) -> link_pb2.PeerChanges:
+    """How a list of peers changed."""
+    return link_pb2.PeerChanges(
+        revision=change.revision,
+        reset=change.reset,
+        added=map(_peer_to_proto, change.added),
+        removed=map(_peer_to_proto, change.removed),
+    )
+
+
+def peer_changes_from_proto(message: link_pb2.PeerChanges) -> PeerChange:
+    """The inverse."""
+    added, removed = (
+        tuple(PeerId(peer.name, peer.incarnation) for peer in peers) for peers in (message.added, message.removed)
+    )
+    return PeerChange(message.revision, message.reset, added, removed)
+
+
+def _peer_to_proto(peer: PeerId) -> link_pb2.Peer:
+    return link_pb2.Peer(name=peer.name, incarnation=peer.incarnation)
+
+
+def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None:
+    """Fill ``message``, which is empty, where it is: protobuf copies a message that is put into another."""
+    message.logprobs.extend(packed.logprobs.tolist())
+    message.ranks.extend(packed.ranks.tolist())
+    if packed.top_count:
+        message.top_count = packed.top_count
+        message.top_ids.extend(packed.top_ids.tolist())
+        message.top_logprobs.extend(packed.top_logprobs.tolist())
+
+
+def read_logprobs(message: output_pb2.Logprobs) -> PackedLogprobs:
+    """The inverse; raises ``ValueError`` if the arrays are not aligned. They are taken whole: slow to walk."""
+    if not message.top_count:
+        return PackedLogprobs(0, message.logprobs[:], message.ranks[:], message.top_ids, message.top_logprobs)
+    return PackedLogprobs(
+        message.top_count, message.logprobs[:], message.ranks[:], message.top_ids[:], message.top_logprobs[:]
+    )

@@ -1,1 +1,0 @@
-"""What every service process needs: options, server life cycle, channels, telemetry, supervision."""

@@ -1,0 +1,202 @@
+"""Whether callers' certificates still hold while their calls last: gRPC checks one only when a connection begins.
+
+A certificate holds no longer when it, or one between it and its authority, has expired or is revoked, and when its
+authority is no longer believed. Then its callers' calls end, and none begins on connections that stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from services.ring.errors import Code, Refused, Status
+from services.rpc.calls import Call, current_call
+from services.security.auth_interceptor import Context
+from services.security.certificates import CA_FLAG, read_certificates
+from services.security.file_reload import ReloadedFile, Unusable
+
+log = structlog.get_logger(__name__)
+
+CRL_FLAG = "--tls-crl-file"
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at the certificates of those whose calls last."""
+_LEAF, _CHAIN = "x509_pem_cert", "x509_pem_cert_chain"
+"""Where gRPC puts a caller's certificate, and those that it sent with it."""
+_LONGEST_CHAIN = 8
+_MAX_KNOWN = 1024
+"""Certificates without a call whose verdicts are kept, so that a client's next call costs no signatures."""
+_LOOKS_PER_TURN = 32
+"""So many certificates are verified before the event loop looks at anything else."""
+_LIST_BEGINS = b"-----BEGIN X509 CRL-----"
+
+
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """Who is believed."""
+
+    certificates: tuple[x509.Certificate, ...]
+    revocations: tuple[x509.CertificateRevocationList, ...] = ()
+    """Lists that are signed by one of them."""
+    strangers: tuple[str, ...] = ()
+    """Issuers of the lists that are not, and have no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On a certificate, as files are now."""
+
+    serial_number: int
+    problem: str | None
+    """Why it does not hold whatever the time."""
+    expires: datetime
+    """When it, or one between it and its authority, does."""
+
+
+def watched_authorities(ca_file: str, crl_file: str | None) -> ReloadedFile[Authorities]:
+    """Read from files. Raises ``FatalError`` for those that cannot be used."""
+    files = {CA_FLAG: ca_file} if crl_file is None else {CA_FLAG: ca_file, CRL_FLAG: crl_file}
+    return ReloadedFile(files, parse_authorities)
+
+
+def parse_authorities(contents: Mapping[str, bytes]) -> Authorities:
+    """From files by flag; raises ``Unusable``.
+
+    Lists that no authority signed say nothing, as when an authority was taken out of its file before its list was.
+    """
+    certificates = tuple(read_certificates(CA_FLAG, contents[CA_FLAG]))
+    if CRL_FLAG not in contents:
+        return Authorities(certificates)
+    lists = list(_lists(contents[CRL_FLAG]))
+    signed = tuple(one for one in lists if any(_is_list_of(one, authority) for authority in certificates))
+    if not lists:
+        raise Unusable(CRL_FLAG, "it holds no revocation list in PEM form")
+    strangers = tuple(one.issuer.rfc4514_string() for one in lists if one not in signed)
+    for issuer in strangers:
+        log.warning("a revocation list has no effect: no authority signed it", issuer=issuer)
+    return Authorities(certificates, signed, strangers)
+
+
+def verdict_on(chain: Sequence[x509.Certificate], authorities: Authorities) -> Verdict:
+    """On the first certificate; the others may lead from it to an authority."""
+    certificate, expires, serial_number = chain[0], chain[0].not_valid_after_utc, chain[0].serial_number
+    for _ in range(_LONGEST_CHAIN):
+        expires = min(expires, certificate.not_valid_after_utc)
+        if _is_revoked(certificate, authorities.revocations):
+            return Verdict(serial_number, "was revoked", expires)
+        if certificate in authorities.certificates:
+            return Verdict(serial_number, None, expires)
+        for candidates in (authorities.certificates, chain):
+            if issuers := [one for one in candidates if _is_issued(certificate, one)]:
+                certificate = max(issuers, key=lambda issuer: issuer.not_valid_after_utc)
+                break
+        else:
+            break
+    return Verdict(serial_number, "is of no authority that is believed", expires)
+
+
+class Trust:
+    """In callers of one server that must show certificates."""
+
+    def __init__(
+        self, authorities: ReloadedFile[Authorities], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """``now`` is the clock by which certificates expire."""
+        self._now = now
+        self._authorities = authorities
+        self._version = authorities.version
+        self._verdicts: dict[bytes, Verdict] = {}
+        """By what gRPC says of a caller's certificate; as the files were in this version."""
+        self._calls: dict[bytes, set[Call]] = {}
+        """Those that last, by the same."""
+        self._watching: asyncio.Task[None] | None = None
+
+    def admit(self, context: Context, _: str) -> None:
+        """Raise ``Refused`` for a certificate that does not hold; else end the call when it does no longer."""
+        shown = context.auth_context()
+        pem = b"".join((*shown.get(_LEAF, ()), *shown.get(_CHAIN, ())))
+        if (status := self._refusal(pem)) is not None:
+            raise Refused(status.code, status.message)
+        call, handling = current_call(), asyncio.current_task()
+        if call is None or handling is None:
+            return
+        self._calls.setdefault(pem, set()).add(call)
+        handling.add_done_callback(partial(self._forget, pem, call))
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    def _forget(self, pem: bytes, call: Call, _: object) -> None:
+        calls = self._calls[pem]
+        calls.discard(call)
+        if not calls:
+            del self._calls[pem]
+
+    async def _watch(self) -> None:
+        """While calls last."""
+        while self._calls:
+            await asyncio.sleep(LOOK_INTERVAL)
+            for number, pem in enumerate(list(self._calls), 1):
+                if (status := self._refusal(pem)) is not None:
+                    log.warning("calls end: a certificate holds no longer", reason=status.message)
+                    for call in self._calls.get(pem, ()):
+                        call.push_out(status)
+                if number % _LOOKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+
+    def _refusal(self, pem: bytes) -> Status | None:
+        authorities = self._authorities.value
+        if self._version != self._authorities.version:
+            self._version = self._authorities.version
+            self._verdicts.clear()
+        if (verdict := self._verdicts.get(pem)) is None:
+            if len(self._verdicts) >= _MAX_KNOWN + len(self._calls):
+                self._verdicts.clear()
+            try:
+                chain = x509.load_pem_x509_certificates(pem)
+            except ValueError:
+                return Status(Code.UNAUTHENTICATED, "the caller's certificate cannot be read")
+            verdict = self._verdicts[pem] = verdict_on(chain, authorities)
+        problem = verdict.problem
+        if problem is None and self._now() > verdict.expires:
+            problem = f"expired on {verdict.expires:%Y-%m-%d %H:%M} UTC"
+        if problem is None:
+            return None
+        shown = f"the caller's certificate, with the serial number {verdict.serial_number:x}"
+        return Status(Code.UNAUTHENTICATED, f"{shown}, {problem}")
+
+
+def _lists(pem: bytes) -> Iterator[x509.CertificateRevocationList]:
+    for text in pem.split(_LIST_BEGINS)[1:]:
+        try:
+            yield x509.load_pem_x509_crl(_LIST_BEGINS + text)
+        except ValueError:
+            raise Unusable(CRL_FLAG, "it holds a revocation list that is not in PEM form") from None
+
+
+def _is_revoked(certificate: x509.Certificate, lists: Sequence[x509.CertificateRevocationList]) -> bool:
+    return any(
+        one.issuer == certificate.issuer and one.get_revoked_certificate_by_serial_number(certificate.serial_number)
+        for one in lists
+    )
+
+
+def _is_list_of(one: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    key = authority.public_key()
+    try:
+        return one.issuer == authority.subject and one.is_signature_valid(key)  # type: ignore[arg-type]  # any key
+    except TypeError:  # a key that signs nothing
+        return False
+
+
+def _is_issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

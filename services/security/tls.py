@@ -1,0 +1,59 @@
+"""TLS as the options say: what a server shows to whoever connects, and how peers are dialled.
+
+Files are read again for every new connection, so certificates are replaced without a restart; connections that stand
+go on with those they began with. A unix socket has no TLS: who may open it is decided by its file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import grpc
+
+from services.security.file_reload import ReloadedFile
+
+if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and most processes on one machine need none
+    from services.security.certificates import TlsFiles
+
+
+def tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
+    """Those files that are given, watched. Raises ``FatalError`` for one that cannot be used."""
+    from services.security.certificates import CA_FLAG, CERT_FLAG, KEY_FLAG, parse_tls_files
+
+    given: Mapping[str, str | None] = {CERT_FLAG: cert_file, KEY_FLAG: key_file, CA_FLAG: ca_file}
+    files = {flag: path for flag, path in given.items() if path is not None}
+    return ReloadedFile(files, parse_tls_files)
+
+
+def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> grpc.ServerCredentials:
+    """What a server listens with; gRPC asks before each handshake whether the certificate has been replaced."""
+    lock = threading.Lock()
+    served = files.value
+
+    def configuration(now: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        assert now.key is not None
+        assert now.chain is not None
+        authorities = now.authorities if require_client_certificate else None
+        return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], authorities)
+
+    def replaced() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        now = files.value
+        with lock:
+            if now is served:
+                return None
+            served = now
+        return configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(served),
+        replaced,  # type: ignore[arg-type]  # None says that nothing is new
+        require_client_certificate,
+    )
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """What a channel is opened with; it keeps them for its life."""
+    return grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)

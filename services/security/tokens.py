@@ -1,0 +1,54 @@
+"""Bearer tokens: the files that hold them, and the metadata of a call that shows one (RFC 6750)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from services.security.file_reload import ReloadedFile, Unusable
+
+AUTHORIZATION = "authorization"
+MAX_TOKEN_LENGTH = 8192
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def bearer(token: str) -> tuple[str, str]:
+    """The metadata that shows ``token``."""
+    return (AUTHORIZATION, f"Bearer {token}")
+
+
+def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The token that a call shows; None if it shows none. Raises ``ValueError``, with what is wrong, for anything else.
+
+    The text says nothing of what was shown.
+    """
+    values = [value for key, value in metadata if key == AUTHORIZATION]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise ValueError(f"{len(values)} values: expected one")
+    scheme, _, token = str(values[0]).partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not _TOKEN.fullmatch(token) or len(token) > MAX_TOKEN_LENGTH:
+        raise ValueError("expected 'Bearer' and a token")
+    return token
+
+
+def watched_tokens(flag: str, path: str, *, least_length: int = 1) -> ReloadedFile[tuple[str, ...]]:
+    """The tokens in a file, one a line; the first is the one to show. Raises ``FatalError`` if there is none."""
+
+    def parse(contents: Mapping[str, bytes]) -> tuple[str, ...]:
+        try:
+            lines = contents[flag].decode("ascii").split("\n")
+        except UnicodeDecodeError:
+            raise Unusable(flag, "it holds no token: expected one a line, in ASCII") from None
+        tokens = tuple(line.strip() for line in lines if line.strip())
+        for number, token in enumerate(tokens, 1):
+            if not _TOKEN.fullmatch(token) or not least_length <= len(token) <= MAX_TOKEN_LENGTH:
+                raise Unusable(
+                    flag,
+                    f"token {number} is not usable: expected {least_length} to {MAX_TOKEN_LENGTH} printable characters",
+                )
+        return tokens
+
+    return ReloadedFile({flag: path}, parse)

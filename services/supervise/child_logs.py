@@ -1,0 +1,138 @@
+"""What a supervisor shows of its children's logs, which they write as JSON lines.
+
+As JSON they pass through, and what is none of their logs (a library's words, a traceback) as the event ``output``. For
+people, start-up is one line per stage of the engine and one when a service serves, and
+what needs attention; once everything is ready, every line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from services.telemetry.logs import console_renderer, human_bytes
+
+_ALARMING = ("warning", "error", "critical")
+
+
+class ChildLogs:
+    """Shows children's lines on ``stream``, and their start-up on ``out`` if it is for people."""
+
+    def __init__(
+        self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
+    ) -> None:
+        """``quiet``: show what needs attention and nothing else, also when everything is ready."""
+        self._as_json = as_json
+        self._out, self._stream = out or sys.stdout, stream or sys.stderr
+        self._render = console_renderer(self._stream.isatty())
+        self._ready = False
+        self._quiet = quiet
+        self._transient = False
+
+    def line(self, child: str, line: str) -> None:
+        """A child printed a line."""
+        record = parse_record(line)
+        if self._as_json:
+            self._print(self._stream, _output_event(child, line) if record is None else line)
+        elif record is None:
+            self._print(self._stream, f"{child}: {line}")
+        elif (self._ready or not self._startup(child, record)) and self._shown(record):
+            rendered = self._render(logging.getLogger(), "", {"service": child, **record})
+            self._print(self._stream, str(rendered))
+
+    def ready(self, text: str) -> None:
+        """Everything serves; say so."""
+        self._ready = True
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Something for the person who waits."""
+        self._print(self._out, text)
+
+    def _shown(self, record: dict[str, Any]) -> bool:
+        # A fatal error is told by the supervisor, together with what follows from it.
+        informing = self._ready and not self._quiet
+        return record["event"] != "fatal" and (informing or record.get("level") in _ALARMING)
+
+    def _startup(self, child: str, record: dict[str, Any]) -> bool:
+        """Show a record of a starting child; whether it was one."""
+        match record:
+            case {"event": "stage started", "name": str(name)}:
+                self._status(f"  {child}: {name} …")
+            case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
+                self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "stage", "name": "serving"}:
+                pass  # the service says so itself, when its door is open
+            case {"event": "stage", "name": str(name)}:
+                self.say(_stage_line(child, name, record))
+            case {"event": "serving"}:
+                self.say(f"  {child}: serving")
+            case _:
+                return False
+        return True
+
+    def _status(self, text: str) -> None:
+        """A line that the next one replaces; only a terminal has them."""
+        if self._out.isatty():
+            with suppress(OSError):
+                self._out.write(f"\r\x1b[K{text}")
+                self._out.flush()
+            self._transient = True
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        with suppress(OSError):  # what is served does not end because nobody reads of it any more
+            if self._transient:
+                self._transient = False
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+            print(text, file=stream, flush=True)
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """The event that a line of JSON logs holds; None if it holds none."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def _output_event(child: str, line: str) -> str:
+    """A line that is no event, as one: whoever reads JSON lines finds nothing else."""
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
+    return json.dumps(event, ensure_ascii=False)
+
+
+def explain(lines: Sequence[str]) -> str:
+    """Why a child died, in one line: its last critical event, else what it said last where that is no event.
+
+    The traceback of an event is left out: whoever reads this has been shown it, as part of the event.
+    """
+    records = [parse_record(line) for line in lines]
+    for record in reversed(records):
+        if record is not None and record.get("level") == "critical":
+            return _told(record)
+    return lines[-1].strip() if lines and records[-1] is None else ""
+
+
+def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
+    seconds, size = record.get("seconds"), record.get("bytes")
+    took = f"{seconds:.2f} s" if isinstance(seconds, int | float) else ""
+    held = human_bytes(size) if isinstance(size, int) else ""
+    return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
+
+
+def _told(record: dict[str, Any]) -> str:
+    """An event as a person would write it."""
+    event, error = str(record["event"]), record.get("error")
+    if error is None:
+        return event
+    return str(error) if event == "fatal" else f"{event}: {error}"

@@ -1,0 +1,226 @@
+"""The ring on one machine: three children linked by unix sockets in a private directory, the front door on TCP;
+run under a supervisor until a signal, or until what was to be done with it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import structlog
+
+from services.config.addresses import join_address
+from services.config.errors import ExitCode
+from services.config.options import VARIABLE_PREFIX, Setting, arguments, settings_of
+from services.config.security_settings import TlsSettings
+from services.config.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
+from services.peers.channels import wait_serving
+from services.security.credentials import PLAIN, PeerCredentials, own_credentials
+from services.supervise.child_logs import ChildLogs, explain
+from services.supervise.run_directory import ProcessState, RunDirectory, StackState, run_directory
+from services.supervise.supervisor import ChildSpec, Supervisor
+
+SERVICES = ("engine", "detokenizer", "processor")
+"""In the order in which they depend on each other."""
+
+# The metrics of the engine and the detokenizer lie this far above the processor's, so that the defaults of a stack
+# are those of three services that were started one by one.
+_ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
+
+_FRONT_ALONE = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
+"""Options of the front door, not of the services behind it: they are linked by sockets that are this user's own."""
+log = structlog.get_logger()
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What a stack is started with."""
+
+    host: str
+    port: int
+    """Of the front door; not 0."""
+    metrics_port: int | None
+    """Of the processor's metrics; None for no metrics at all."""
+    engine_settings: tuple[Setting, ...]
+    """The options of the engine process, its own and those of ``engine_core``; the services' are known here."""
+    values: Mapping[str, Any]
+    """Options that were given, by name; each child gets those that it has."""
+
+    @property
+    def front_address(self) -> str:
+        """Where this machine reaches the front door."""
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return join_address(local, self.port)
+
+    def front_credentials(self) -> tuple[PeerCredentials, str | None]:
+        """What this process, which knows its files, dials it with, and the name in its certificate if it has one."""
+        cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
+        return (PLAIN, None) if cert_file is None or key_file is None else own_credentials(cert_file, key_file)
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Of each service that has one."""
+        if self.metrics_port is None:
+            return {}
+        above = {"processor": 0, "engine": _ENGINE_METRICS, "detokenizer": _DETOKENIZER_METRICS}
+        return {name: self.metrics_port + offset for name, offset in above.items()}
+
+
+def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpec]:
+    """The engine, the detokenizer and the processor, in the order in which they depend on each other."""
+    engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
+    own: dict[str, dict[str, Any]] = {
+        "engine": {"uds": directory.socket("engine")},
+        "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
+        "processor": {
+            **{name: value for name, value in options.values.items() if name in _FRONT_ALONE},
+            "host": options.host,
+            "port": options.port,
+            "engines": (engine,),
+            "detokenizers": (detokenizer,),
+        },
+    }
+    settings: dict[str, Iterable[Setting]] = {
+        "engine": options.engine_settings,
+        "detokenizer": settings_of(DetokenizerSettings()),
+        "processor": settings_of(ProcessorSettings()),
+    }
+    environment = _environment()
+    specs = []
+    for name in SERVICES:
+        port = options.metrics_ports.get(name)
+        fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
+        values = {**options.values, **_FRONT_ALONE, **fixed, **own[name]}
+        flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
+        # -P: a folder named "services" where the user happens to stand is not ours.
+        argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
+        specs.append(ChildSpec(name, argv, environment))
+    return specs
+
+
+def service_addresses(options: StackOptions, directory: RunDirectory) -> dict[str, str]:
+    """Where this machine reaches each service, in the order in which they depend on each other."""
+    links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
+    return {**links, "processor": options.front_address}
+
+
+def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervisor, started: float) -> StackState:
+    """What there is to know of a stack at this moment; ``started`` in seconds since 1970."""
+    addresses = service_addresses(options, directory)
+    metrics_host = options.front_address.rpartition(":")[0]
+    services = {}
+    for child in supervisor.children:
+        name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
+        host = metrics_host if name == "processor" else "127.0.0.1"
+        metrics = None if port is None else f"http://{host}:{port}/metrics"
+        if child.pid is not None:
+            services[name] = ProcessState(child.pid, addresses[name], metrics)
+    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.front_address, services)
+
+
+def default_metrics_port(port: int) -> int:
+    """Of the processor's metrics, such that those of the other two fit above it."""
+    above = port + METRICS_PORT_OFFSET
+    return above if above + _DETOKENIZER_METRICS <= 65535 else port - METRICS_PORT_OFFSET
+
+
+def free_port(host: str) -> int:
+    """A TCP port that nobody listens on at this moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    """The environment of this process without what is ours: what was given is on the children's command lines."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStack:
+    """A stack whose services all serve."""
+
+    address: str
+    seconds: float
+    """From the start of the first child."""
+    state: StackState
+
+
+async def run_stack(
+    options: StackOptions,
+    logs: ChildLogs,
+    *,
+    grace: float,
+    when_ready: Callable[[ReadyStack], Awaitable[int | None]],
+) -> int:
+    """Run a stack and return the exit code.
+
+    ``when_ready`` is awaited once every service serves; a code that it returns ends the stack, with None it goes on
+    until a signal (and a second one ends it at once). ``grace``: seconds that requests have to end. Raises
+    ``ChildFailed`` if the stack cannot go on.
+    """
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
+        supervisor.stop()
+
+    front = options.front_credentials()
+    with run_directory() as directory:
+        started, start = time.time(), time.monotonic()
+        supervisor = Supervisor(
+            child_specs(options, directory),
+            grace=grace,
+            on_line=logs.line,
+            on_change=lambda: directory.write(state_of(options, directory, supervisor, started)),
+            explain=explain,
+        )
+
+        async def work() -> int | None:
+            for address in service_addresses(options, directory).values():
+                credentials, name = front if address == options.front_address else (PLAIN, None)
+                await wait_serving(address, credentials=credentials, server_name=name)
+            supervisor.established()
+            state = state_of(options, directory, supervisor, started)
+            return await when_ready(ReadyStack(options.front_address, time.monotonic() - start, state))
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            code = await _run_beside(supervisor, asyncio.create_task(work()))
+            return 128 + received[1] if len(received) > 1 else code
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+async def _run_beside(supervisor: Supervisor, work: asyncio.Task[int | None]) -> int:
+    """Run the supervisor until it ends, or until ``work`` returns a code (or raises)."""
+    supervising = asyncio.create_task(supervisor.run())
+    stopping = asyncio.create_task(supervisor.stopping.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and not stopping.done():
+            if work.exception() is None and work.result() is None:
+                await stopping
+            else:
+                supervisor.stop()
+        work.cancel()
+        await supervising
+        await asyncio.wait({work})
+        return ExitCode.OK if work.cancelled() else work.result() or ExitCode.OK
+    finally:
+        for task in (work, stopping, supervising):
+            task.cancel()
+        await asyncio.gather(work, stopping, supervising, return_exceptions=True)

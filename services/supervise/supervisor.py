@@ -1,0 +1,288 @@
+"""Keeps the processes of one machine running: starts, watches, restarts and stops them, and leaves none behind.
+
+Until everything has been serving once, a death ends everything: what cannot start is for a person to look at. From
+then on a child that dies is started again after a pause, and one that dies too often ends everything. Children are
+stopped in the reverse of their order: each drains while those it depends on still run. A child that gives no sign of
+life is killed. If the supervisor itself is killed, the kernel kills its children
+(``services.process.run.die_with_parent``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from services.config.errors import ExitCode, FatalError
+from services.peers.redial import Backoff
+from services.process.heartbeat import INTERVAL, LIMITS, Limits, Pulse
+
+log = structlog.get_logger()
+
+_LINE_LIMIT = 2**20
+_TAIL_LINES = 20
+_KILL_MARGIN = 5.0
+"""Seconds beyond the grace that a child has to end after it drained."""
+_PIPE_TIMEOUT = 1.0
+"""Seconds to read what a dead child left in its pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    """The whole environment; the supervisor adds who the parent is."""
+
+
+class ChildFailed(FatalError):
+    """A child died before everything served, or too often."""
+
+
+class Child:
+    """One child, in all of its lives."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.pid: int | None = None
+        """None while it does not run."""
+        self.limit = RestartLimit(Backoff(0.2, 5.0))
+        self.hung: str | None = None
+        """Why its present or last life was ended by the supervisor, if it was."""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        """Last lines of the present life, or of the last one."""
+        self.ended = asyncio.Event()
+        """Set while it does not run."""
+        self.ended.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill_group(self) -> None:
+        """Kill it and everything that it started."""
+        if self.pid is not None:
+            _kill_group(self.pid)
+
+
+class Supervisor:
+    """Runs some children until ``stop`` or until one fails for good."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        grace: float,
+        on_line: Callable[[str, str], None],
+        on_change: Callable[[], None] = lambda: None,
+        explain: Callable[[Sequence[str]], str] = "\n".join,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """``specs`` in the order of dependence, the ones that others depend on first.
+
+        ``grace``: seconds a child gets to drain. ``on_line(name, line)`` takes what children print, ``on_change()`` is
+        called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died, in one
+        line; "" if they do not say. ``limits``: how long they may give no sign of life.
+        """
+        self.children = [Child(spec) for spec in specs]
+        self._grace = grace
+        self._on_line, self._on_change, self._explain = on_line, on_change, explain
+        self._limits = limits
+        self.stopping = asyncio.Event()
+        """Set when the end begins, for whatever reason."""
+        self._cut = asyncio.Event()
+        self._established = False
+
+    def established(self) -> None:
+        """Everything has been serving once: from now on a death is followed by a restart."""
+        self._established = True
+
+    def stop(self) -> None:
+        """End: drain one after the other. A second call kills at once."""
+        if self.stopping.is_set():
+            self._cut.set()
+        self.stopping.set()
+
+    async def run(self) -> None:
+        """Keep the children running; return after ``stop`` when all have ended. Raises ``ChildFailed``."""
+        keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
+        stopping = asyncio.create_task(self.stopping.wait())
+        failed = True
+        try:
+            await asyncio.wait([*keepers, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+            failed = False
+        finally:
+            self.stopping.set()
+            try:
+                await self._stop_in_order(0.0 if failed else self._grace)
+            finally:
+                for child in self.children:
+                    child.kill_group()
+                await asyncio.gather(stopping, *keepers, return_exceptions=True)
+
+    async def _stop_in_order(self, grace: float) -> None:
+        end = time.monotonic() + grace
+        for child in reversed(self.children):
+            child.signal(signal.SIGTERM)
+            patience = max(end - time.monotonic(), 0.0) + _KILL_MARGIN
+            ended, cut = asyncio.create_task(child.ended.wait()), asyncio.create_task(self._cut.wait())
+            await asyncio.wait({ended, cut}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                if not self._cut.is_set():
+                    log.warning("killed", child=child.spec.name, reason=f"it did not end within {patience:.1f} s")
+                child.kill_group()
+            ended.cancel()
+            cut.cancel()
+
+    async def _keep(self, child: Child) -> None:
+        """Run ``child`` again and again until the supervisor stops."""
+        while not self.stopping.is_set():
+            born = time.monotonic()
+            code = await self._live(child)
+            if self.stopping.is_set():
+                return
+            pause = self._after_death(child, code)
+            log.warning(
+                "died",
+                child=child.spec.name,
+                code=code,
+                lived=round(time.monotonic() - born, 1),
+                restart_in=round(pause, 1),
+                reason=self._reason(child, code),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), pause)
+
+    async def _live(self, child: Child) -> int:
+        """One life of ``child``; returns how it ended: an exit code, or the negative number of a signal."""
+        spec = child.spec
+        # A pipe of our own: asyncio's would make ``wait`` wait for everybody who holds it, grandchildren included.
+        reading, writing = os.pipe()
+        pulse = Pulse(self._limits)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env={**spec.env, **pulse.environment()},
+                pass_fds=[pulse.writing],
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
+            )
+        except BaseException:
+            os.close(reading)
+            pulse.close()
+            raise
+        finally:
+            os.close(writing)
+            os.close(pulse.writing)
+        child.pid, child.hung = process.pid, None
+        child.tail.clear()
+        child.ended.clear()
+        self._on_change()
+        reader = asyncio.create_task(self._read(child, reading))
+        listener = asyncio.create_task(self._listen(child, pulse))
+        try:
+            if self.stopping.is_set():  # asked between the decision to start it and its birth
+                child.signal(signal.SIGTERM)
+            code = await process.wait()
+            _kill_group(process.pid)  # what it started and left behind
+            await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
+        finally:
+            reader.cancel()
+            listener.cancel()
+            await asyncio.gather(reader, listener, return_exceptions=True)
+            pulse.close()
+            child.pid = None
+            child.ended.set()
+            self._on_change()
+        return code
+
+    async def _listen(self, child: Child, pulse: Pulse) -> None:
+        """Kill ``child`` when it gives no sign of life."""
+        reason = None
+        while reason is None:
+            await asyncio.sleep(INTERVAL)
+            reason = pulse.look(time.monotonic())
+        child.hung = reason
+        child.kill_group()
+
+    async def _read(self, child: Child, pipe: int) -> None:
+        """Take the lines of one life, until everybody who could write is gone."""
+        stream = asyncio.StreamReader(limit=_LINE_LIMIT)
+        protocol = asyncio.StreamReaderProtocol(stream)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
+        try:
+            while True:
+                try:
+                    raw = await stream.readline()
+                except ValueError:  # a line beyond the limit; the reader dropped it
+                    continue
+                if not raw:
+                    return
+                # Of a progress bar, which overwrites itself, the last state.
+                line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+                if line:
+                    child.tail.append(line)
+                    self._on_line(child.spec.name, line)
+        finally:
+            transport.close()
+
+    def _after_death(self, child: Child, code: int) -> float:
+        """Seconds until ``child`` is started again; raises ``ChildFailed`` if it is not."""
+        reason, exit_code = self._reason(child, code), code if code > 0 else ExitCode.FAILURE
+        if not self._established:
+            raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
+        pause = child.limit.died(time.monotonic())
+        if pause is None:
+            raise ChildFailed(f"{child.spec.name} died too often, the last time so: {reason}", exit_code)
+        return pause
+
+    def _reason(self, child: Child, code: int) -> str:
+        """Why ``child`` died, in one line: the signal and what it said itself, or else its exit code."""
+        if child.hung is not None:
+            return f"it was killed: {child.hung}"
+        words = self._explain(list(child.tail))
+        if code >= 0:
+            return words or f"it ended with code {code}"
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        hint = " (by hand, or for want of memory)" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{hint}" + (f": {words}" if words else "")
+
+
+def _kill_group(pid: int) -> None:
+    """Kill the group that the child ``pid`` leads; nothing happens if nobody is left in it."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class RestartLimit:
+    """When a process that died is started again, and when no more. Has no clock of its own."""
+
+    def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:
+        """``deaths`` within ``window`` seconds are too many."""
+        self._backoff, self._deaths, self._window = backoff, deaths, window
+        self._recent: deque[float] = deque()
+
+    def died(self, now: float) -> float | None:
+        """The process died at ``now``: seconds to wait before it is started again, or None to give up."""
+        while self._recent and now - self._recent[0] >= self._window:
+            self._recent.popleft()
+        if not self._recent:
+            self._backoff.reset()
+        self._recent.append(now)
+        return None if len(self._recent) >= self._deaths else self._backoff.next()

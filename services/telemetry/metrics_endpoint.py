@@ -1,0 +1,156 @@
+"""The metrics port: an HTTP server in threads of its own, so that whoever asks never waits for the event loop.
+
+``/metrics`` is for Prometheus, and a service may have other paths answered. What it costs is bounded: so many
+connections, each for one request; when one more comes, the oldest is cut.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import socketserver
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.config.errors import FatalError
+from services.config.settings import ServiceSettings
+
+MAX_CONNECTIONS = 16
+READ_TIMEOUT = 10.0
+"""Seconds that a client may take nothing, or send nothing."""
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' own format, whatever is asked for: OpenMetrics has no colon in names, and ours would change with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one path answers."""
+
+    content_type: str
+    body: Callable[[], bytes]
+    """Called in a thread of the server's, for each request."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: Callable[[], HTTPStatus] = lambda: HTTPStatus.OK
+    """Likewise."""
+
+
+def server_name(service: str) -> str:
+    """What the metrics port of a service calls itself in the header ``Server``."""
+    return f"ringline-{service}"
+
+
+def start_metrics(
+    settings: ServiceSettings, registry: CollectorRegistry, pages: Mapping[str, Page] | None = None
+) -> MetricsEndpoint | None:
+    """The metrics endpoint that ``settings`` ask for, if any; raise ``FatalError`` if its port cannot be had."""
+    if settings.metrics_address is None:
+        return None
+    host, port = settings.metrics_address
+    try:
+        return MetricsEndpoint(registry, host, port, pages, name=server_name(settings.service))
+    except OSError as error:
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
+        raise FatalError(f"metrics port {port} {reason}: choose another with --metrics-port, or --no-metrics") from None
+
+
+class MetricsEndpoint:
+    """Listens from its construction until ``close``."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        pages: Mapping[str, Page] | None = None,
+        *,
+        name: str = "ringline",
+    ) -> None:
+        """Listen on ``host:port`` (0 takes a free port); raise ``OSError`` if that cannot be.
+
+        ``pages``: by path, what is answered beside ``/metrics``. ``name`` is the header ``Server`` of each answer.
+        """
+        metrics = Page(_TEXT, lambda: generate_latest(registry))
+        self._server = _Server(host, port, {"/metrics": metrics, **(pages or {})}, name)
+        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 2 * MAX_CONNECTIONS
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], name: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.pages = pages
+        self.name = name
+        self._open: dict[Any, None] = {}
+        """Connections, the oldest first."""
+        self._lock = Lock()
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # HTTP's own asks DNS for the host's name
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                with suppress(OSError):  # its thread sees the end, and takes it out
+                    next(iter(self._open)).shutdown(socket.SHUT_RDWR)
+                self._open.pop(next(iter(self._open)))
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request, and closes."""
+
+    server: _Server
+    timeout = READ_TIMEOUT
+
+    def do_GET(self) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"Here is {', '.join(self.server.pages)}.")
+            return
+        body = page.body()
+        self.send_response(page.status())
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **page.headers}
+        for name, value in {"Content-Type": page.content_type, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def version_string(self) -> str:
+        """The header ``Server``."""
+        return self.server.name
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""

@@ -1,0 +1,129 @@
+"""Traces of requests, for OpenTelemetry: spans are made of times that were noted, and sent in batches by OTLP.
+
+Nothing of OpenTelemetry is imported unless traces are asked for. Where a request is in its trace is told from process
+to process by a ``traceparent`` (W3C Trace Context); one without is not traced. Times are monotonic seconds everywhere
+else; here they become those of the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from services.config.errors import ExitCode, FatalError
+from services.config.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+MAX_TRACEPARENT = 128
+"""Characters; those of today's version have 55."""
+_CLOSE_TIMEOUT = 5.0
+"""Seconds that the last spans have to leave when the process ends."""
+_CLOCK_TRIES, _CLOCK_INTERVAL = 5, 60.0
+"""How often both clocks are read at once, the best of so many times; seconds."""
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+def start_tracing(settings: ServiceSettings) -> Tracing | None:
+    """What the settings ask for: None for no traces. Raises ``FatalError`` where it cannot be had."""
+    if settings.telemetry.otlp_traces_endpoint is None:
+        return None
+    try:
+        return Tracing(settings)
+    except ModuleNotFoundError as error:
+        raise FatalError(
+            f"--otlp-traces-endpoint needs {error.name}: pip install 'ringline-server[tracing]'", ExitCode.USAGE
+        ) from None
+
+
+class Tracing:
+    """Makes and sends the spans of one process. For the event loop; a thread of its own sends."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        telemetry = settings.telemetry
+        identity = {"service.name": f"ringline-{settings.service}", "service.instance.id": settings.name}
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(telemetry.traces_sample_ratio)),
+            resource=Resource.create(identity),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=telemetry.otlp_traces_endpoint)))
+        self._tracer = self._provider.get_tracer("ringline")
+        self._propagator = TraceContextTextMapPropagator()
+        self._server = SpanKind.SERVER
+        self._clock = WallClock()
+
+    def close(self) -> None:
+        """Send what there is; waits for seconds at most."""
+        thread = Thread(target=self._provider.shutdown, name="close-tracing", daemon=True)
+        thread.start()
+        thread.join(_CLOSE_TIMEOUT)
+
+    def begin(self, name: str, carrier: Mapping[str, str], start: float) -> Span | None:
+        """A span that others will be children of, at the place that ``carrier`` names; None if it is not sampled."""
+        context = self._propagator.extract(carrier)
+        span = self._tracer.start_span(name, context, kind=self._server, start_time=self.nanoseconds(start))
+        return span if span.is_recording() else None
+
+    def traceparent(self, span: Span) -> str:
+        """What names a span to other processes."""
+        from opentelemetry.trace import set_span_in_context
+
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, set_span_in_context(span))
+        return carrier["traceparent"]
+
+    def span(self, name: str, traceparent: str, start: float, end: float, attributes: Attributes) -> None:
+        """Something that is over, as a child of ``traceparent``."""
+        context = self._propagator.extract({"traceparent": traceparent})
+        if not context:  # it is malformed: a trace of its own would tell nobody anything
+            return
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=self.nanoseconds(start))
+        span.end(self.nanoseconds(max(start, end)))
+
+    def nanoseconds(self, seconds: float) -> int:
+        """A monotonic time as one since 1970."""
+        return self._clock.nanoseconds(seconds)
+
+
+class WallClock:
+    """What time it was on the wall at a monotonic time. The difference changes only when somebody sets the clock."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._read_at: float | None = None
+
+    def nanoseconds(self, seconds: float) -> int:
+        """Since 1970."""
+        now = time.monotonic()
+        if self._read_at is None or now - self._read_at > _CLOCK_INTERVAL:
+            self._read_at, self._offset = now, _offset()
+        return round(seconds * 1e9) + self._offset
+
+
+def _offset() -> int:
+    """Of the wall's clock to the monotonic one; of several readings the one that was least disturbed."""
+    readings: list[tuple[int, int]] = []
+    for _ in range(_CLOCK_TRIES):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
+
+
+def carrier_of(metadata: Any) -> dict[str, str]:
+    """What a call's metadata says of a trace."""
+    return {key: value for key, value in metadata if key in ("traceparent", "tracestate") and isinstance(value, str)}

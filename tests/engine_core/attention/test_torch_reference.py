@@ -1,0 +1,134 @@
+"""Paged attention against float64 softmax over each sequence's own keys, whatever the step and the cache look like."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.torch_reference import TorchAttention
+
+CPU = torch.device("cpu")
+GEOMETRIES = [  # query heads, key/value heads, head size, block size
+    (4, 2, 64, 16),
+    (7, 1, 16, 16),
+    (4, 4, 24, 8),
+    (12, 1, 32, 256),
+    (20, 2, 6, 1),
+    (6, 2, 128, 48),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+
+
+@dataclass
+class Step:
+    """Sequences of known keys and values, of which the last ``counts`` tokens are computed in this step."""
+
+    query: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    counts: list[int]
+    cache: torch.Tensor
+    metadata: AttentionMetadata
+
+    def run(self) -> torch.Tensor:
+        new_keys = torch.cat([keys[len(keys) - count :] for keys, count in zip(self.keys, self.counts, strict=True)])
+        new_values = torch.cat(
+            [vals[len(vals) - count :] for vals, count in zip(self.values, self.counts, strict=True)]
+        )
+        scale = self.query.shape[-1] ** -0.5
+        return TorchAttention().forward(self.query, new_keys, new_values, self.cache, self.metadata, scale)
+
+    def expected(self) -> torch.Tensor:
+        outputs = []
+        queries = self.query.split(self.counts)
+        for query, keys, values in zip(queries, self.keys, self.values, strict=True):
+            group = query.shape[1] // keys.shape[1]
+            scores = torch.einsum("qhd,khd->hqk", query.double(), keys.double().repeat_interleave(group, 1))
+            positions = torch.arange(len(keys))
+            hidden = positions > positions[len(keys) - len(query) :, None]
+            weights = (scores * query.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, values.double().repeat_interleave(group, 1)))
+        return torch.cat(outputs).flatten(1)
+
+
+def make_step(
+    lens: list[int], counts: list[int], geometry: tuple[int, int, int, int], dtype: torch.dtype, seed: int
+) -> Step:
+    """Scattered blocks; what is not written is NaN, and entries of block tables past a sequence's end are absurd."""
+    num_heads, num_kv_heads, head_dim, block_size = geometry
+    generator = torch.Generator().manual_seed(seed)
+    keys = [3 * torch.randn(n, num_kv_heads, head_dim, generator=generator) for n in lens]
+    values = [torch.randn(n, num_kv_heads, head_dim, generator=generator) for n in lens]
+    keys, values = [k.to(dtype) for k in keys], [v.to(dtype) for v in values]
+    query = torch.randn(sum(counts), num_heads, head_dim, generator=generator).to(dtype)
+    blocks = [-(-n // block_size) for n in lens]
+    ids = torch.randperm(sum(blocks) + 3, generator=generator)[: sum(blocks)].split(blocks)
+    tables = torch.full((len(lens), max(blocks) + 1), 2**31 - 1, dtype=torch.int32)
+    spec = KVCacheSpec(1, num_kv_heads, head_dim, block_size, dtype)
+    cache = TorchAttention.allocate(spec, sum(blocks) + 3, CPU)[0].fill_(torch.nan)
+    slots = []
+    for s, (length, count) in enumerate(zip(lens, counts, strict=True)):
+        tables[s, : blocks[s]] = ids[s].int()
+        slot = (ids[s] * block_size)[torch.arange(length) // block_size] + torch.arange(length) % block_size
+        old = slot[: length - count]
+        cache[0, old // block_size, :, old % block_size] = keys[s][: length - count]
+        cache[1, old // block_size, :, old % block_size] = values[s][: length - count]
+        slots.append(slot[length - count :])
+    metadata = AttentionMetadata(
+        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+        seq_lens=torch.tensor(lens, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.cat(slots),
+        max_query_len=max(counts),
+        max_seq_len=max(lens),
+    )
+    return Step(query, keys, values, counts, cache, metadata)
+
+
+def random_step(geometry: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> Step:
+    rng = random.Random(seed)
+    lens = [rng.choice([1, 2, 15, 16, 17, 100, 127, 128, 129, 255, 256, 300]) for _ in range(rng.randint(1, 24))]
+    counts = [rng.choice([1, 1, 1, min(n, 2), min(n, 20), n]) for n in lens]
+    return make_step(lens, counts, geometry, dtype, seed)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_random_steps(geometry: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    for seed in range(3):
+        step = random_step(geometry, dtype, seed)
+        actual = step.run()
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), step.expected(), atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_exactly_the_slots_of_the_step_are_written() -> None:
+    step = make_step([40, 7, 129], [3, 1, 129], (4, 2, 16, 16), torch.float32, seed=5)
+    before = step.cache.clone()
+    step.run()
+    written = torch.zeros(step.cache.shape[1] * 16, dtype=torch.bool)
+    written[step.metadata.slot_mapping] = True
+    written = written.view(1, -1, 1, 16, 1).expand_as(before)
+    assert torch.equal(step.cache[~written].isnan(), before[~written].isnan())
+    assert torch.equal(step.cache[~written].nan_to_num(), before[~written].nan_to_num())
+    slots = step.metadata.slot_mapping[-129:]
+    assert torch.equal(step.cache[0, slots // 16, :, slots % 16], step.keys[2])
+    assert torch.equal(step.cache[1, slots // 16, :, slots % 16], step.values[2])
+
+
+@pytest.mark.parametrize("scratch_elements", [1, 2**12, 2**24])
+def test_the_scratch_bound_changes_no_bit(scratch_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = random_step((4, 2, 64, 16), torch.float32, seed=7).run()
+    monkeypatch.setattr("engine_core.attention.torch_reference._SCRATCH_ELEMENTS", scratch_elements)
+    assert torch.equal(random_step((4, 2, 64, 16), torch.float32, seed=7).run(), expected)
+
+
+def test_bytes_per_block_are_what_is_allocated() -> None:
+    spec = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=24, block_size=16, dtype=torch.bfloat16)
+    caches = TorchAttention.allocate(spec, 10, CPU)
+    assert len(caches) == 3
+    assert sum(cache.nbytes for cache in caches) == 10 * TorchAttention.bytes_per_block(spec)

@@ -1,0 +1,143 @@
+"""The block pool against a naive model: an ordered list of free blocks and a dictionary of contents."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine_core.kv_cache.block_pool import BlockPool
+
+from .audit import check_pool
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(size=st.integers(1, 12))
+    def start(self, size):
+        self.pool = BlockPool(size)
+        self.free = list(range(size))
+        self.counts = [0] * size
+        self.content: dict[int, bytes] = {}
+        """Of known blocks and their copies."""
+        self.known: dict[bytes, int] = {}
+
+    @rule(count=st.integers(0, 6))
+    def allocate(self, count):
+        if count > len(self.free):
+            with pytest.raises(RuntimeError):
+                self.pool.allocate(count)
+            return
+        expected, self.free = self.free[:count], self.free[count:]
+        assert self.pool.allocate(count) == expected
+        for block in expected:
+            self.counts[block] = 1
+            self.known.pop(self.content.pop(block, None), None)
+
+    @rule(data=st.data())
+    def hold(self, data):
+        block = data.draw(st.sampled_from(range(len(self.counts))))
+        self.pool.hold([block])
+        self.counts[block] += 1
+        if block in self.free:
+            self.free.remove(block)
+
+    @rule(data=st.data())
+    def release(self, data):
+        blocks = data.draw(st.lists(st.sampled_from(range(len(self.counts))), unique=True))
+        for block in blocks:
+            if self.counts[block] == 0:
+                with pytest.raises(RuntimeError, match="freed twice"):
+                    self.pool.release([block])
+                continue
+            self.pool.release([block])
+            self.counts[block] -= 1
+            if self.counts[block] == 0:
+                self.leave(block)
+
+    def leave(self, block):
+        """Nobody holds it any more: another block that holds the same is the known one, if there is any."""
+        content = self.content.get(block)
+        others = [other for other, same in self.content.items() if same == content and other != block]
+        if content is None or others:
+            self.content.pop(block, None)
+            self.free.insert(0, block)
+            if self.known.get(content) == block:
+                self.known[content] = others[-1]
+        else:
+            self.free.append(block)
+
+    @rule(data=st.data(), content=st.sampled_from([b"a", b"b", b"c", b"d"]))
+    def publish(self, data, content):
+        held = [block for block, count in enumerate(self.counts) if count]
+        if held:
+            block = data.draw(st.sampled_from(held))
+            self.pool.publish(block, content)
+            if block in self.content:
+                return
+            self.content[block] = content
+            known = self.known.setdefault(content, block)
+            if known in self.free:
+                del self.content[known]
+                self.known[content] = block
+                self.free.remove(known)
+                self.free.insert(0, known)
+
+    @rule()
+    def forget(self):
+        assert self.pool.forget_contents() == len(self.known)
+        self.content.clear()
+        self.known.clear()
+
+    @precondition(lambda self: hasattr(self, "pool"))
+    @invariant()
+    def agrees(self):
+        check_pool(self.pool)
+        assert [self.pool.ref_count(block) for block in range(len(self.counts))] == self.counts
+        assert self.pool.num_free == len(self.free)
+        for content in (b"a", b"b", b"c", b"d"):
+            assert self.pool.find(content) == self.known.get(content)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+def test_published_blocks_are_evicted_last_and_the_tail_of_a_prefix_before_its_head():
+    pool = BlockPool(5)
+    table = pool.allocate(4)
+    for block, content in zip(table[:3], (b"0", b"1", b"2"), strict=True):
+        pool.publish(block, content)
+    pool.release(reversed(table))
+    # The block without content and the one never used go first, then the tail.
+    assert set(pool.allocate(2)) == {table[3], 4}
+    assert pool.allocate(1) == [table[2]]
+    assert pool.find(b"2") is None
+    assert pool.find(b"0") == table[0]
+
+
+def test_a_copy_that_is_held_is_found_when_the_known_block_is_given_up():
+    pool = BlockPool(4)
+    first, second = pool.allocate(1), pool.allocate(1)
+    for block in (*first, *second):
+        pool.publish(block, b"same")
+    assert pool.find(b"same") == first[0]
+    pool.release(first)
+    assert pool.find(b"same") == second[0]
+    assert pool.allocate(1) == first, "it is worth nothing beside the other"
+
+
+def test_a_held_block_is_known_instead_of_a_free_one_of_the_same_content():
+    pool = BlockPool(4)
+    free, held = pool.allocate(1), pool.allocate(1)
+    pool.publish(free[0], b"same")
+    pool.release(free)
+    pool.publish(held[0], b"same")
+    assert pool.find(b"same") == held[0]
+    assert pool.allocate(1) == free
+
+
+def test_a_hit_takes_a_block_out_of_the_middle_of_the_free_list():
+    pool = BlockPool(4)
+    pool.hold([2])
+    assert pool.allocate(3) == [0, 1, 3]

@@ -1,0 +1,271 @@
+"""What a checkpoint says about itself, resolved against the options; what it asks for in vain, refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.model_loader.location import served_name
+from tests.engine_core.models.driver import open_at
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 7,
+    "bos_token_id": 6,
+}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def open_config(
+    directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None, **options: object
+) -> Checkpoint:
+    config = {name: value for name, value in config.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return open_at(directory, **options)
+
+
+def test_what_is_read(tmp_path: Path) -> None:
+    generation = {"eos_token_id": [3, 7, 3], "temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True}
+    checkpoint = open_config(tmp_path, LLAMA, generation, served_model_name="little")
+    assert checkpoint.path == tmp_path
+    assert checkpoint.dtype == torch.bfloat16
+    spec = checkpoint.spec
+    assert (spec.name, spec.architecture, spec.vocab_size) == ("little", "LlamaForCausalLM", 100)
+    assert (spec.max_model_len, spec.dtype, spec.eos_token_ids, spec.bos_token_id) == (256, "bfloat16", (3, 7), 6)
+    assert spec.default_sampling == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("{}/little", "little"),
+        ("{}/little/", "little"),
+        ("{}/little/../other", "other"),
+        ("other", "other"),
+        (".", "little"),
+        ("..", "models"),
+        ("/", "/"),
+        ("org/name", "org/name"),
+        ("name", "name"),
+    ],
+)
+def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
+    model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "models"
+    (base / "little" / "other").mkdir(parents=True)
+    (base / "other").mkdir()
+    monkeypatch.chdir(base / "little")
+    assert served_name(model.format(base)) == name
+
+
+def test_without_generation_config(tmp_path: Path) -> None:
+    spec = open_config(tmp_path, LLAMA | {"bos_token_id": None}, max_model_len=100).spec
+    assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (tmp_path.name, 100, (7,))
+    assert spec.bos_token_id is None
+    assert spec.default_sampling == {}
+
+
+def test_without_any_end_of_sequence(tmp_path: Path) -> None:
+    assert open_config(tmp_path, LLAMA | {"eos_token_id": None}).spec.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("rope", "theta", "rope_type", "longest"),
+    [
+        ({"rope_theta": 5000.0}, 5000.0, "default", 256),
+        ({"rope_theta": 5000.0, "rope_scaling": None}, 5000.0, "default", 256),
+        ({"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}, 5000.0, "linear", 1024),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 99.0, "factor": 2.0}}, 99.0, "linear", 512),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}},
+            10000.0,
+            "yarn",
+            800,
+        ),
+    ],
+)
+def test_rope_of_old_and_new_configurations(
+    rope: dict[str, Any], theta: float, rope_type: str, longest: int, tmp_path: Path
+) -> None:
+    checkpoint = open_config(tmp_path, LLAMA | rope)
+    assert checkpoint.shape.rope.theta == theta
+    assert checkpoint.shape.rope.rope_type == rope_type
+    assert checkpoint.spec.max_model_len == longest
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "stored", "expected"),
+    [
+        ("bfloat16", "auto", torch.float16, "bfloat16"),
+        ("float32", "auto", torch.float16, "float32"),
+        ("bfloat16", "float16", torch.float32, "float16"),
+        (None, "auto", torch.float16, "float16"),
+        (None, "float32", torch.float16, "float32"),
+    ],
+)
+def test_dtype(named: str | None, asked: str, stored: torch.dtype, expected: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1, dtype=stored)}, tmp_path / "model.safetensors")
+    checkpoint = open_config(tmp_path, LLAMA | {"torch_dtype": named}, dtype=asked)
+    assert checkpoint.spec.dtype == expected
+    assert checkpoint.dtype == getattr(torch, expected)
+
+
+def test_dtype_of_dummy_weights_needs_no_file(tmp_path: Path) -> None:
+    assert open_config(tmp_path, LLAMA | {"torch_dtype": None}, load_format="dummy").spec.dtype == "float32"
+
+
+@pytest.mark.parametrize("window", [2, 8, 255])
+def test_an_active_window_is_refused_with_the_way_out(window: int, tmp_path: Path) -> None:
+    config = MISTRAL | {"sliding_window": window}
+    words = f"window of {window} tokens.*lower --max-model-len from 256 to at most {window}, "
+    with pytest.raises(UnsupportedModelError, match=words):
+        open_config(tmp_path, config)
+    assert open_config(tmp_path, config, max_model_len=window).spec.max_model_len == window
+
+
+def test_a_window_of_one_token_has_no_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"window of 1 tokens here, which is not supported$"):
+        open_config(tmp_path, MISTRAL | {"sliding_window": 1})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MISTRAL | {"sliding_window": None},
+        MISTRAL | {"sliding_window": 256},
+        QWEN2 | {"sliding_window": 8, "use_sliding_window": False},
+        QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+        LLAMA | {"sliding_window": 8},
+    ],
+)
+def test_windows_that_change_nothing(config: dict[str, Any], tmp_path: Path) -> None:
+    assert open_config(tmp_path, config).spec.max_model_len == 256
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_a_window_over_some_layers_is_refused(model_type: str, tmp_path: Path) -> None:
+    name = f"{model_type.capitalize()}ForCausalLM"
+    config = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    with pytest.raises(UnsupportedModelError, match=f"{name} attends over a sliding window of 8"):
+        open_config(tmp_path, LLAMA | {"architectures": [name], "model_type": model_type} | config)
+
+
+def test_a_checkpoint_without_room_for_any_output_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="takes 1 token here, but a prompt and its output are two"):
+        open_config(tmp_path, LLAMA | {"max_position_embeddings": 1})
+
+
+def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len=257 .*at most 256, .*max_position_embeddings 256"):
+        open_config(tmp_path, LLAMA, max_model_len=257)
+
+
+KNOWN = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, f"'FooForCausalLM' is not supported; known are {KNOWN}"),
+        ({"rope_scaling": {"type": "bogus", "factor": 2.0}}, "rope type 'bogus' is not supported; known are default"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; known is silu"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
+        ({"quantization_config": ["int4"]}, "by a method that it does not name"),
+        ({"torch_dtype": "float64"}, "is in float64; set dtype to one of float32, bfloat16, float16"),
+    ],
+)
+def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_config(tmp_path, LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ...}, r"names no architecture \(architectures=None\)"),
+        ({"architectures": []}, "names no architecture"),
+        ({"model_type": ...}, r"config\.json"),
+        ({"model_type": "mistral"}, "contradicts itself: LlamaForCausalLM has model_type 'llama', not 'mistral'"),
+        ({"hidden_size": "wide"}, r"config\.json is not usable: .*hidden_size"),
+        ({"hidden_size": 33}, "hidden size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 is not usable"),
+        ({"vocab_size": -5}, "vocab_size=-5 is not usable"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+        ({"head_dim": 5}, "head_dim"),
+        ({"eos_token_id": 100}, "eos_token_id=100 is not usable: expected ids below vocab_size 100"),
+        ({"eos_token_id": [1, -1]}, "eos_token_id"),
+    ],
+)
+def test_damaged_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_config(tmp_path, LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [({"temperature": "hot"}, "temperature='hot' is not a number"), ({"eos_token_id": "x"}, "eos_token_id='x'")],
+)
+def test_damaged_generation_config(generation: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_config(tmp_path, LLAMA, generation)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_files_that_are_not_json_objects(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{name.replace('.', '[.]')} (cannot be read as JSON|does not hold)"):
+        open_at(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    changes = {"auto_map": {"AutoConfig": "evil.Config"}}
+    assert open_config(tmp_path, LLAMA | changes).spec.architecture == "LlamaForCausalLM"
+    with pytest.raises(CheckpointError):
+        open_config(tmp_path, LLAMA | changes | {"model_type": "evil"})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("gone/", "is not a directory"),
+        ("gone", "is not a directory"),
+        ("a-file", "is a file"),
+        (".", "has no config.json"),
+    ],
+)
+def test_missing(model: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    with pytest.raises(CheckpointError, match=message):
+        open_at(tmp_path / model)
+
+
+def test_no_model(tmp_path: Path) -> None:
+    from engine_core.config import LoadConfig, ModelConfig
+    from engine_core.model_loader.checkpoint import open_checkpoint
+
+    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
+        open_checkpoint(ModelConfig(), LoadConfig())

@@ -1,0 +1,93 @@
+"""Hub ids are found in the download cache without a network; what cannot be had is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+from engine_core.config import LoadConfig, ModelConfig
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.checkpoint import open_checkpoint
+from tests.engine_core.model_loader.test_checkpoint import LLAMA
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def cached(cache: Path, revision: str) -> Path:
+    """A cache laid out as huggingface_hub leaves it after a download."""
+    repository = cache / "models--some--model"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / revision).write_text(COMMIT)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA))
+    return snapshot
+
+
+@pytest.mark.parametrize("revision", [None, "v2"])
+def test_cached_snapshot(revision: str | None, tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, revision or "main")
+    config = ModelConfig(model="some/model", revision=revision, download_dir=str(tmp_path))
+    checkpoint = open_checkpoint(config, LoadConfig(load_format="dummy"))
+    assert checkpoint.path == snapshot
+    assert checkpoint.spec.name == "some/model"
+
+
+def test_not_in_the_cache(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="some/model is neither a directory nor in the download cache"):
+        open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
+
+
+RESPONSE = SimpleNamespace(headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (GatedRepoError("no", response=RESPONSE), "some/model at revision v2 is gated"),
+        (RepositoryNotFoundError("no", response=RESPONSE), "neither a directory nor a repository that may be read"),
+        (RevisionNotFoundError("no", response=RESPONSE), "some/model has no revision v2"),
+        (RuntimeError("refused"), "some/model at revision v2 cannot be downloaded: refused"),
+        (OSError(28, "No space left on device"), "cannot be downloaded: .*No space left on device"),
+    ],
+)
+def test_errors_of_the_hub(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(ModelConfig(model="some/model", revision="v2"), LoadConfig())
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    asked: dict[str, Any] = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked.update(options, model=model)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    config = ModelConfig(model="some/model", revision="v2", download_dir="/cache")
+    open_checkpoint(config, LoadConfig(load_format=load_format))
+    assert (asked["model"], asked["revision"], asked["cache_dir"]) == ("some/model", "v2", "/cache")
+    files = ["config.json", "tokenizer.model", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    files += ["consolidated.safetensors", "original/params.json", "pytorch_model.bin", "modeling.py"]
+    chosen = huggingface_hub.utils.filter_repo_objects(
+        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+    )
+    weights = ["model-00001-of-00002.safetensors"] if load_format == "auto" else []
+    assert list(chosen) == ["config.json", "tokenizer.model", *weights, "model.safetensors.index.json"]

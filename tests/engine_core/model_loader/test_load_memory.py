@@ -1,0 +1,70 @@
+"""Loading needs the memory of the packed weights and little more: measured in a process that does nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.layers.linear import Linear
+from engine_core.model_loader import safetensors_reader as stored
+from engine_core.model_loader.loader import build_model, expected_weight_bytes
+from tests.engine_core.models.driver import CPU, layers_of, open_at
+from tests.engine_core.models.tiny_models import make_model, save_model
+
+HIDDEN, INNER, LAYERS = 512, 1536, 10
+LAYER_BYTES = (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER) * 2
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: ``RssAnon`` are its alone, ``RssFile`` are pages of mapped files."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(kind):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(kind)
+
+
+def measure(directory: Path, quantization: str | None) -> None:
+    stored._MAPPED_AT_ONCE = 2**22
+    checkpoint = open_at(directory, quantization=quantization)
+    Linear(torch.randn(64, 64).bfloat16())  # so that libraries have made what they make once
+    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
+    peak = {"RssAnon": 0, "RssFile": 0}
+
+    def record(done: int, total: int) -> None:
+        for kind, base in before.items():
+            peak[kind] = max(peak[kind], resident(kind) - base)
+
+    model = build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU, record)
+    record(0, 0)
+    file_size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    assert 0.5 * model.weight_bytes < peak["RssAnon"] < model.weight_bytes + 2 * LAYER_BYTES, (peak, model.weight_bytes)
+    assert peak["RssFile"] < 2**22 + 2 * LAYER_BYTES, peak
+    assert model.weight_bytes < (1.02 if quantization is None else 0.52) * file_size, (model.weight_bytes, file_size)
+    expected = expected_weight_bytes(checkpoint)
+    assert 0.98 * expected < model.weight_bytes < 1.02 * expected, (model.weight_bytes, expected)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_loading_takes_the_weights_and_one_layer(quantization: str | None, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=8,
+        vocab_size=2048, tie_word_embeddings=True,
+    )  # fmt: skip
+    save_model(make_model(config).to(torch.bfloat16), tmp_path)
+    root = str(Path(__file__).parents[3])
+    subprocess.run(
+        [sys.executable, __file__, str(tmp_path), *filter(None, [quantization])],
+        check=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

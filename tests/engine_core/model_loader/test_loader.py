@@ -1,0 +1,100 @@
+"""Whole checkpoints into models: sharded, tied, dummy, and within the memory they need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.loader import build_model
+from engine_core.models.decoder import DecoderForCausalLM
+from tests.engine_core.models.driver import CPU, Driver, layers_of, load, logits_of, open_at
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+
+IDS = torch.arange(1, 30)
+
+
+def test_sharded_equals_single(tmp_path: Path) -> None:
+    model = make_model(CASES["qwen2-tied"])
+    single, sharded = save_model(model, tmp_path / "1"), save_model(model, tmp_path / "n", max_shard_size="100KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    assert torch.equal(logits_of(load(single), IDS), logits_of(load(sharded), IDS))
+
+
+def test_progress_ends_at_the_bytes_of_the_checkpoint(tmp_path: Path) -> None:
+    model = make_model(CASES["llama-gqa"])
+    told: list[tuple[int, int]] = []
+    checkpoint = open_at(save_model(model, tmp_path))
+    build_model(
+        checkpoint, TorchAttention(), layers_of(checkpoint), CPU, lambda done, total: told.append((done, total))
+    )
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    assert told[-1] == (nbytes, nbytes)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+def test_missing_and_unexpected_tensors_of_a_real_checkpoint(tmp_path: Path) -> None:
+    save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(128)
+    del tensors["model.layers.2.self_attn.k_norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert "1 missing (model.layers.2.self_attn.k_norm.weight)" in str(caught.value)
+    assert "1 unexpected (model.layers.1.self_attn.q_proj.bias)" in str(caught.value)
+
+
+def test_known_redundant_tensors_are_passed_over_and_an_untied_head_is_not(tmp_path: Path) -> None:
+    tied = make_model(CASES["qwen2-tied"])
+    save_model(tied, tmp_path)
+    expected = logits_of(load(tmp_path), IDS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(logits_of(load(tmp_path), IDS), expected)
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"1 missing \(model\.embed_tokens\.weight\)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["qwen2-tied", "llama-gqa"])
+def test_only_tied_embeddings_share_storage(case: str, tmp_path: Path) -> None:
+    model = load(save_model(make_model(CASES[case]), tmp_path))
+    assert isinstance(model, DecoderForCausalLM)
+    assert (model.embedding.nbytes == 0) == ("tied" in case)
+
+
+def test_dummy_weights_follow_the_seed_and_read_no_file(tmp_path: Path) -> None:
+    config = CASES["qwen3-mha-biases"].to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def dummy_logits(seed: int) -> torch.Tensor:
+        checkpoint = open_at(tmp_path, load_format="dummy", seed=seed)
+        return logits_of(build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU), IDS)
+
+    first = dummy_logits(0)
+    assert first.isfinite().all()
+    assert first.std() > 0.05
+    assert torch.equal(first, dummy_logits(0))
+    assert not torch.equal(first, dummy_logits(1))
+
+
+def test_first_layers_is_the_model_with_fewer_layers(tmp_path: Path) -> None:
+    reference = make_model(CASES["llama-gqa"])
+    model = load(save_model(reference, tmp_path / "all"))
+    cut = model.first_layers(1)
+    assert (model.kv_cache_spec(16).num_layers, cut.kv_cache_spec(16).num_layers) == (3, 1)
+    reference.model.layers = reference.model.layers[:1]
+    with torch.no_grad():
+        expected = reference(IDS[None]).logits[0]
+    torch.testing.assert_close(logits_of(cut, IDS), expected, atol=2e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="zip"):
+        Driver(cut, [40]).model.forward(IDS, IDS, [], None)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""Models whose linear layers are rounded to 8 bits when loaded: near the original, sized as told, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.quality import measure
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.errors import OutOfMemoryError, UnsupportedModelError
+from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.llm import LLM, configure
+from engine_core.model_loader.loader import build_model, expected_weight_bytes
+from engine_core.platforms import cpu
+from engine_core.progress import StartupProgress
+from engine_core.request import SamplingParams
+from tests.engine_core.models.driver import CPU, layers_of, load, logits_of, open_at
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_near_those_of_the_original(case: str, tmp_path: Path) -> None:
+    """With random weights nothing stands out, so rounding moves logits by some percent of their spread."""
+    save_model(make_model(CASES[case]), tmp_path)
+    ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
+    exact, rounded = logits_of(load(tmp_path), ids), logits_of(load(tmp_path, quantization="int8"), ids)
+    error = (rounded - exact).std() / exact.std()
+    assert 1e-4 < error < 0.15, error
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("case", ["llama-gqa", "llama-mha-tied-biases"])
+def test_memory_is_told_before_loading(case: str, load_format: str, quantization: str | None, tmp_path: Path) -> None:
+    """But for padding, which is a lot of so small a model; untied embeddings stay as they are."""
+    save_model(make_model(CASES[case]), tmp_path)
+    checkpoint = open_at(tmp_path, load_format, dtype="float32", quantization=quantization)
+    model = build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU)
+    assert expected_weight_bytes(checkpoint) == pytest.approx(model.weight_bytes, rel=0.1)
+
+
+def test_rounded_weights_fit_where_the_original_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(make_model(CASES["llama-mha-tied-biases"]), tmp_path)
+    full, rounded = (expected_weight_bytes(open_at(tmp_path, quantization=q)) for q in (None, "int8"))
+    assert rounded < 0.35 * full
+    # Too little for the first engine's weights and enough for the second's, whose cache then finds more.
+    usable = iter([(full + rounded) // 2] * 2 + [1 << 30])
+    monkeypatch.setattr(cpu, "usable_memory", lambda: next(usable))
+    options = {"model": str(tmp_path), "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}
+    with pytest.raises(OutOfMemoryError, match=r"the weights take .* as float32.*--quantization int8"):
+        UniProcExecutor(configure(**options)).start(StartupProgress())
+    executor = UniProcExecutor(configure(**options, quantization="int8"))
+    executor.start(StartupProgress())
+    executor.close()
+
+
+def test_generating_is_the_same_alone_and_together(tmp_path: Path) -> None:
+    save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
+    prompts = [[5, 6, 7], [8] * 30, [9]]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with LLM(str(tmp_path), quantization="int8", dtype="bfloat16", kv_cache_memory_bytes=4 << 20) as llm:
+        together = [result.choices[0].token_ids for result in llm.generate(prompts, greedy)]
+        alone = [llm.generate([prompt], greedy)[0].choices[0].token_ids for prompt in prompts]
+    assert together == alone
+    assert all(len(tokens) == 12 for tokens in together)
+
+
+def test_a_checkpoint_quantized_by_others_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    save_model(make_model(CASES["llama-gqa"]), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UnsupportedModelError, match=r"quantized \(awq\).*original weights, with --quantization int8"):
+        open_at(tmp_path, quantization="int8")
+
+
+def test_the_bundled_model_keeps_its_distributions() -> None:
+    """The bounds are some way above what docs/quantization.md has for 200 documents."""
+    rows = {str(row["weights"]): row for row in measure(6, random=False)}
+    int8 = rows["int8"]
+    assert rows["bfloat16"]["top-1 %"] == 100
+    assert 0 < float(int8["KL mean, mnat"]) < 3
+    assert float(int8["top-1 %"]) > 96

@@ -1,0 +1,193 @@
+"""Which steps are replayed, how they are padded, and in which order graphs are captured, with a fake recorder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.attention.base import AttentionMetadata
+from engine_core.platforms.cuda_graphs import DeviceForward, graph_sizes
+from engine_core.platforms.input_buffers import PlacedInputs
+from engine_core.request import SamplingParams
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.forward import Awaited
+from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
+
+CPU = torch.device("cpu")
+LIMITS = BatchLimits(max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64, block_size=16)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Model:
+    """Its hidden states tell the inputs; its cache is written as attention would: nothing where a slot is below 0."""
+
+    def __init__(self) -> None:
+        self.seen: list[PlacedInputs] = []
+
+    def forward(self, input_ids, positions, kv_caches, metadata, rows=None) -> torch.Tensor:
+        self.seen.append(PlacedInputs(input_ids.clone(), positions.clone(), metadata))
+        for token, slot in zip(input_ids.tolist(), metadata.slot_mapping.tolist(), strict=True):
+            if slot >= 0:
+                kv_caches[0][slot] = token
+        first = metadata.block_tables[:, :1].repeat_interleave(metadata.query_starts.diff(), 0)
+        lengths = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff())
+        hidden = torch.stack([input_ids.float(), positions.float(), first[:, 0].float(), lengths.float()], 1)
+        return hidden if rows is None else hidden[rows]
+
+
+class Attention:
+    """Hears of steps before they are computed."""
+
+    def __init__(self) -> None:
+        self.planned: list[tuple[int, int | None]] = []
+
+    def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:
+        assert metadata.seq_lens.device == CPU
+        self.planned.append((len(metadata.seq_lens), size))
+
+
+class FakeRecorder:
+    """A graph that is its function: like a real one it knows no more than the addresses of its inputs."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Callable[[], None]] = []
+        self.replayed = 0
+
+    def record(self, function: Callable[[], None]) -> FakeRecorder._Graph:
+        function()
+        self.graphs.append(function)
+        return self._Graph(self, function)
+
+    class _Graph:
+        def __init__(self, recorder: FakeRecorder, function: Callable[[], None]) -> None:
+            self._recorder, self._function = recorder, function
+
+        def replay(self) -> None:
+            self._recorder.replayed += 1
+            self._function()
+
+
+def batch_of(count: int, length: int = 20) -> tuple[InputBatch, StepInputs]:
+    """``count`` sequences that decode their last of ``length`` + i tokens."""
+    batch = InputBatch(LIMITS, 1000, [])
+    new = [
+        NewSequence(
+            seq, 0, [100 * seq + i for i in range(length + seq)], length, length + seq - 1, [7 + 4 * seq, 3], GREEDY
+        )
+        for seq in range(count)
+    ]
+    plan = StepPlan(0, [], new, list(range(count)), [1] * count, [True] * count, {})
+    batch.update(plan)
+    return batch, batch.prepare(plan)
+
+
+@pytest.fixture(autouse=True)
+def _as_a_step_is_computed() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def caches() -> list[torch.Tensor]:
+    return [torch.full((16 * 64,), -1.0)]
+
+
+def captured(caches: list[torch.Tensor]) -> tuple[DeviceForward, Model, FakeRecorder]:
+    model, recorder = Model(), FakeRecorder()
+    forward = DeviceForward(model, LIMITS, CPU, Attention())
+    forward.capture(recorder, caches, forward.sizes)
+    return forward, model, recorder
+
+
+def test_sizes() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(6) == [1, 2, 4, 6]
+    assert graph_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert graph_sizes(256) == [1, 2, 4, *range(8, 257, 8)]
+    assert graph_sizes(4096)[-1] == 512
+
+
+def test_the_largest_is_captured_first_and_capturing_touches_no_cache(caches: list[torch.Tensor]) -> None:
+    _, model, _ = captured(caches)
+    assert [len(inputs.input_ids) for inputs in model.seen] == [12, 8, 4, 2, 1]
+    assert (caches[0] == -1).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
+def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, caches: list[torch.Tensor]) -> None:
+    forward, model, recorder = captured(caches)
+    for rows in (12, count):  # a larger step before leaves inputs behind
+        _, inputs = batch_of(rows)
+        expected_caches = [caches[0].clone()]
+        expected = DeviceForward(Model(), LIMITS, CPU, Attention())(inputs, expected_caches, None, None)
+        hidden = forward(inputs, caches, None, None).clone()
+        assert torch.equal(hidden, expected)
+        wanted = np.arange(0, rows, 2)
+        assert torch.equal(forward(inputs, caches, None, wanted), expected[::2])
+        uncaptured = DeviceForward(Model(), LIMITS, CPU, Attention())
+        assert torch.equal(uncaptured(inputs, expected_caches, None, wanted), expected[::2])
+        assert torch.equal(caches[0], expected_caches[0])
+    assert recorder.replayed == 4
+    size = next(size for size in graph_sizes(12) if size >= count)
+    padded = model.seen[-1]
+    assert len(padded.input_ids) == size
+    assert padded.metadata.slot_mapping[count:].tolist() == [-1] * (size - count)
+    assert padded.metadata.seq_lens[count:].tolist() == [0] * (size - count)
+    assert padded.metadata.query_starts.tolist() == list(range(size + 1))
+    assert padded.metadata.max_seq_len == LIMITS.max_model_len
+
+
+def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -> None:
+    forward, _, recorder = captured(caches)
+    batch = InputBatch(LIMITS, 1000, [])
+    plan = StepPlan(0, [], [NewSequence(0, 0, [1, 2, 3], 3, 0, [5], GREEDY)], [0], [3], [True], {})
+    batch.update(plan)
+    prompt = batch.prepare(plan)
+    assert forward(prompt, caches, None, None)[:, 0].tolist() == [1, 2, 3]
+    forward(batch_of(2)[1], [caches[0]], None, None)  # not the caches of the graphs
+    assert recorder.replayed == 0
+    forward.capture(recorder, caches, forward.sizes[:2])
+    forward(batch_of(3)[1], caches, None, None)  # larger than any graph
+    assert recorder.replayed == 0
+    forward(batch_of(2)[1], caches, None, None)
+    assert recorder.replayed == 1
+    forward.release()
+    forward(batch_of(2)[1], caches, None, None)
+    assert recorder.replayed == 1
+
+
+def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tensor]) -> None:
+    forward, _, _ = captured(caches)
+    planned = forward._attention.planned
+    assert planned == [(0, 12), (0, 8), (0, 4), (0, 2), (0, 1)]
+    planned.clear()
+    forward(batch_of(3)[1], caches, None, None)
+    forward(batch_of(3)[1], [caches[0]], None, None)
+    assert planned == [(3, 4), (3, None)]
+
+
+def test_no_row_of_a_step_shares_bytes_with_another_array(caches: list[torch.Tensor]) -> None:
+    """Inputs of every size lie apart, and where the next size expects them."""
+    forward, _, _ = captured(caches)
+    for size in forward.sizes:
+        inputs = forward._inputs.padded(size)
+        arrays = [inputs.input_ids, inputs.positions, inputs.metadata.slot_mapping]
+        arrays += [inputs.metadata.query_starts, inputs.metadata.seq_lens]
+        spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in arrays)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        assert all(start % 16 == 0 for start, _ in spans)
+    assert np.array(forward.sizes).max() == LIMITS.max_num_seqs
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bool, caches: list[torch.Tensor]) -> None:
+    forward, _, recorder = captured(caches)
+    _, inputs = batch_of(3)
+    awaited = Awaited(np.array([2, 0]), np.array([1, 3]), torch.tensor([50, 51, 52, 53]))
+    hidden = forward(inputs, caches if replayed else [caches[0].clone()], awaited, None)
+    assert hidden[:, 0].tolist() == [53, float(inputs.input_ids[1]), 51]
+    assert recorder.replayed == int(replayed)

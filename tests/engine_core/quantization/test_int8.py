@@ -1,0 +1,245 @@
+"""8-bit linear layers, for every instruction set of this machine: right, exact where they promise it, and for each row
+the same bits whatever the other rows, the threads and the instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_core.errors import ConfigError
+from engine_core.kernels import memory
+from engine_core.kernels.library import (
+    INT8_INSTRUCTION_SETS,
+    Int8Kernels,
+    KernelsUnavailableError,
+    load_int8_kernels,
+    load_kernels,
+)
+from engine_core.layers import choice
+from engine_core.layers.base import LayerFactory
+from engine_core.layers.embedding import PackedEmbedding
+from engine_core.layers.native import NativeLayerFactory, NativeLinear
+from engine_core.layers.selector import choose_layers
+from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.quantization.int8 import MOST_INPUTS, Int8Linear, int8_bytes
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(96, 64), (257, 2048), (160, 3001), (1, 1), (33, 66)]
+
+
+def kernels_here() -> list[Int8Kernels]:
+    """For every instruction set of this machine; ``portable`` is always there."""
+    found = []
+    for instruction_set in INT8_INSTRUCTION_SETS:
+        try:
+            found.append(load_int8_kernels(instruction_set))
+        except KernelsUnavailableError as error:
+            if "processor" not in str(error):
+                raise
+    return found
+
+
+KERNELS = kernels_here()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Whatever torch allocates is NaN until written; and threads are as before."""
+    threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [M, K] as float64 integers up to 127, and their scales [M, 1] float32: an implementation in torch alone."""
+    magnitudes = x.float().abs().amax(1, keepdim=True)
+    factors = torch.full_like(magnitudes, 127.0) / magnitudes
+    return (x.float() * factors).round().double(), magnitudes / torch.full_like(magnitudes, 127.0)
+
+
+def expected_bits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What the layer computes, step for step: integers are exact in float64."""
+    (integers, scales), (weights, channel_scales) = rounded(x), rounded(weight)
+    y = (integers @ weights.T).float() * channel_scales.T * scales
+    return (y if bias is None else y + bias.float()).to(dtype)
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_bits_are_those_of_the_arithmetic_in_torch(kernels: Int8Kernels, dtype: torch.dtype, with_bias: bool) -> None:
+    for n, k in SHAPES:
+        weight, bias = random((n, k), dtype, n), random((n,), dtype, k) if with_bias else None
+        layer = Int8Linear(weight, bias, kernels)
+        for rows in (1, 2, 11, 13, 30):
+            x = random((rows, k), dtype, rows)
+            assert torch.equal(layer(x), expected_bits(x, weight, bias, dtype)), (n, k, rows)
+        logits = layer(x, dtype=torch.float32)
+        assert logits.dtype == torch.float32
+        assert torch.equal(logits, expected_bits(x, weight, bias, torch.float32))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 120), n=st.integers(1, 130), k=st.integers(1, 300), dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**20), spread=st.sampled_from([1e-6, 1.0, 1e3]),
+)  # fmt: skip
+def test_error_is_bounded_by_half_a_step_of_each_number(
+    rows: int, n: int, k: int, dtype: torch.dtype, seed: int, spread: float
+) -> None:
+    """Against the product in float64: rounding x by at most sx/2 and w by at most sw/2, and the result once."""
+    x, weight = random((rows, k), torch.float32, seed) * spread, random((n, k), dtype, seed + 1)
+    y = Int8Linear(weight, None, KERNELS[0])(x)
+    exact = x.double() @ weight.double().T
+    x_step = x.double().abs().amax(1, keepdim=True) / 127
+    w_step = weight.double().abs().amax(1, keepdim=True) / 127
+    bound = (
+        x.double().abs().sum(1, keepdim=True) * w_step.T / 2
+        + x_step / 2 * weight.double().abs().sum(1)
+        + k * x_step * w_step.T / 4
+    )
+    assert ((y.double() - exact).abs() <= bound * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    n, k = 2100, 520  # enough for threads to share both rounding and products
+    layer = Int8Linear(random((n, k), dtype, 1), random((n,), dtype, 2), KERNELS[0])
+    x = random((210, k), dtype, 3)
+    torch.set_num_threads(1)
+    alone = torch.cat([layer(x[row : row + 1]) for row in range(len(x))])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in (*range(1, 27), 96, 97, 200):
+            start = 7 * rows % (len(x) - rows + 1)
+            assert torch.equal(layer(x[start : start + rows]), alone[start : start + rows]), (threads, rows, start)
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+def test_largest_numbers_everywhere_do_not_saturate(kernels: Int8Kernels) -> None:
+    """Instructions that add pairs of products in 16 bits would: 2 · 127 · 127 is what they can just hold."""
+    k = 4096
+    for sign_x in (1.0, -1.0):
+        for sign_w in (1.0, -1.0):
+            layer = Int8Linear(torch.full((32, k), sign_w), None, kernels)
+            y = layer(torch.full((2, k), sign_x))
+            torch.testing.assert_close(y, torch.full((2, 32), sign_x * sign_w * k), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_numbers_stay_alone(kernels: Int8Kernels, dtype: torch.dtype) -> None:
+    layer = Int8Linear(random((40, 70), dtype, 1), random((40,), dtype, 2), kernels)
+    x = random((16, 70), dtype, 3)
+    clean = layer(x)
+    for place, value in ((3, torch.inf), (69, -torch.inf), (64, torch.nan)):  # in whole vectors and behind them
+        spoiled = x.clone()
+        spoiled[5, place] = value
+        y = layer(spoiled)
+        assert y[5].isnan().all()
+        assert torch.equal(y[torch.arange(16) != 5], clean[torch.arange(16) != 5])
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+def test_zero_and_tiny_rows_and_channels(kernels: Int8Kernels) -> None:
+    weight, bias = random((40, 70), torch.float32, 1), random((40,), torch.float32, 2)
+    weight[7] = 0.0
+    weight[8] = 1e-38
+    layer = Int8Linear(weight, bias, kernels)
+    y = layer(torch.stack([torch.zeros(70), torch.full((70,), 1e-40), torch.ones(70)]))
+    assert torch.equal(y[0], bias)
+    assert torch.equal(y[1], bias)
+    assert torch.equal(y[2, 7:9], bias[7:9])
+    assert not torch.equal(y[2, :7], bias[:7])
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+def test_a_channel_that_is_not_numbers_stays_alone(kernels: Int8Kernels) -> None:
+    weight, x = random((40, 70), torch.float32, 1), random((3, 70), torch.float32, 2)
+    clean = Int8Linear(weight, None, kernels)(x)
+    weight[9, 68] = torch.nan
+    weight[33, 1] = torch.inf
+    y = Int8Linear(weight, None, kernels)(x)
+    spoiled = torch.tensor([9, 33])
+    assert y[:, spoiled].isnan().all()
+    rest = torch.ones(40, dtype=torch.bool).index_fill(0, spoiled, False)
+    assert torch.equal(y[:, rest], clean[:, rest])
+
+
+def test_weights_are_not_changed_and_not_kept() -> None:
+    weight = random((257, 66), torch.float32, 1)
+    before = weight.clone()
+    layer = Int8Linear(weight, None, KERNELS[0])
+    assert torch.equal(weight, before)
+    x = random((3, 66), torch.float32, 2)
+    y = layer(x)
+    weight.fill_(torch.nan)
+    assert torch.equal(layer(x), y)
+
+
+def test_inputs_whose_rows_lie_apart() -> None:
+    layer = Int8Linear(random((64, 48), torch.bfloat16, 1), None, KERNELS[0])
+    wide = random((5, 100), torch.bfloat16, 2)
+    assert torch.equal(layer(wide[:, 20:68]), layer(wide[:, 20:68].clone()))
+    across = random((48, 5), torch.bfloat16, 3).T
+    assert torch.equal(layer(across), layer(across.contiguous()))
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_memory_is_what_was_told_before(n: int, k: int) -> None:
+    layer = Int8Linear(random((n, k), torch.bfloat16, 1), None, KERNELS[0])
+    held = sum(value.untyped_storage().nbytes() for value in vars(layer).values() if isinstance(value, torch.Tensor))
+    assert layer.nbytes == int8_bytes(n, k) == held
+
+
+def test_only_the_packed_weight_is_kept_in_huge_pages() -> None:
+    layer = Int8Linear(random((2048, 1024), torch.bfloat16, 1), None, KERNELS[0])
+    assert layer._weight.nbytes == 2048 * 1024
+    assert layer._weight.data_ptr() % memory._HUGE_PAGE == 0
+
+
+def test_embedding_reads_the_rounded_rows_of_the_head() -> None:
+    table = random((131, 67), torch.bfloat16, 1)
+    head = Int8Linear(table, None, KERNELS[0])
+    embedding = NativeLayerFactory(load_kernels(), KERNELS[0]).tied_embedding(head, table)
+    assert isinstance(embedding, PackedEmbedding)
+    ids = torch.tensor([130, 0, 31, 32, 31])
+    integers, scales = rounded(table)
+    assert embedding.nbytes == 0
+    assert torch.equal(embedding(ids), (integers.float() * scales)[ids].to(torch.bfloat16))
+
+
+def test_a_layer_too_wide_to_sum_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be summed in 32 bits"):
+        Int8Linear(torch.zeros(1, MOST_INPUTS + 1), None, KERNELS[0])
+
+
+def test_the_option_chooses_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = random((32, 32), torch.bfloat16, 1)
+
+    def chosen(width: int, quantization: str | None) -> LayerFactory:
+        return choose_layers((width,), 64, torch.bfloat16, quantization)[0]
+
+    assert isinstance(chosen(32, None).linear(weight), NativeLinear)
+    for width, kind in ((32, NativeLayerFactory), (40, TorchLayerFactory)):
+        layers = chosen(width, "int8")
+        assert isinstance(layers, kind)
+        assert isinstance(layers.linear(weight), Int8Linear)
+
+    def none_built() -> Int8Kernels:
+        raise KernelsUnavailableError("no library of native kernels was built")
+
+    monkeypatch.setattr(choice, "load_int8_kernels", none_built)
+    with pytest.raises(ConfigError, match=r"quantization='int8'.*needs native kernels: no library"):
+        chosen(32, "int8")

@@ -1,0 +1,324 @@
+"""The sampler against transformers' logits processors plus reference noise, and its independence of the batch."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process as hf
+
+from engine_core.logprobs import TokenLogprobs
+from engine_core.request import SamplingParams
+from engine_core.sampling.metadata import SamplingMetadata
+from engine_core.sampling.noise import gumbel, position_keys, sequence_key
+from engine_core.sampling.sampler import Sampler, SamplerOutput, SamplingRows
+
+EOS = 2
+
+
+class Rows:
+    """Sequences with their parameters, and the logits that a model might have made for them."""
+
+    def __init__(self, params: list[SamplingParams], vocab: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.params, self.vocab, count = params, vocab, len(params)
+        self.choices = [i % 3 for i in range(count)]
+        self.prompts = rng.integers(5, 15, count)
+        self.lengths = self.prompts + rng.integers(0, 12, count)
+        # Few distinct tokens, so that penalties and bad words have something to find.
+        self.tokens = rng.integers(0, 12, (count, 40)).astype(np.int32)
+        generator = torch.Generator().manual_seed(seed)
+        self.logits = (torch.randn(count, vocab, generator=generator) * 3).bfloat16().float()
+
+    def sample(self, order: list[int]) -> SamplerOutput:
+        """Draw for the rows of ``order``, as a batch in slots of their own."""
+        state = SamplingMetadata(len(order), self.vocab, [EOS])
+        tokens = self.tokens[order]
+        for slot, row in enumerate(order):
+            prompt = int(self.prompts[row])
+            known = tokens[slot, : self.lengths[row]]
+            state.add(slot, self.params[row], self.choices[row], known, prompt)
+        rows = SamplingRows(np.arange(len(order)), tokens, self.lengths[order], self.prompts[order])
+        return Sampler(state, self.vocab).sample(self.logits[order].clone().numpy(), rows)
+
+    def expected(self, row: int) -> int:
+        """The draw for one row by transformers' processors, in the documented order, and the noise added to it."""
+        params, prompt = self.params[row], int(self.prompts[row])
+        ids = torch.from_numpy(self.tokens[row, : self.lengths[row]].astype(np.int64)).unsqueeze(0)
+        scores = self.logits[row : row + 1].clone()
+        for processor in processors(params, ids, prompt):
+            scores = processor(ids, scores)
+        if params.greedy:
+            return int(scores.argmax())
+        keys = np.array([sequence_key(params.seed, self.choices[row])], np.uint64)
+        key = position_keys(keys, self.lengths[row : row + 1])[:, np.newaxis]
+        return int((scores.numpy() + gumbel(key, np.arange(self.vocab))).argmax())
+
+
+class OutputPenalties:
+    """OpenAI's frequency and presence penalties, which transformers has no processor for."""
+
+    def __init__(self, prompt: int, frequency: float, presence: float) -> None:
+        self.prompt, self.frequency, self.presence = prompt, frequency, presence
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for token in ids[0, self.prompt :].tolist():
+            scores[0, token] -= self.frequency
+        for token in set(ids[0, self.prompt :].tolist()):
+            scores[0, token] -= self.presence
+        return scores
+
+
+def processors(params: SamplingParams, ids: torch.Tensor, prompt: int) -> list:
+    chain: list = []
+    if params.allowed_token_ids is not None:
+        chain.append(hf.PrefixConstrainedLogitsProcessor(lambda *_: list(params.allowed_token_ids), 1))
+    if params.bad_words_token_ids:
+        chain.append(hf.NoBadWordsLogitsProcessor([list(w) for w in params.bad_words_token_ids], eos_token_id=None))
+    if params.min_tokens:
+        stops = sorted({*params.stop_token_ids, EOS})
+        chain.append(hf.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, stops, device="cpu"))
+    if params.logit_bias:
+        chain.append(hf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias.items()]))
+    if params.repetition_penalty != 1.0:
+        chain.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    chain.append(OutputPenalties(prompt, params.frequency_penalty, params.presence_penalty))
+    if params.greedy:
+        return chain
+    chain.append(hf.TemperatureLogitsWarper(float(params.temperature)))
+    if params.min_p:
+        chain.append(hf.MinPLogitsWarper(params.min_p))
+    if params.top_k is not None:
+        chain.append(hf.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        chain.append(hf.TopPLogitsWarper(params.top_p))
+    return chain
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    def maybe(value: object, default: object) -> object:
+        return value if rng.random() < 0.4 else default
+
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.5, 0.7, 1.0, 1.3]),
+        top_k=maybe(rng.choice([1, 4, 20, 100]), None),
+        top_p=maybe(rng.choice([0.2, 0.7, 0.95]), 1.0),
+        min_p=maybe(rng.choice([0.02, 0.2]), 0.0),
+        frequency_penalty=maybe(rng.choice([-0.5, 0.3, 1.5]), 0.0),
+        presence_penalty=maybe(rng.choice([-0.5, 0.3, 1.5]), 0.0),
+        repetition_penalty=maybe(rng.choice([0.8, 1.2, 2.0]), 1.0),
+        logit_bias=maybe({3: 4.0, 5: -100.0, 7: 2.5}, {}),
+        bad_words_token_ids=maybe(((4,), (1, 6), (8, 9, 10), (*range(12), 0)), ()),
+        allowed_token_ids=maybe(tuple(range(0, 200, 2)), None),
+        min_tokens=maybe(rng.choice([1, 6, 30]), 0),
+        stop_token_ids=frozenset([6, 10]),
+        seed=rng.getrandbits(64),
+        logprobs=maybe(rng.choice([0, 1, 5]), None),
+    )
+
+
+@pytest.fixture(scope="module", params=[230, 6000])
+def mixed(request: pytest.FixtureRequest) -> Rows:
+    rng = random.Random(request.param)
+    return Rows([random_params(rng) for _ in range(250)], vocab=request.param)
+
+
+def without_border_ties(rows: Rows) -> list[int]:
+    """Rows for which transformers means the same: its top-k and top-p keep or drop equal logits together."""
+    return [i for i, p in enumerate(rows.params) if (p.top_k is None and p.top_p == 1.0) or p.greedy]
+
+
+def test_draws_equal_transformers_and_reference_noise(mixed: Rows) -> None:
+    drawn = mixed.sample(list(range(250))).token_ids
+    for row in without_border_ties(mixed):
+        assert drawn[row] == mixed.expected(row), mixed.params[row]
+
+
+def test_truncated_draws_equal_transformers(mixed: Rows) -> None:
+    """With all logits of a row distinct, top-k and top-p mean the same in both."""
+    rng = random.Random(5)
+    rows = Rows([random_params(rng) for _ in range(250)], mixed.vocab, seed=5)
+    rows.logits = torch.randn(250, mixed.vocab, generator=torch.Generator().manual_seed(5)) * 3
+    drawn = rows.sample(list(range(250))).token_ids
+    assert drawn.tolist() == [rows.expected(row) for row in range(250)]
+
+
+def test_a_row_does_not_depend_on_its_batch(mixed: Rows) -> None:
+    together = mixed.sample(list(range(250)))
+    order = list(range(250))
+    random.Random(1).shuffle(order)
+    for group in [[row] for row in order[:60]] + [order[60:100], order[100:]]:
+        apart = mixed.sample(group)
+        for place, row in enumerate(group):
+            assert apart.token_ids[place] == together.token_ids[row]
+            assert apart.logprobs.get(place) == together.logprobs.get(row)
+
+
+def test_threads_do_not_matter() -> None:
+    """Rows long enough that torch divides its work among threads."""
+    rng = random.Random(9)
+    rows = Rows([replace(random_params(rng), logprobs=2) for _ in range(12)], vocab=120_000)
+    threads = torch.get_num_threads()
+    outputs = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            outputs.append(rows.sample(list(range(12))))
+    finally:
+        torch.set_num_threads(threads)
+    for output in outputs[1:]:
+        assert output.token_ids.tolist() == outputs[0].token_ids.tolist()
+        assert output.logprobs == outputs[0].logprobs
+
+
+def test_rows_worked_on_in_parts_are_the_same(mixed: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch is sampled some rows at a time; here that is every 7 rows."""
+    at_once = mixed.sample(list(range(250)))
+    monkeypatch.setattr("engine_core.sampling.sampler._ELEMENTS_AT_ONCE", 7 * mixed.vocab)
+    in_parts = mixed.sample(list(range(250)))
+    assert in_parts.token_ids.tolist() == at_once.token_ids.tolist()
+    assert in_parts.logprobs == at_once.logprobs
+
+
+def test_logits_that_are_no_numbers_harm_no_other_row(mixed: Rows) -> None:
+    """A model that overflows loses its sequence, which gets some token; the batch and the engine live on."""
+    lost = range(3, 250, 4)
+    rows = Rows(mixed.params, mixed.vocab, seed=0)
+    expected = rows.sample(list(range(250)))
+    rows.logits[lost] = torch.nan
+    output = rows.sample(list(range(250)))
+    assert ((output.token_ids >= 0) & (output.token_ids < mixed.vocab)).all()
+    for row in set(range(250)) - set(lost):
+        assert output.token_ids[row] == expected.token_ids[row]
+        assert output.logprobs.get(row) == expected.logprobs.get(row)
+
+
+def test_logprobs_are_of_the_raw_logits(mixed: Rows) -> None:
+    output = mixed.sample(list(range(250)))
+    asked = {row for row, params in enumerate(mixed.params) if params.logprobs is not None}
+    assert set(output.logprobs) == asked
+    for row in asked:
+        check_logprobs(*output.logprobs[row], mixed.logits[row], int(output.token_ids[row]), mixed.params[row].logprobs)
+
+
+def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_top: int | None) -> None:
+    values = logits.double().log_softmax(0).numpy()
+    order = np.lexsort((np.arange(len(values)), -values))
+    assert entry.top_ids == tuple(order[:num_top])
+    np.testing.assert_allclose(entry.top_logprobs, values[order[:num_top]], atol=1e-5)
+    np.testing.assert_allclose(entry.logprob, values[token], atol=1e-5)
+    assert order[entry.rank - 1] == token
+
+
+def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a greedy batch does not ask for is not run: the functions behind every feature are broken here."""
+    rows = Rows([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)] * 8, vocab=500)
+    monkeypatch.setattr("engine_core.sampling.sampler.VocabularyNoise.add_to", None)
+    for name in ("position_keys", "gumbel", "token_logprobs", "apply_penalties", "ban", "add_bias", "keep_allowed"):
+        monkeypatch.setattr(f"engine_core.sampling.sampler.{name}", None)
+    assert rows.sample(list(range(8))).token_ids.tolist() == rows.logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize(
+    "truncation",
+    [{}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.7, "min_p": 0.02}],
+    ids=lambda t: "+".join(t) or "none",
+)
+def test_frequencies_match_the_probabilities(truncation: dict[str, float]) -> None:
+    """10,000 positions of one seeded sequence draw from the truncated softmax: chi-square within 4 deviations."""
+    vocab, draws = 400, 10_000
+    params = SamplingParams(temperature=0.8, seed=77, **truncation)
+    state = SamplingMetadata(1, vocab, [EOS])
+    state.add(0, params, 0, np.zeros(1, np.int32), 1)
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * 2.5
+    rows = SamplingRows(
+        np.zeros(draws, np.intp), np.zeros((1, 1), np.int32), np.arange(draws), np.ones(draws, np.int64)
+    )
+    drawn = Sampler(state, vocab).sample(logits.repeat(draws, 1).numpy(), rows).token_ids
+    scores = logits / 0.8
+    for processor in processors(params, torch.zeros(1, 1, dtype=torch.int64), 1)[1:]:
+        scores = processor(None, scores) if not isinstance(processor, hf.TemperatureLogitsWarper) else scores
+    expected = scores.softmax(1)[0].double().numpy() * draws
+    counts = np.bincount(drawn, minlength=vocab)
+    assert (counts[expected == 0] == 0).all()
+    likely = expected > 5
+    cells = np.append(counts[likely], counts[~likely].sum())
+    means = np.append(expected[likely], expected[~likely].sum())
+    cells, means = cells[means > 0], means[means > 0]
+    statistic = ((cells - means) ** 2 / means).sum()
+    degrees = len(cells) - 1
+    assert abs(statistic - degrees) < 4 * (2 * degrees) ** 0.5
+
+
+def test_extreme_temperatures() -> None:
+    """The hottest is uniform noise, the coldest is greedy: neither overflows."""
+    rows = Rows([SamplingParams(temperature=t, seed=i) for i, t in enumerate([1e-300, 1e-38, 1e-9, 1e30])], vocab=100)
+    rows.logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)) * 1e4
+    drawn = rows.sample([0, 1, 2, 3]).token_ids
+    assert drawn[:3].tolist() == rows.logits[:3].argmax(dim=1).tolist()
+    key = position_keys(np.array([sequence_key(3, 0)], np.uint64), rows.lengths[3:])[:, np.newaxis]
+    assert drawn[3] == int(gumbel(key, np.arange(100)).argmax())
+
+
+def test_min_tokens_holds_back_eos_and_stop_tokens_until_then() -> None:
+    logits = torch.zeros(1, 10)
+    logits[0, [EOS, 5, 7]] = torch.tensor([9.0, 8.0, 7.0])
+
+    def drawn(length: int, **options: object) -> int:
+        rows = Rows([SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=frozenset([5]), **options)], vocab=10)
+        rows.logits, rows.prompts, rows.lengths = logits, np.array([4]), np.array([4 + length])
+        return int(rows.sample([0]).token_ids[0])
+
+    assert [drawn(0), drawn(2), drawn(3)] == [7, 7, EOS]
+    assert drawn(0, ignore_eos=True) == EOS
+
+
+def test_a_bad_word_may_begin_in_the_prompt() -> None:
+    rows = Rows([SamplingParams(temperature=0.0, bad_words_token_ids=((3, 4, 5),))], vocab=10)
+    rows.logits = torch.arange(10.0).fmod(6).unsqueeze(0)  # token 5 is the likeliest
+    rows.tokens[0, :4] = [1, 1, 3, 4]
+    rows.prompts = rows.lengths = np.array([4])
+    assert rows.sample([0]).token_ids[0] == 4
+    rows.tokens[0, :4] = [1, 3, 1, 4]
+    assert rows.sample([0]).token_ids[0] == 5
+
+
+def test_allowed_tokens_win_where_bans_leave_nothing() -> None:
+    params = SamplingParams(temperature=1.0, allowed_token_ids=(EOS, 4), min_tokens=5, bad_words_token_ids=((4,),))
+    rows = Rows([params] * 20, vocab=50)
+    rows.lengths = rows.prompts
+    assert set(rows.sample(list(range(20))).token_ids.tolist()) <= {EOS, 4}
+
+
+WAYS = [
+    {"temperature": 0.0},
+    {},
+    {"top_k": 3},
+    {"top_p": 0.6},
+    {"min_p": 0.3},
+    {"top_k": 4, "top_p": 0.9, "repetition_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {1: 2.0}},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("allowed", [None, (1, 4, 6)])
+def test_bad_words_of_several_tokens_can_leave_one_token_or_none(way: dict, allowed: tuple[int, ...] | None) -> None:
+    """After token 3 every token that may be drawn ends a bad word: then the draw is made as if there were none."""
+    vocab = 8
+    drawable = range(vocab) if allowed is None else allowed
+
+    def draws(words: list[tuple[int, ...]]) -> SamplerOutput:
+        options = {**way, "allowed_token_ids": allowed, "bad_words_token_ids": tuple(words), "logprobs": 2}
+        rows = Rows([SamplingParams(seed=seed, **options) for seed in range(20)], vocab)
+        rows.tokens[:, :] = 3
+        return rows.sample(list(range(20)))
+
+    free = draws([])
+    assert len(set(free.token_ids.tolist())) > 1
+    nothing_left = draws([(3, token) for token in drawable])
+    assert nothing_left.token_ids.tolist() == free.token_ids.tolist()
+    assert nothing_left.logprobs == free.logprobs
+    for kept in drawable:
+        one_left = draws([(3, token) for token in drawable if token != kept])
+        assert one_left.token_ids.tolist() == [kept] * 20

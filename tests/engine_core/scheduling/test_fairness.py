@@ -1,0 +1,202 @@
+"""What a flood leaves to a tenant that was here lately: places, blocks, and room in each step."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.scheduling.fairness import LATELY
+
+from .harness import Harness
+
+
+def flooded(count=40, *, before="other", prompt=4, max_tokens=30, **config):
+    """A flood that comes a second after another tenant's request, which has ended."""
+    engine = Harness(**{"max_num_seqs": 16, "max_num_batched_tokens": 1024, "blocks": 1024} | config)
+    if before is not None:
+        engine.add("before", tenant=before, max_tokens=1)
+        engine.step_until(lambda: not engine.scheduler.has_work())
+    engine.now += 1.0
+    for serial in range(count):
+        engine.add(f"flood {serial}", prompt, tenant="flood", max_tokens=max_tokens)
+    return engine
+
+
+def running(engine, tenant):
+    return sum(seq.group.tenant == tenant for seq in engine.scheduler._sequences.running)
+
+
+@pytest.mark.parametrize(("before", "places"), [("other", 15), ("flood", 16), (None, 16)])
+def test_a_place_is_kept_for_who_was_here_lately(before, places):
+    engine = flooded(before=before)
+    engine.step()
+    assert running(engine, "flood") == places
+
+
+def test_who_comes_during_a_flood_begins_in_the_next_step():
+    engine = flooded()
+    engine.step()
+    engine.add("late", tenant="other")
+    assert ("late", 0) in engine.step()
+    engine.finish()
+
+
+def test_all_places_are_a_tenants_that_was_alone_for_a_while():
+    engine = flooded()
+    engine.step()
+    engine.now += LATELY
+    engine.step()
+    assert running(engine, "flood") == 16
+
+
+def test_a_tenant_below_its_share_takes_the_last_places():
+    engine = flooded(max_num_seqs=32)
+    engine.step()
+    for serial in range(8):
+        engine.add(f"other {serial}", tenant="other", max_tokens=30)
+    engine.step()
+    assert (running(engine, "flood"), running(engine, "other")) == (30, 2)
+    engine.cancel("flood 0")
+    engine.step()
+    assert (running(engine, "flood"), running(engine, "other")) == (29, 3), "it goes before the flood"
+
+
+def test_two_tenants_with_their_share_leave_a_place_to_a_third():
+    engine = flooded()
+    for serial in range(40):
+        engine.add(f"other {serial}", tenant="other", max_tokens=30)
+    engine.step()
+    assert len(engine.scheduler._sequences.running) == 15
+    engine.add("third", tenant="third")
+    assert ("third", 0) in engine.step()
+
+
+def test_the_choices_of_one_request_leave_a_place_too():
+    engine = flooded(count=0)
+    engine.add("many", tenant="flood", n=40, max_tokens=30)
+    for _ in range(3):
+        engine.step()
+    assert running(engine, "flood") == 15
+
+
+def test_without_fairness_nothing_is_kept():
+    engine = flooded(policy="fcfs")
+    engine.step()
+    assert len(engine.scheduler._sequences.running) == 16
+
+
+def long_prompts(*, before="other", **config):
+    """A flood of them, and steps of 64 tokens, of which a quarter is 16."""
+    return flooded(4, **{"before": before, "prompt": 300, "max_num_batched_tokens": 64, "max_model_len": 400} | config)
+
+
+def test_prompts_of_a_flood_fill_a_quarter_of_a_step_beside_others():
+    engine = long_prompts()
+    engine.step()
+    engine.add("short", 4, tenant="other", max_tokens=3)
+    for others in (4, 1, 1):
+        engine.step()
+        assert engine.batch == [("flood 0", 0, 16), ("short", 0, others)]
+
+
+@pytest.mark.parametrize("before", ["other", "flood", None])
+def test_prompts_that_nobody_is_there_to_wait_for_fill_a_step(before):
+    engine = long_prompts(before=before)
+    for _ in range(3):
+        engine.step()
+        assert engine.batch == [("flood 0", 0, 64)]
+    engine.finish()
+
+
+def test_long_prompts_beside_a_tenant_that_is_gone_take_no_more_steps_than_they_fill():
+    engine = flooded(8, prompt=2048, max_tokens=1, max_num_batched_tokens=2048, max_model_len=2100, blocks=4096)
+    for _ in range(8):
+        engine.step()
+    assert engine.scheduler.stats().computed_tokens == 4 + 8 * 2048
+    engine.finish()
+
+
+@pytest.mark.parametrize(("silence", "tokens"), [(0.0, 16), (9.9, 16), (10.0, 64)])
+def test_who_comes_each_second_finds_short_steps_until_it_has_been_silent_for_ten(silence, tokens):
+    engine = long_prompts()
+    engine.add("again", 4, tenant="other", max_tokens=1)
+    engine.step_until(lambda: engine.streams["again"].done)
+    engine.now += silence
+    engine.step()
+    assert engine.batch == [("flood 0", 0, tokens)]
+
+
+def test_a_short_interval_among_longer_ones_says_little():
+    engine = long_prompts()
+    for name in ("again", "at once"):
+        engine.add(name, 4, tenant="other", max_tokens=1)
+        engine.step_until(lambda name=name: engine.streams[name].done)
+    engine.now += 9.9
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 16)]
+
+
+def test_what_tenants_leave_of_a_step_is_handed_out_in_equal_parts_where_all_want_more():
+    engine = long_prompts()
+    engine.step()
+    engine.add("long", 300, tenant="other")
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
+    engine.add("short", 4, tenant="third", max_tokens=1)
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 16), ("long", 0, 16), ("short", 0, 4)], "who comes next finds short steps"
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
+    engine.finish()
+
+
+@pytest.mark.parametrize("scarce", [{"blocks": 100}, {"max_num_seqs": 1}], ids=str)
+def test_a_tenant_that_waits_for_what_another_has_does_not_slow_its_prompts(scarce):
+    engine = long_prompts(**scarce)
+    engine.step()
+    engine.add("waits", 300, tenant="other")
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 64)]
+    engine.finish()
+
+
+def test_prompts_that_nobody_waits_for_leave_places_to_who_comes_next():
+    engine = flooded(prompt=8, max_num_batched_tokens=256)
+    engine.step()
+    assert sum(count for _, _, count in engine.batch) == 15 * 8
+    engine.add("late", tenant="other")
+    assert ("late", 0) in engine.step()
+
+
+def test_prompts_that_run_are_extended_before_others_start():
+    engine = flooded(4, prompt=40, max_num_batched_tokens=64, max_tokens=1)
+    engine.step()
+    assert engine.batch == [("flood 0", 0, 40), ("flood 1", 0, 24)]
+    engine.step()
+    assert engine.batch == [("flood 1", 0, 16), ("flood 2", 0, 40), ("flood 3", 0, 8)]
+    engine.finish()
+
+
+def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():
+    engine = long_prompts()
+    engine.step()
+    engine.add("late", 16, tenant="other")
+    assert ("late", 0) in engine.step()
+    assert engine.batch == [("flood 0", 0, 16), ("late", 0, 16)]
+
+
+def test_prompts_that_are_not_computed_in_parts_may_fill_a_step():
+    engine = flooded(4, prompt=60, max_num_batched_tokens=64, enable_chunked_prefill=False)
+    assert ("flood 0", 0) in engine.step()
+
+
+@pytest.mark.parametrize(("before", "used"), [("other", 49), ("flood", 56)])
+def test_blocks_are_kept_for_who_was_here_lately(before, used):
+    engine = flooded(before=before, blocks=64, prompt=28, max_num_seqs=32)
+    engine.step()
+    assert engine.used == used, "of each sequence seven, and one free for each that runs"
+
+
+def test_a_request_that_needs_the_kept_blocks_runs_alone():
+    engine = flooded(1, blocks=16, prompt=63, max_tokens=1)
+    engine.add("late", tenant="other")
+    engine.finish()

@@ -1,0 +1,194 @@
+"""The persistent batch against a plain model of it: lists per sequence, rebuilt at every step."""
+
+import random
+from collections import Counter
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from engine_core.request import SamplingParams
+from engine_core.sampling import metadata as sampling_state
+from engine_core.step import NewSequence, StepPlan
+from engine_core.worker.input_batch import BatchLimits, InputBatch
+
+LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
+VOCAB = 100
+BAD = sampling_state.BAD_TOKENS | sampling_state.BAD_WORDS
+PARAMS = [
+    (SamplingParams(temperature=0.0), 0),
+    (SamplingParams(top_p=0.5), sampling_state.RANDOM | sampling_state.TOP_P),
+    (SamplingParams(temperature=0.0, presence_penalty=1.0), sampling_state.PENALTIES),
+    (SamplingParams(temperature=0.0, prompt_logprobs=0), sampling_state.PROMPT_LOGPROBS),
+    (SamplingParams(temperature=0.0, min_tokens=3), sampling_state.MIN_TOKENS),
+    (SamplingParams(temperature=0.0, bad_words_token_ids=((1,), (2, 3))), BAD),
+]
+
+
+class Sequence:
+    """What the batch should know of a sequence."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.tokens = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        self.prompt = len(self.tokens)
+        self.computed = rng.choice([0, max(0, (len(self.tokens) - 1) // 4 * 4)])
+        self.advanced = False
+        """Whether a step computed any of it since it was introduced."""
+        self.blocks: list[int] = []
+        self.params, self._asks = rng.choice(PARAMS)
+
+    @property
+    def asks(self) -> int:
+        """Not what is over: the log probabilities of a prompt that is computed, or a minimum that is reached."""
+        over = sampling_state.PROMPT_LOGPROBS if self.advanced and self.computed >= self.prompt - 1 else 0
+        if len(self.tokens) - self.prompt >= self.params.min_tokens:
+            over |= sampling_state.MIN_TOKENS
+        return self._asks & ~over
+
+    def needed(self, length: int) -> int:
+        return -(-length // LIMITS.block_size) - len(self.blocks)
+
+
+class Driver:
+    """Makes random plans, as a scheduler with preemption might, and checks the inputs made of each.
+
+    Where ``late``, some steps are settled only when the next one has been prepared.
+    """
+
+    def __init__(self, seed: int, late: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.batch = InputBatch(LIMITS, VOCAB, [0])
+        self.running: dict[int, Sequence] = {}
+        self.preempted: dict[int, Sequence] = {}
+        self.next_id = 0
+        self.late = late
+        self.fed = 0
+        """Rows that took a token that was not settled."""
+        self.unsettled = None
+        """Inputs of the last step, what it drew, and for whom."""
+
+    def blocks(self, count: int) -> list[int]:
+        return [self.rng.randrange(1000) for _ in range(count)]
+
+    def release_some(self) -> list[int]:
+        released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
+        for seq_id in released:
+            seq = self.running.pop(seq_id)
+            if self.unsettled and seq_id in self.unsettled[2]:
+                seq.tokens.pop()  # nobody has heard of it
+            if self.rng.random() < 0.5 and len(seq.tokens) < 39:
+                seq.computed, seq.blocks = 0, []
+                self.preempted[seq_id] = seq
+        return released
+
+    def introduce(self) -> NewSequence:
+        if self.preempted and self.rng.random() < 0.5:
+            seq_id, seq = self.preempted.popitem()
+        else:
+            seq_id, seq = self.next_id, Sequence(self.rng)
+            self.next_id += 1
+        seq.advanced = False
+        seq.blocks = self.blocks(seq.needed(len(seq.tokens)))
+        self.running[seq_id] = seq
+        params = seq.params
+        return NewSequence(seq_id, 0, list(seq.tokens), seq.prompt, seq.computed, list(seq.blocks), params)
+
+    def step(self) -> None:
+        released = self.release_some()
+        for seq_id in [i for i, s in self.running.items() if len(s.tokens) == LIMITS.max_model_len]:
+            released.append(seq_id)
+            del self.running[seq_id]
+        new = [self.introduce() for _ in range(self.rng.randint(0, LIMITS.max_num_seqs - len(self.running)))]
+        if not self.running:
+            new.append(self.introduce())
+        fresh = {sequence.seq_id for sequence in new}
+        order = [i for i in self.running if i in fresh or self.rng.random() < 0.8] or list(self.running)
+        self.rng.shuffle(order)
+        num_tokens, samples, added = [], [], {}
+        for seq_id in order:
+            seq = self.running[seq_id]
+            pending = len(seq.tokens) - seq.computed
+            count = self.rng.randint(1, min(pending, 10))
+            num_tokens.append(count)
+            samples.append(count == pending)
+            if seq_id not in fresh and (more := seq.needed(seq.computed + count)) > 0:
+                added[seq_id] = self.blocks(more)
+                seq.blocks += added[seq_id]
+        self.check(StepPlan(0, released, new, order, num_tokens, samples, added))
+
+    def check(self, plan: StepPlan) -> None:
+        self.batch.update(plan)
+        assert self.batch.sampling.asked == reduce(or_, (seq.asks for seq in self.running.values()), 0)
+        inputs = self.batch.prepare(plan)
+        rows = [
+            (self.running[seq_id], position)
+            for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True)
+            for position in range(self.running[seq_id].computed, self.running[seq_id].computed + count)
+        ]
+        if self.unsettled:
+            fed, places = self.batch.awaited(inputs, self.unsettled[0])
+            inputs.input_ids.numpy()[fed] = self.unsettled[1][places]
+            self.fed += len(fed)
+        assert inputs.input_ids.tolist() == [seq.tokens[position] for seq, position in rows]
+        assert inputs.positions.tolist() == [position for _, position in rows]
+        metadata, size = inputs.metadata, LIMITS.block_size
+        assert metadata.slot_mapping.tolist() == [seq.blocks[p // size] * size + p % size for seq, p in rows]
+        assert metadata.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
+        lengths = [self.running[i].computed + n for i, n in zip(plan.seq_ids, plan.num_tokens, strict=True)]
+        assert metadata.seq_lens.tolist() == lengths
+        assert (metadata.max_query_len, metadata.max_seq_len) == (max(plan.num_tokens), max(lengths))
+        for seq_id, table, length in zip(plan.seq_ids, metadata.block_tables.tolist(), lengths, strict=True):
+            used = -(-length // size)
+            assert table[:used] == self.running[seq_id].blocks[:used]
+        self.settle()
+        sampled = [seq_id for seq_id, drawn in zip(plan.seq_ids, plan.samples, strict=True) if drawn]
+        drawn_for = inputs.sampling_rows
+        assert [plan.seq_ids[place] for place in inputs.sampled] == sampled
+        assert drawn_for.num_tokens.tolist() == [len(self.running[i].tokens) for i in sampled]
+        assert drawn_for.num_prompt_tokens.tolist() == [self.running[i].prompt for i in sampled]
+        self.advance(plan, inputs, sampled)
+
+    def advance(self, plan: StepPlan, inputs, sampled: list[int]) -> None:
+        drawn = [self.rng.randrange(VOCAB) for _ in sampled]
+        self.batch.advance(inputs)
+        self.unsettled = (inputs, np.array(drawn, np.int64), sampled)
+        for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
+            self.running[seq_id].computed += count
+            self.running[seq_id].advanced = True
+        for seq_id, token in zip(sampled, drawn, strict=True):
+            self.running[seq_id].tokens.append(token)
+        if not self.late or self.rng.random() < 0.3:
+            self.settle()
+
+    def settle(self) -> None:
+        """The host learns what the last step drew: the batch then knows all tokens, and counts those of the output."""
+        if self.unsettled is None:
+            return
+        inputs, drawn, _ = self.unsettled
+        self.unsettled = None
+        self.batch.settle(inputs, drawn)
+        for seq_id, seq in self.running.items():
+            slot = self.batch._slot_of[seq_id]
+            assert self.batch.token_ids[slot, : len(seq.tokens)].tolist() == seq.tokens
+            if (counts := self.batch.sampling.counts[slot]) is not None:
+                counted = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+                assert counted == Counter(seq.tokens[seq.prompt :])
+
+
+def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:
+    for seed in range(20):
+        driver = Driver(seed)
+        for _ in range(60):
+            driver.step()
+            assert len(driver.batch) == len(driver.running)
+
+
+def test_a_step_can_be_prepared_before_the_tokens_of_the_one_before_it_are_known() -> None:
+    """Its rows take them from the device; they are noted later, unless somebody else has taken the slot by then."""
+    fed = 0
+    for seed in range(20):
+        driver = Driver(seed, late=True)
+        for _ in range(60):
+            driver.step()
+        fed += driver.fed
+    assert fed > 1000

@@ -1,0 +1,68 @@
+"""What a process has loaded is spared by Python's garbage collector, and what is free goes back to the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(code: str) -> None:
+    """In a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_loaded_is_spared_and_what_comes_later_is_not() -> None:
+    run("""
+import gc
+from services.process.memory import spare_what_is_loaded
+
+class Node: pass
+
+early = Node()
+spare_what_is_loaded()
+late = Node()
+assert not [one for one in gc.get_objects() if one is early]
+assert [one for one in gc.get_objects() if one is late]
+late.itself = late
+del late
+assert gc.collect() >= 1
+""")
+
+
+def test_no_thread_keeps_what_it_freed() -> None:
+    """Each has an arena of the C allocator's, of which ``malloc_trim`` does not give back what is free at its end."""
+    run("""
+import ctypes, threading
+from services.process.memory import give_back_free_memory, keep_little_free_memory
+from services.rpc.memory_guard import resident
+
+keep_little_free_memory()
+THREADS, BLOCKS, BLOCK, LARGE = 8, 50, 100 << 10, 8 << 20
+c = ctypes.PyDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+freed, over = threading.Barrier(THREADS + 1), threading.Event()
+
+def work():
+    c.free(c.malloc(LARGE))
+    blocks = [c.malloc(BLOCK) for _ in range(BLOCKS)]
+    for block in blocks:
+        ctypes.memset(block, 1, BLOCK)
+    for block in blocks:
+        c.free(block)
+    freed.wait()
+    over.wait()
+
+before = resident()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
+for thread in threads:
+    thread.start()
+freed.wait()
+give_back_free_memory()
+left = resident() - before
+assert left < THREADS * BLOCKS * BLOCK / 4, left
+over.set()
+""")

@@ -1,0 +1,128 @@
+"""A processor's front door without a ring, served in one process, and what its tests say and read over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.processor.admission.backlog import Backlog
+from services.processor.admission.intake import Intake
+from services.processor.admission.tokenization_queue import THREADS, TokenizationQueue
+from services.processor.in_flight import InFlightRequests
+from services.processor.main import DESCRIPTION
+from services.processor.metrics import ProcessorMetrics
+from services.processor.peers import Peers
+from services.processor.service import InferenceService, SessionBounds
+from services.ring.identity import PeerId
+from services.ring.outbox import Outboxes
+from services.rpc.calls import Calls
+from services.rpc.error_interceptor import ErrorInterceptor
+from services.rpc.handlers import rpc_handlers
+from tests.services.processor.backlogs import roomy
+from tests.services.processor.model_specs import learned, vocabulary
+
+T = TypeVar("T")
+MAX_LIVE = 3
+ENDS = ("refused", "request_finished")
+ROOM = 10_000
+"""Bytes of one tenant that may wait at the desk."""
+
+
+class FrontDoor:
+    """A processor whose engines never answer: what it takes, waits."""
+
+    def __init__(self, backlog: Backlog | None = None, outboxes: Outboxes | None = None) -> None:
+        source = learned()
+        me = PeerId("processor", 1)
+        peers = Peers(source, random.Random(0))
+        served = [vocabulary().generation]
+        source.preferred = lambda: served
+        self.metrics = ProcessorMetrics()
+        peers.events = ring = self.ring = InFlightRequests(peers, self.metrics, backlog or roomy(), patience=60.0)
+        self.desk = TokenizationQueue(source, ring, me, patience=60.0, max_waiting_bytes=2 * ROOM)
+        bounds = SessionBounds(
+            max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0, max_age=600.0
+        )
+        self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE, outboxes=outboxes)
+        self.service = InferenceService(
+            source, self.intake, self.desk, self.metrics, bounds, "x-tenant", ring.meter.policies
+        )
+        self.go = threading.Event()
+
+    def hold_up(self) -> list[asyncio.Task[object]]:
+        """Occupy every thread until ``go``."""
+        return [asyncio.create_task(self.desk.look_up(self.go.wait, "", 0)) for _ in range(THREADS)]
+
+    def counted(self) -> dict[tuple[str, str], float]:
+        """Ends of choices by reason, refusals by code, as far as there are any."""
+        names = ("vllm:request_success_total", "ringline_requests_refused_total")
+        return {
+            (sample.name, sample.labels.get("finished_reason") or sample.labels["code"]): sample.value
+            for family in self.metrics.collect()
+            for sample in family.samples
+            if sample.name in names and sample.value
+        }
+
+
+@asynccontextmanager
+async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    """A stub of the door's."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(Calls(1000, 1000), 600.0, lambda *_: None)])
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
+    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock") as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+    await server.stop(0)
+
+
+def ask(name: str, text: str = "ab") -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(request_id=name, text=text)
+
+
+async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
+    for request in requests:
+        await call.write(inference_pb2.SessionRequest(generate=request))
+
+
+async def cancel(call: grpc.aio.StreamStreamCall, name: str) -> None:
+    await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id=name)))
+
+
+async def read_ends(call: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
+    """The next so many ends of requests of a session, refusals among them."""
+    found: list[inference_pb2.GenerateResponse] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            frame = await call.read()
+            found += [response for response in frame.responses if response.WhichOneof("event") in ENDS]
+    return found
+
+
+async def read_into(shown: list[inference_pb2.GenerateResponse], call: grpc.aio.UnaryStreamCall) -> None:
+    """All that a Generate call answers; raises its error."""
+    async for response in call:
+        shown.append(response)  # noqa: PERF401  # also when it fails
+
+
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall | grpc.aio.StreamStreamCall) -> None:
+    """Take everything; raises what the call ends with."""
+    async with asyncio.timeout(20):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def until(condition: Callable[[], T]) -> T:
+    """What the condition says, once it is true."""
+    async with asyncio.timeout(20):
+        while not (found := condition()):  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.01)
+    return found

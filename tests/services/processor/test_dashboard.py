@@ -1,0 +1,135 @@
+"""What the live page is told: speeds and quantiles as they are, bounded, and of no request anything."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.processor.dashboard.events import MAX_EVENTS, EventLog
+from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
+from services.processor.peers import Peers
+from services.ring.identity import PeerId
+from tests.services.processor.model_specs import learned
+from tests.services.ring.world import MODEL_MESSAGE
+
+ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
+
+
+class Link:
+    address = "unix:nowhere"
+
+
+class Nobody:
+    """Owns no requests."""
+
+    def __getattr__(self, name):
+        return lambda *arguments, **named: None
+
+
+def message(peer: PeerId) -> link_pb2.Peer:
+    return link_pb2.Peer(name=peer.name, incarnation=peer.incarnation)
+
+
+@pytest.fixture
+def peers():
+    made = Peers(learned(MODEL_MESSAGE), random.Random(0))
+    made.events = Nobody()
+    return made
+
+
+def joined(peers: Peers) -> None:
+    peers.engine_up(Link(), ENGINE, MODEL_MESSAGE)
+    peers.detokenizer_up(DETOKENIZER, "unix:elsewhere")
+    attached = link_pb2.PeerChanges(
+        revision=1, reset=True, added=[message(DETOKENIZER), message(OTHER), message(PeerId("me", 9))]
+    )
+    peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(peers=attached))
+    load = detokenizer_pb2.Load(live_requests=4, decoded_tokens=70)
+    heard = link_pb2.PeerChanges(revision=1, reset=True, added=[message(ENGINE)])
+    peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load, engines=heard))
+
+
+def told(overview: DashboardSnapshot) -> dict:
+    return json.loads(overview.json())
+
+
+def test_the_ring_is_told_with_its_speeds(peers) -> None:
+    metrics = ProcessorMetrics()
+    overview = DashboardSnapshot("me", peers, metrics)
+    joined(peers)
+    for second in range(4):
+        load = engine_pb2.Load(
+            running_choices=3, waiting_requests=1, kv_usage=0.5, blocks_total=64, generated_tokens=100 * second
+        )
+        peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
+        metrics.tokens(50, 0.1)
+        metrics.choice_ended("stop")
+        metrics.first_token(0.03)
+        overview.tick(float(second), ProcessorReading(live_requests=7, waiting_requests=2), serving=True)
+        overview.tick(second + 0.5, ProcessorReading(), serving=False)  # not due yet
+    ring = told(overview)
+    assert (ring["name"], ring["serving"], ring["live"], ring["waiting"]) == ("me", True, 7, 2)
+    assert ring["tokens_per_second"] == pytest.approx(51)
+    assert ring["requests_per_second"] == pytest.approx(1)
+    assert 0.02 < ring["first_token"]["p50"] <= 0.04
+    (engine,), (detokenizer,) = ring["engines"], ring["detokenizers"]
+    assert engine | {"tokens_per_second": 100.0, "kv_usage": 0.5, "running": 3, "linked": ["detokenizer-0"]} == engine
+    assert (detokenizer["requests"], detokenizer["state"]) == (4, "serving")
+    assert ring["others"] == ["processor-1"]
+    assert ring["history"]["live"] == [7] * 4
+
+
+def test_a_peer_that_begins_anew_has_no_negative_speed(peers) -> None:
+    overview = DashboardSnapshot("me", peers, ProcessorMetrics())
+    joined(peers)
+    for second, tokens in enumerate((1000, 2000, 10, 20)):
+        load = engine_pb2.Load(generated_tokens=tokens)
+        peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
+        overview.tick(float(second), ProcessorReading(), serving=True)
+    assert told(overview)["engines"][0]["tokens_per_second"] == 10
+
+
+def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers) -> None:
+    overview = DashboardSnapshot("me", peers, ProcessorMetrics())
+    for _ in range(MAX_EVENTS):
+        joined(peers)
+        peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))
+        peers.detokenizer_down(DETOKENIZER)
+        peers.engine_down(Link(), ENGINE)
+    for second in range(2 * HISTORY):
+        overview.tick(float(second), ProcessorReading(), serving=True)
+    ring = told(overview)
+    assert [(event["name"], event["what"]) for event in ring["events"]][-2:] == [
+        ("detokenizer-0", "left"),
+        ("engine-0", "lost"),
+    ]
+    assert len(ring["events"]) == MAX_EVENTS
+    assert len(ring["history"]["tokens_per_second"]) == HISTORY
+    assert ring["engines"] == ring["detokenizers"] == []
+    assert peers.losses == {"engine": MAX_EVENTS, "detokenizer": 0}
+
+
+def test_an_event_has_its_time_and_what_the_peer_had() -> None:
+    chronicle = EventLog(clock=lambda: 12.5)
+    chronicle.note("engine", "engine-0", "lost", 3)
+    (event,) = chronicle.events()
+    assert (event.at, event.service, event.name, event.what, event.requests) == (12.5, "engine", "engine-0", "lost", 3)
+
+
+@given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.floats(0.01, 1))
+def test_a_quantile_is_in_the_bucket_in_which_it_is(counts, share) -> None:
+    bounds = (1.0, 2.0, 4.0)
+    value = quantile(bounds, counts, share)
+    if not sum(counts):
+        assert value is None
+        return
+    ordered = [index for index, count in enumerate(counts) for _ in range(count)]
+    bucket = ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    low, high = (0.0, *bounds)[bucket], (*bounds, 4.0)[bucket]
+    assert low <= value <= high or value == pytest.approx(low)

@@ -1,0 +1,148 @@
+"""Is a request poison? Engines that die while they compute it count; drains, cuts, hangs and waiting do not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from ringline.engine.v1 import engine_pb2
+
+from services.ring.errors import Code
+from services.ring.events import FinishReason
+from services.ring.poison import MAX_CRASH_RESUBMITS, RETURN_GRACE, WAITING_FACTOR
+from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle, usage
+from tests.services.ring.world import ORPHAN_GRACE, World
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that have passed: as many as the test says."""
+    passed, begin = [0.0], time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: begin + passed[0])
+    return passed
+
+
+def engine_dies_computing(world: World, name: str = "engine-0") -> None:
+    world.flow(tokens=1)
+    world.flow(tokens=1)
+    world.kill_engine(name)
+
+
+def engine_dies_before_it_begins(world: World) -> None:
+    processors_stream(world).read_commands()
+    assert world.engines["engine-0"].board.num_ledgers == 1
+    world.kill_engine("engine-0")
+
+
+def test_a_request_may_outlive_one_engine_less(world: World, later: list[float]) -> None:
+    world.ask(ask())
+    for _ in range(MAX_CRASH_RESUBMITS - 1):
+        engine_dies_computing(world)
+        later[0] += 2 * RETURN_GRACE
+        world.heal()
+        settle(world, 1)
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+    assert ids(world) == expected(20)
+
+
+def test_a_request_that_engines_die_of_is_not_given_to_yet_another(world: World, later: list[float]) -> None:
+    world.ask(ask())
+    for _ in range(MAX_CRASH_RESUBMITS):
+        engine_dies_computing(world)
+        world.heal()
+    settle(world)
+    assert not events(world, "request_finished"), "the last one may have been cut off, and come back"
+    assert not world.engines["engine-0"].board.num_ledgers
+    later[0] += 2 * RETURN_GRACE
+    settle(world)
+    assert end(world).error.code == Code.INTERNAL
+    assert ids(world) == expected(len(ids(world)))
+    assert usage(world).completion_tokens == len(ids(world)) > 0
+    assert world.quiet
+
+
+def test_a_request_that_merely_waited_is_not_to_blame(world: World, later: list[float]) -> None:
+    world.ask(ask())
+    for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS - 1):
+        engine_dies_before_it_begins(world)
+        later[0] += 2 * RETURN_GRACE
+        world.heal()
+        for stream in world.streams():
+            stream.write()
+            stream.read()
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+
+
+def test_but_there_is_an_end_to_it(world: World) -> None:
+    """What kills an engine before it can say what it begins would else do so for ever."""
+    world.ask(ask())
+    for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS):
+        engine_dies_before_it_begins(world)
+        world.heal()
+        for stream in world.streams():
+            stream.write()
+            stream.read()
+    assert end(world).error.code == Code.INTERNAL
+
+
+def test_engines_that_are_cut_off_at_once_and_come_back_did_not_die(wide: World, later: list[float]) -> None:
+    """As if the processor's own network were gone: whatever it tries, it loses."""
+    wide.ask(ask(max_tokens=60))
+    streams = []
+    for _ in range(MAX_CRASH_RESUBMITS):
+        wide.flow(tokens=1)
+        wide.flow(tokens=1)
+        (live,) = wide.ring._live.values()
+        assert live.route is not None
+        streams.append(processors_stream(wide, live.route.engine.name))
+        wide.detach(streams[-1])
+    later[0] += RETURN_GRACE / 2
+    wide.heal()
+    later[0] += RETURN_GRACE
+    settle(wide)
+    assert end(wide).finish_reason == FinishReason.LENGTH
+    assert ids(wide) == expected(60)
+
+
+def test_an_engine_that_hung_did_not_die(world: World, later: list[float]) -> None:
+    world.ask(ask(max_tokens=60))
+    for _ in range(2 * MAX_CRASH_RESUBMITS):
+        world.flow(tokens=1)
+        world.suspect("engine-0")
+        engine_dies_computing(world)
+        later[0] += 2 * RETURN_GRACE
+        world.heal()
+        world.trust()
+        settle(world, 1)
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+
+
+def test_links_that_are_cut_are_no_crashes(world: World) -> None:
+    world.ask(ask())
+    for _ in range(3 * MAX_CRASH_RESUBMITS):
+        world.flow(tokens=1)
+        world.detach(processors_stream(world))
+        world.heal()
+        world.flow(tokens=1)
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+    assert ids(world) == expected(20)
+    world.pass_time(2 * ORPHAN_GRACE)
+    assert world.quiet
+
+
+def test_engines_that_drained_did_not_die_of_it(world: World) -> None:
+    world.ask(ask(max_tokens=60))
+    for _ in range(2 * MAX_CRASH_RESUBMITS):
+        world.flow(tokens=1)
+        world.flow(tokens=1)
+        draining = engine_pb2.AttachResponse(draining={})
+        world.peers.engine_frame(processors_stream(world), world.engines["engine-0"].me, draining)  # type: ignore[arg-type]
+        world.kill_engine("engine-0")
+        world.heal()
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+    assert ids(world) == expected(60)

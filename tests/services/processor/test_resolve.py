@@ -1,0 +1,410 @@
+"""A request becomes prompt ids with every default resolved, or is refused naming the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.resolve import Admission, admit, cache_salt, prompt_ids, render_chat
+from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
+from services.ring.errors import Code, Reason, Refused
+from services.ring.identity import CHAT, ENGINE, PROCESSOR, PeerId
+from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, tokenizer, vocabulary
+
+ME = PeerId("processor-0", 77)
+TOKENIZER = tokenizer()
+BOS, EOS = TOKENIZER.token_id("<s>"), TOKENIZER.token_id(EOS_TEXT)
+
+Edit = Callable[[inference_pb2.GenerateRequest], object]
+
+
+def ask(text: str = "abc") -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(text=text)
+
+
+def take(request: inference_pb2.GenerateRequest, tenant: str = "", **defaults: float) -> Admission:
+    return admit(request, vocabulary(**defaults), tenant, ME)
+
+
+def choices_of(admission: Admission) -> dict[int, list[int]]:
+    return {choice: list(ids) for choice, ids in admission.choices.items()}
+
+
+def context_of(admission: Admission) -> detokenizer_pb2.OutputContext:
+    return detokenizer_pb2.OutputContext.FromString(admission.output_context)
+
+
+def refusal(request: inference_pb2.GenerateRequest) -> str:
+    with pytest.raises(Refused) as refused:
+        take(request)
+    assert refused.value.status.code is Code.INVALID_ARGUMENT
+    return refused.value.status.message
+
+
+# Numbers in refusals
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("temperature", 2.0**31, "2147483648 is out of range: expected at least 0 and less than 2147483648"),
+        ("temperature", float("nan"), "nan is out of range: expected at least 0"),
+        ("temperature", -0.1, "-0.1 is out of range: expected at least 0"),
+        ("repetition_penalty", 3e30, "3e+30 is out of range: expected more than 0 and less than 2147483648"),
+        ("frequency_penalty", 2.0000002, "2.0000002 is out of range: expected -2 to 2"),
+        ("min_p", 1.1, "1.1 is out of range: expected 0 to 1"),
+        ("top_p", -1e-7, "-1e-07 is out of range: expected more than 0 and at most 1"),
+    ],
+)
+def test_numbers_are_told_as_they_were_asked_for(field: str, value: float, text: str) -> None:
+    request = ask()
+    setattr(request.sampling, field, value)
+    assert refusal(request) == f"sampling.{field}: {text}"
+
+
+# Defaults
+
+
+def test_every_scalar_is_resolved() -> None:
+    admission = take(ask())
+    for message in (admission.admitted.sampling, admission.admitted.stopping, admission.admitted.output):
+        for field in message.DESCRIPTOR.fields:
+            if field.has_presence and field.name not in ("logprobs", "prompt_logprobs"):
+                assert message.HasField(field.name), field.name
+    sampling, stopping, output = admission.admitted.sampling, admission.admitted.stopping, admission.admitted.output
+    neutral = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.n)
+    assert neutral == (1.0, 0, 1.0, 0.0, 1)
+    penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
+    assert penalties == (0.0, 0.0, 1.0)
+    assert stopping.max_tokens == MAX_MODEL_LEN - admission.admitted.prompt_tokens
+    assert (stopping.min_tokens, stopping.ignore_eos, stopping.include_stop_str_in_output) == (0, False, False)
+    assert output.skip_special_tokens
+    assert not output.return_prompt_token_ids
+    assert not output.HasField("logprobs")
+
+
+def test_the_models_own_defaults_stand_unless_asked_otherwise() -> None:
+    defaults = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5}
+    resolved = take(ask(), **defaults).admitted.sampling
+    assert {name: getattr(resolved, name) for name in defaults} == defaults
+    request = ask()
+    for name in defaults:
+        setattr(request.sampling, name, 1)
+    resolved = take(request, **defaults).admitted.sampling
+    assert {getattr(resolved, name) for name in defaults} == {1}
+
+
+def test_zero_is_a_value_and_not_an_absence() -> None:
+    request = ask()
+    request.sampling.temperature, request.sampling.top_k, request.sampling.min_p = 0.0, 0, 0.0
+    resolved = take(request, temperature=0.5, top_k=7, min_p=0.5).admitted.sampling
+    assert (resolved.temperature, resolved.top_k, resolved.min_p) == (0.0, 0, 0.0)
+
+
+def test_seeds_are_drawn_anew_and_kept_if_given() -> None:
+    drawn = {take(ask()).admitted.sampling.seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert max(drawn) > 2**32, "all 64 bits"
+    request = ask()
+    request.sampling.seed = 0
+    assert take(request).admitted.sampling.seed == 0
+
+
+def test_engine_and_client_are_told_the_same() -> None:
+    request = ask()
+    request.sampling.n, request.sampling.temperature = 2, 0.5
+    request.sampling.logit_bias[3] = 4.0
+    request.stopping.max_tokens, request.stopping.min_tokens = 9, 2
+    request.stopping.stop_token_ids.extend([4, 5])
+    request.stopping.ignore_eos = True
+    request.output.logprobs, request.output.prompt_logprobs = 0, 3
+    request.priority = -5
+    admission = take(request, tenant="t")
+    submit, admitted = admission.submit, admission.admitted
+    assert submit.sampling.SerializeToString() == admitted.sampling.SerializeToString(), "field by field"
+    assert (submit.max_tokens, submit.min_tokens, submit.ignore_eos) == (9, 2, True)
+    assert list(submit.stop_token_ids) == [4, 5]
+    assert (submit.HasField("logprobs"), submit.logprobs, submit.prompt_logprobs) == (True, 0, 3)
+    assert (submit.priority, submit.tenant) == (-5, "t")
+    assert submit.model_digest == admitted.model_digest == vocabulary().model.model_digest
+    assert choices_of(admission) == {0: [], 1: []}
+    assert not take(ask()).submit.HasField("logprobs")
+
+
+def test_the_detokenizer_is_told_what_concerns_text() -> None:
+    request = ask("ab" * 12)
+    request.stopping.stop.extend(["x", "yz"])
+    request.stopping.include_stop_str_in_output = True
+    request.stopping.min_tokens = 3
+    request.output.skip_special_tokens = False
+    context = context_of(take(request))
+    assert (context.reply_to, context.reply_incarnation) == (ME.name, ME.incarnation)
+    assert list(context.stop_strings) == ["x", "yz"]
+    assert (context.include_stop_str_in_output, context.skip_special_tokens, context.min_tokens) == (True, False, 3)
+    assert context.tokenizer_digest == TOKENIZER.fingerprint()
+    prompt = TOKENIZER.encode(request.text)
+    assert 0 < len(context.prompt_tail) < len(prompt)
+    assert list(context.prompt_tail) == prompt[-len(context.prompt_tail) :]
+
+
+def test_resumed_choices_are_those_that_go_on() -> None:
+    request = ask()
+    request.sampling.n, request.sampling.seed = 3, 5
+    request.resume.choices.add(choice=2, token_ids=[1, 2])
+    request.resume.choices.add(choice=0)
+    request.resume.model_digest = "model"
+    assert choices_of(take(request)) == {2: [1, 2], 0: []}
+
+
+# Prompts
+
+
+def test_text_gets_special_tokens_unless_not_wanted() -> None:
+    request = ask("abc")
+    assert list(prompt_ids(request, vocabulary())) == [BOS, *TOKENIZER.encode("abc", add_special_tokens=False)]
+    request.add_special_tokens = False
+    assert list(prompt_ids(request, vocabulary())) == TOKENIZER.encode("abc", add_special_tokens=False)
+
+
+def test_chats_get_special_tokens_only_if_wanted() -> None:
+    request = inference_pb2.GenerateRequest()
+    request.chat.messages.add(role="user", content="ab")
+    bare = TOKENIZER.encode("[user]ab\n[assistant]", add_special_tokens=False)
+    assert prompt_ids(request, vocabulary()) == bare
+    request.add_special_tokens = True
+    assert prompt_ids(request, vocabulary()) == [BOS, *bare]
+
+
+@pytest.mark.parametrize("kind", ["text", "token_ids", "chat"])
+def test_truncation_keeps_the_last_tokens(kind: str) -> None:
+    request = inference_pb2.GenerateRequest(truncate_prompt_tokens=4, add_special_tokens=False)
+    match kind:
+        case "text":
+            request.text = "abcdefgh"
+        case "token_ids":
+            request.token_ids.ids.extend(range(20, 40))
+        case "chat":
+            request.chat.messages.add(role="user", content="abcdefgh")
+    whole = inference_pb2.GenerateRequest()
+    whole.CopyFrom(request)
+    whole.ClearField("truncate_prompt_tokens")
+    expected = prompt_ids(whole, vocabulary())[-4:]
+    assert prompt_ids(request, vocabulary()) == expected
+    assert take(request).admitted.prompt_tokens == 4
+
+
+def test_a_prompt_that_is_too_long_is_admitted_when_truncated() -> None:
+    request = ask("x" * 200)
+    assert "truncate_prompt_tokens" in refusal(request)
+    request.truncate_prompt_tokens = MAX_MODEL_LEN - 1
+    admission = take(request)
+    assert admission.admitted.prompt_tokens == MAX_MODEL_LEN - 1
+    assert admission.submit.prompt_token_ids[0] == BOS, "what is added around the text stays"
+    assert admission.admitted.stopping.max_tokens == 1
+
+
+def test_prompt_ids_are_returned_if_asked_for() -> None:
+    request = ask("abc")
+    assert not take(request).admitted.prompt_token_ids
+    request.output.return_prompt_token_ids = True
+    assert list(take(request).admitted.prompt_token_ids) == [BOS, *TOKENIZER.encode("abc", add_special_tokens=False)]
+
+
+def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
+    chat = inference_pb2.Chat(tools_json='[{"type": "function"}]', template_args_json='{"mood": "calm"}')
+    message = chat.messages.add(role="assistant", content="x")
+    message.tool_calls.add(id="1", name="f", arguments_json='{"a": 1}')
+    message.tool_calls.add(id="2", name="g")
+    rendered = render_chat(chat, vocabulary())
+    calls, rest = rendered.removeprefix("[assistant]x").split("\n")
+    assert json.loads(calls) == [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+        {"id": "2", "type": "function", "function": {"name": "g", "arguments": {}}},
+    ]
+    assert rest == '<[{"type": "function"}]>calm[assistant]'
+
+
+@pytest.mark.parametrize(
+    ("fields", "rendered"),
+    [
+        ({}, "[user]ab\n[assistant]"),
+        ({"add_generation_prompt": False}, "[user]ab\n"),
+        ({"continue_final_message": True}, "[user]ab"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "[user]ab"),
+    ],
+)
+def test_a_chat_ends_as_it_is_to_go_on(fields: dict[str, bool], rendered: str) -> None:
+    chat = inference_pb2.Chat(**fields)
+    chat.messages.add(role="user", content="ab")
+    assert render_chat(chat, vocabulary()) == rendered
+
+
+# Bad words
+
+
+def test_bad_words_are_banned_as_a_text_begins_and_as_they_follow_a_space() -> None:
+    request = ask()
+    request.stopping.bad_words.extend(["a", " b", "cd"])
+    banned = [list(word.ids) for word in take(request).submit.bad_words]
+
+    def ids(text: str) -> list[int]:
+        return TOKENIZER.encode(text, add_special_tokens=False)
+
+    # " a" is one token, so it is spelt differently; " b" would ban the space, and so would " cd".
+    assert banned == [ids("a"), ids(" a"), ids("b"), ids("cd")]
+    assert [len(word) for word in banned] == [1, 1, 1, 1]
+
+
+# Salts
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), unique=True, max_size=8))
+def test_salts_differ_between_tenants_and_clients_salts(pairs: list[tuple[str, str]]) -> None:
+    assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
+
+
+def test_salts_are_not_joined_ambiguously_and_nobody_shares_one_cache() -> None:
+    assert cache_salt("a", "bc") != cache_salt("ab", "c")
+    assert cache_salt("a", "") != cache_salt("", "a")
+    assert cache_salt("", "") == b""
+    request = ask()
+    request.cache_salt = "s"
+    assert take(request, "t").submit.cache_salt == cache_salt("t", "s")
+
+
+# Refusals beyond those of ``test_bad_input``: what only shows when everything is resolved
+
+
+def set_all(request: inference_pb2.GenerateRequest, field: str, values: list[object]) -> None:
+    part, _, name = field.rpartition(".")
+    getattr(getattr(request, part), name).extend(values)
+
+
+REFUSED: dict[str, tuple[Edit, str]] = {
+    "min_tokens that the context has no room for": (
+        lambda r: setattr(r.stopping, "min_tokens", MAX_MODEL_LEN - 2),
+        "stopping.min_tokens",
+    ),
+    "bad words of too many tokens": (
+        lambda r: set_all(r, "stopping.bad_words", ["x" * 256] * 5),
+        "stopping.bad_words",
+    ),
+    "bad words that leave nothing": (
+        lambda r: (set_all(r, "sampling.allowed_token_ids", [5]), set_all(r, "stopping.bad_words", ["&"])),
+        "stopping.bad_words",
+    ),
+    "min_tokens where only an eos is allowed": (
+        lambda r: (set_all(r, "sampling.allowed_token_ids", [EOS]), setattr(r.stopping, "min_tokens", 1)),
+        "stopping.min_tokens",
+    ),
+    "min_tokens where only stop tokens are allowed": (
+        lambda r: (
+            set_all(r, "sampling.allowed_token_ids", [5]),
+            set_all(r, "stopping.stop_token_ids", [5]),
+            setattr(r.stopping, "min_tokens", 1),
+        ),
+        "stopping.min_tokens",
+    ),
+    "a resume that the context has no room for": (
+        lambda r: (
+            setattr(r.sampling, "seed", 1),
+            setattr(r.resume, "model_digest", "model"),
+            r.resume.choices.add(token_ids=[5] * MAX_MODEL_LEN),
+        ),
+        "resume",
+    ),
+    "a resume of more than max_tokens": (
+        lambda r: (
+            setattr(r.sampling, "seed", 1),
+            setattr(r.stopping, "max_tokens", 2),
+            r.resume.choices.add(token_ids=[5] * 3),
+        ),
+        "resume.choices[0].token_ids",
+    ),
+    "stop strings that are long together": (
+        lambda r: set_all(r, "stopping.stop", ["x" * 1024] * 9),
+        "stopping.stop",
+    ),
+    "a template that raises": (
+        lambda r: [r.chat.messages.add(role=role) for role in ("user", "system")],
+        "chat",
+    ),
+    "arguments of a call that are no object": (
+        lambda r: r.chat.messages.add(role="user").tool_calls.add(arguments_json="[1]"),
+        "chat.messages[0].tool_calls[0].arguments_json",
+    ),
+    "JSON that nests too deeply": (
+        lambda r: (r.chat.messages.add(role="user"), setattr(r.chat, "tools_json", "[" * 100_000)),
+        "chat.tools_json",
+    ),
+    "half a surrogate pair": (
+        lambda r: (r.chat.messages.add(role="u"), setattr(r.chat, "template_args_json", '{"mood": "\\ud800"}')),
+        "chat",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_shows_late_is_refused_by_field_too(name: str) -> None:
+    edit, field = REFUSED[name]
+    request = ask()
+    edit(request)
+    assert refusal(request).startswith(f"{field}: ")
+
+
+def test_what_comes_close_to_a_refusal_is_taken() -> None:
+    request = ask()
+    request.sampling.allowed_token_ids.append(EOS or 0)
+    assert choices_of(take(request)) == {0: []}
+    request.stopping.min_tokens, request.stopping.ignore_eos = 1, True
+    assert choices_of(take(request)) == {0: []}
+    request = ask()
+    request.stopping.min_tokens = MAX_MODEL_LEN - len(TOKENIZER.encode(request.text))
+    assert take(request).admitted.stopping.max_tokens == request.stopping.min_tokens
+
+
+def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
+    """This processor would pass over the field that asks for it, and the engine would answer without."""
+    known = vocabulary()
+    known.model.capabilities.extend([*ENGINE, "constraint.regex"])
+    assert known.capabilities == {*ENGINE, *PROCESSOR, CHAT}
+    request = ask()
+    request.requires.extend(ENGINE)
+    assert admit(request, known, "", ME).submit.requires == list(ENGINE)
+    request.requires.append("constraint.regex")
+    with pytest.raises(Refused, match=r"'constraint\.regex' is not known here") as refused:
+        admit(request, known, "", ME)
+    assert refused.value.status.reason is Reason.CAPABILITY_MISSING
+
+
+def test_a_message_has_room_for_every_choice_that_goes_on() -> None:
+    """From the end of a context, with the largest ids."""
+    limits = ModelLimits("m", vocab_size=1 << 18, max_model_len=1 << 15, max_logprobs=20)
+    ids = [limits.vocab_size - 1] * limits.max_model_len
+    request = inference_pb2.GenerateRequest()
+    request.token_ids.ids.extend(ids)
+    for choice in range(MAX_CHOICES):
+        request.resume.choices.add(choice=choice, token_ids=ids)
+    assert request.ByteSize() <= limits.request.max_bytes
+
+
+def test_a_token_that_the_model_lacks_is_refused() -> None:
+    """A tokenizer may have more tokens than the model has embeddings."""
+    known = vocabulary()
+    smaller = replace(known, limits=replace(known.limits, vocab_size=BOS))
+    with pytest.raises(Refused, match=r"^prompt\[0\]: "):
+        admit(ask(), smaller, "", ME)
+
+
+def test_a_refusal_fits_into_a_status_whatever_it_quotes() -> None:
+    request = ask()
+    request.chat.messages.add(role="user", content="ab")
+    request.chat.template_name = "x" * 1_000_000
+    assert len(refusal(request)) < MAX_PROBLEM_LENGTH + 100

@@ -1,0 +1,120 @@
+"""How long a request waits for a route, and what of the time counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from services.ring.errors import Code
+from services.ring.events import FinishReason
+from services.ring.liveness import BEAT_LIMIT
+from tests.services.processor.ring_requests import ask, end, events, expected, ids, settle, usage
+from tests.services.ring.world import World
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time that the world sees."""
+    clock = SimpleNamespace(now=1000.0)
+    for module in ("services.processor.in_flight", "services.processor.routing", "tests.services.ring.world"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
+    """Time passes, in which every command is read and answered; engines compute nothing."""
+    clock.now += seconds
+    world.flow(tokens=0)
+    world.flow(tokens=0)
+
+
+def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.ask(ask())
+    world.flow(tokens=2)
+    world.flow(tokens=2)
+    world.kill_engine("engine-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "request_finished")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert end(world).error.details, "when to come back"
+    assert usage(world).completion_tokens == len(ids(world)) > 0
+
+
+def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.engines["engine-0"].board.draining = True  # nobody was told
+    world.ask(ask())
+    for _ in range(4):
+        wait(world, clock, 1.0)
+        assert not events(world, "request_finished")
+        (live,) = world.ring._live.values()
+        assert live.ring.epoch > 1, "it is tried again and again"
+    wait(world, clock, 1.5)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert "draining" in end(world).error.message
+    settle(world)
+    assert world.quiet
+
+
+def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.ring._placement._max_crash_resubmits = 3
+    world.ask(ask())
+    for _ in range(2):
+        world.flow(tokens=1)
+        world.flow(tokens=1)
+        world.kill_engine("engine-0")
+        wait(world, clock, 4.0)
+        world.heal()
+        settle(world, rounds=1)
+    settle(world)
+    assert end(world).finish_reason == FinishReason.LENGTH
+
+
+def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.ask(ask())
+    world.flow(tokens=1)
+    world.flow(tokens=1)
+    world.kill_detokenizer("detokenizer-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "request_finished")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+    assert "detokenizer-0" in end(world).error.message
+
+
+def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamespace) -> None:
+    world.ring._placement._patience = 5.0
+    world.ask(ask())
+    for _ in range(5):
+        wait(world, clock, 10.0)
+    world.kill_engine("engine-0")
+    wait(world, clock, 4.0)
+    assert not events(world, "request_finished")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE
+
+
+def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(wide: World, clock: SimpleNamespace) -> None:
+    """Each engine is attached to one of two detokenizers: another pair can take what it has."""
+    for engine, detokenizer in (("engine-0", "detokenizer-1"), ("engine-1", "detokenizer-0")):
+        wide.detach(wide.engines[engine].streams[detokenizer])
+    wide.flow()
+    wide.ask(ask(max_tokens=60))
+    wide.flow(tokens=3)
+    (live,) = wide.ring._live.values()
+    route = live.route
+    assert route is not None
+    wide.kill_detokenizer(route.detokenizer.name)
+    wide.ring.tick(clock.now)
+    assert live.ring.request_id in wide.ring._placement._stranded, "its engine may be joining another"
+    clock.now += BEAT_LIMIT + 0.1
+    wide.ring.tick(clock.now)
+    assert live.route is not None
+    assert live.route.engine != route.engine
+    settle(wide)
+    assert ids(wide) == expected(60)

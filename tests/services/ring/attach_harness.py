@@ -1,0 +1,169 @@
+"""For tests of the engine's door: a core that remembers, a model of each request, a reader that believes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.engine.protobuf import response_of
+from services.ring.cursor import OutboundLink, OutputFrame
+from services.ring.errors import Code, Refused
+from services.ring.events import ChoiceEnd
+from services.ring.identity import PeerId
+from services.ring.ledger import Submission
+from services.ring.logprobs import PackedLogprobs
+from services.ring.peer_list import PeerList
+from tests.services.ring.scores import Score, scores_of
+
+GRACE = 2.0
+MAX_LEDGERS = 5
+
+
+def logprob(position: int, token: int) -> Score:
+    return Score(-1.0, token + 1, (position,), (-1.0,))
+
+
+class Core:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, set[int]] = {}
+        self.names: set[str] = set()
+
+    def add(self, core_id: str, order: object) -> None:
+        assert core_id not in self.names, "a submission's name is never used again"
+        assert isinstance(order, set)
+        self.names.add(core_id)
+        self.running[core_id] = set(order)
+
+    def cancel(self, core_id: str, choice: int | None) -> None:
+        if choice is None:
+            self.running.pop(core_id, None)
+        else:
+            self.running.get(core_id, set()).discard(choice)
+
+
+@dataclass
+class Known:
+    """All there is to know of a request."""
+
+    epoch: int
+    submitter: PeerId
+    deliver_to: str
+    core_id: str
+    context: bytes
+    logs: dict[int, list[int]]
+    resumed: dict[int, int]
+    scored: bool
+    delivered: dict[int, int]
+    prompt: list[Score] = field(default_factory=list)
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    orphaned_at: float | None = None
+
+
+@dataclass
+class Heard:
+    """What one stream said of one request under one epoch."""
+
+    epoch: int
+    delivered: dict[int, int]
+    ids: dict[int, list[int]]
+    prompt: PackedLogprobs | None = None
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    closed: bool = False
+
+
+class Stream:
+    """One attached peer, reading."""
+
+    def __init__(self, link: OutboundLink) -> None:
+        self.link = link
+        self.heard: dict[str, Heard] = {}
+        self.rejected: dict[str, int] = {}
+        """The highest epoch of each request that the core did not take."""
+        self._peers = PeerList()
+        self.peers: frozenset[PeerId] = frozenset()
+
+    def take(self, max_bytes: int, known: dict[str, Known]) -> None:
+        frame = self.link.take(max_bytes)
+        if frame is None:
+            assert not self.link.pending
+            return
+        assert response_of(frame).ByteSize() <= max_bytes + 2000, "one request's least news more at most"
+        if frame.peers is not None:
+            self.peers = self._peers.apply(frame.peers)
+        for one in frame.rejections:
+            assert one.epoch > self.rejected.get(one.request_id, 0), "one rejection per epoch"
+            self.rejected[one.request_id] = one.epoch
+        for entry in frame.opened:
+            self.heard[entry.request_id] = Heard(
+                entry.epoch, dict(entry.delivered), {choice: [] for choice in entry.choices}
+            )
+            assert entry.output_context == known[entry.request_id].context
+        for request_id, epoch, offset, scores in frame.prompt_logprobs:
+            heard = self.heard[request_id]
+            assert heard.epoch == epoch
+            assert offset == (0 if heard.prompt is None else len(heard.prompt)), "gapless"
+            if heard.prompt is None:
+                heard.prompt = scores
+            else:
+                heard.prompt.extend(scores)
+        self._tokens(frame, known)
+        for request_id, epoch, choice, end in frame.ends:
+            heard = self.heard[request_id]
+            assert heard.epoch == epoch
+            assert choice not in heard.ends, "one end per choice"
+            assert end.position <= len(heard.ids[choice]), "the tokens before an end come before it"
+            heard.ends[choice] = end
+        for request_id, epoch in frame.closed:
+            heard = self.heard[request_id]
+            assert heard.epoch <= epoch
+            assert epoch != self.rejected.get(request_id), "a rejection is the end of its epoch"
+            assert len(heard.ends) < len(heard.ids), "only what has unfinished choices is closed"
+            heard.closed = True
+
+    def _tokens(self, frame: OutputFrame, known: dict[str, Known]) -> None:
+        logprobs = dict(frame.logprobs)
+        start = 0
+        for index, request_id in enumerate(frame.request_ids):
+            heard = self.heard[request_id]
+            choice, first, count = frame.choices[index], frame.first_positions[index], frame.token_counts[index]
+            assert frame.epochs[index] == heard.epoch
+            assert not heard.closed
+            assert choice not in heard.ends, "nothing follows an end"
+            assert first == len(heard.ids[choice]), "gapless from position 0"
+            assert count >= 1
+            ids = frame.token_ids[start : start + count]
+            heard.ids[choice] += ids
+            start += count
+            if known[request_id].scored:
+                fresh = range(max(first, known[request_id].resumed[choice]), first + count)
+                scored = [logprob(position, ids[position - first]) for position in fresh]
+                assert scores_of(logprobs.get(index)) == scored, "aligned to the end of the ids"
+            else:
+                assert index not in logprobs
+        assert start == len(frame.token_ids)
+
+
+def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Submission:
+    values: dict[str, object] = {
+        "deliver_to": "",
+        "output_context": b"",
+        "choices": {0: ()},
+        "max_tokens": 0,
+        "logprobs": None,
+        "prompt_tokens": 5,
+        "prompt_logprobs": None,
+        "num_ids": 5,
+        "tenant": "",
+        "order": {0},
+    }
+    return Submission(request_id, epoch, **(values | fields))  # type: ignore[arg-type]
+
+
+def code_of(command: Callable[[], object]) -> tuple[Code, str]:
+    with pytest.raises(Refused) as refusal:
+        command()
+    return refusal.value.status.code, refusal.value.status.message

@@ -1,0 +1,318 @@
+"""The engine's door, against a model that keeps every request whole; each stream is read by one that believes nothing.
+
+Peers come, go and come back in newer lives; commands are sensible or not; links are taken in frames of any size. Every
+reader must be able to rebuild exactly the engine's log from what its stream carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.ring.attach_registry import AttachRegistry
+from services.ring.errors import Code, Refused, Status
+from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.identity import PeerId
+from services.ring.ledger import LedgerEntry, Ledgers, Submission
+from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, Core, Known, Stream, logprob
+from tests.services.ring.scores import packed, scores_of
+
+NAMES = ("p", "d", "q")
+names = st.sampled_from(NAMES)
+counters = st.integers(1, 3)
+MAX_TOKENS, PROMPT_TOKENS = 20, 9
+choices = st.integers(0, 2)
+LIMITS = st.sampled_from([1, 200, 500, 1 << 20])
+
+
+def bytes_of(entry: LedgerEntry) -> int:
+    """What its log probabilities take."""
+    packed = [entry.prompt_logprobs, *(log.logprobs for log in entry.choices.values())]
+    arrays = [getattr(p, name) for p in packed if p for name in ("logprobs", "ranks", "top_ids", "top_logprobs")]
+    return sum(len(each) * each.itemsize for each in arrays)
+
+
+class SwitchboardMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = Core()
+        self.ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
+        self.board = AttachRegistry(self.core, self.ledgers)
+        self.now = 0.0
+        self.streams: dict[str, Stream] = {}
+        self.known: dict[str, Known] = {}
+        self.spent: dict[str, int] = {}
+        """Epochs that the core did not take."""
+
+    # Peers
+
+    @rule(name=names, life=st.integers(1, 3))
+    def attach(self, name: str, life: int) -> None:
+        peer, old = PeerId(name, life), self.streams.get(name)
+        if old is not None and old.link.peer.incarnation > life:
+            self.refused(Code.FAILED_PRECONDITION, lambda: self.board.attach(peer, self.now))
+            return
+        link, superseded = self.board.attach(peer, self.now)
+        assert superseded is (old.link if old is not None else None)
+        self.streams[name] = Stream(link)
+        for request_id, known in list(self.known.items()):
+            if known.submitter.name == name and known.submitter.incarnation < life:
+                self.forget(request_id)
+            elif known.submitter == peer and known.deliver_to == name:
+                known.orphaned_at = None
+            elif old is not None and known.submitter == old.link.peer and known.orphaned_at is None:
+                known.orphaned_at = self.now
+
+    @rule(name=names)
+    def detach(self, name: str) -> None:
+        if (stream := self.streams.pop(name, None)) is not None:
+            self.board.detach(stream.link, self.now)
+            for known in self.known.values():
+                if known.submitter == stream.link.peer and known.orphaned_at is None:
+                    known.orphaned_at = self.now
+
+    @rule(seconds=st.floats(0.1, 3.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.board.expire(self.now)
+        for request_id, known in list(self.known.items()):
+            if known.orphaned_at is not None and known.orphaned_at + GRACE <= self.now:
+                self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        del self.known[request_id]
+
+    # Commands
+
+    @precondition(lambda self: self.streams)
+    @rule(
+        name=names,
+        counter=counters,
+        epoch=st.integers(0, 4),
+        deliver_to=st.sampled_from(["", *NAMES, "nobody"]),
+        logs=st.dictionaries(choices, st.lists(st.integers(0, 9), max_size=3), min_size=1),
+        scored=st.booleans(),
+        context=st.binary(max_size=20),
+    )
+    def submit(
+        self,
+        name: str,
+        counter: int,
+        epoch: int,
+        deliver_to: str,
+        logs: dict[int, list[int]],
+        scored: bool,
+        context: bytes,
+    ) -> None:
+        if (stream := self.streams.get(name)) is None:
+            return
+        peer = stream.link.peer
+        request_id = f"{peer.incarnation}-{NAMES.index(name)}{counter}"
+        if 0 < epoch <= self.spent.get(request_id, 0):
+            return  # a submitter never uses an epoch again
+        asked = 1 if scored else None
+        submission = Submission(
+            request_id,
+            epoch,
+            deliver_to,
+            context,
+            logs,
+            max_tokens=MAX_TOKENS,
+            logprobs=asked,
+            prompt_tokens=PROMPT_TOKENS,
+            prompt_logprobs=asked,
+            num_ids=9,
+            tenant="",
+            order=set(logs),
+        )
+        old = self.known.get(request_id)
+        receiver = deliver_to or name
+        code = None
+        if epoch == 0:
+            code = Code.INVALID_ARGUMENT
+        elif old is not None and epoch <= old.epoch:
+            code = Code.ALREADY_EXISTS
+        elif receiver not in self.streams:
+            code = Code.UNAVAILABLE
+        elif old is None and len(self.known) >= MAX_LEDGERS:
+            code = Code.RESOURCE_EXHAUSTED
+        if code is not None:
+            self.refused(code, lambda: self.board.submit(peer, submission))
+            return
+        before = set(self.core.names)
+        self.board.submit(peer, submission)
+        (core_id,) = self.core.names - before
+        if old is not None:
+            assert not self.core.running.get(old.core_id), "the old one is freed first"
+        self.known[request_id] = Known(
+            epoch,
+            peer,
+            receiver,
+            core_id,
+            context,
+            {choice: list(ids) for choice, ids in logs.items()},
+            {choice: len(ids) for choice, ids in logs.items()},
+            scored,
+            {choice: len(ids) for choice, ids in logs.items() if ids},
+        )
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), name=names, raised=st.integers(-1, 2), deliver_to=st.sampled_from(["", *NAMES, "nobody"]))
+    def redirect(self, data: st.DataObject, name: str, raised: int, deliver_to: str) -> None:
+        if (stream := self.streams.get(name)) is None:
+            return
+        request_id, known = data.draw(st.sampled_from(sorted(self.known.items(), key=lambda item: item[0])))
+        peer, epoch, receiver = stream.link.peer, known.epoch + raised, deliver_to or name
+        delivered = {choice: len(ids) // 2 for choice, ids in known.logs.items()}
+        code = None
+        if known.submitter != peer:
+            code = Code.NOT_FOUND
+        elif raised <= 0:
+            code = Code.ALREADY_EXISTS
+        elif receiver not in self.streams:
+            code = Code.UNAVAILABLE
+        if code is not None:
+            self.refused(code, lambda: self.board.redirect(peer, request_id, epoch, deliver_to, delivered))
+            return
+        self.board.redirect(peer, request_id, epoch, deliver_to, delivered)
+        known.epoch, known.deliver_to, known.delivered, known.orphaned_at = epoch, receiver, delivered, None
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), name=names, raised=st.integers(-1, 1), kind=st.sampled_from(["cancel", "done"]))
+    def end_it(self, data: st.DataObject, name: str, raised: int, kind: str) -> None:
+        if (stream := self.streams.get(name)) is None:
+            return
+        request_id = data.draw(st.sampled_from(sorted(self.known)))
+        known, peer = self.known[request_id], stream.link.peer
+        getattr(self.board, kind)(peer, request_id, known.epoch + raised)
+        if known.submitter != peer or raised < 0:
+            return
+        if kind == "done":
+            self.forget(request_id)
+        else:
+            for choice, ids in known.logs.items():
+                known.ends.setdefault(choice, ChoiceEnd(FinishReason.CANCELLED, len(ids)))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), name=names, raised=st.integers(-1, 1), choice=choices, position=st.integers(0, 8))
+    def stop(self, data: st.DataObject, name: str, raised: int, choice: int, position: int) -> None:
+        if (stream := self.streams.get(name)) is None:
+            return
+        request_id = data.draw(st.sampled_from(sorted(self.known)))
+        known = self.known[request_id]
+        self.board.stop(stream.link.peer, request_id, known.epoch + raised, choice, position)
+        log, end = known.logs.get(choice), known.ends.get(choice)
+        if known.deliver_to != name or raised != 0 or log is None or not 1 <= position <= len(log):
+            return
+        if end is None or position <= end.position:
+            del log[position:]
+            known.ends[choice] = ChoiceEnd(FinishReason.STOP, position)
+
+    def refused(self, code: Code, command: Callable[[], object]) -> None:
+        before = dict(self.core.running)
+        with pytest.raises(Refused) as refusal:
+            command()
+        assert refusal.value.status.code == code
+        assert self.core.running == before
+
+    # The core
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), choice=choices, count=st.integers(0, 4), ends=st.booleans())
+    def compute(self, data: st.DataObject, choice: int, count: int, ends: bool) -> None:
+        known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        if choice not in known.logs:
+            return
+        log = known.logs[choice]
+        count = min(count, MAX_TOKENS - len(log))
+        ids = [(len(log) + i) % 10 for i in range(count)]
+        logprobs = packed(logprob(len(log) + i, token) for i, token in enumerate(ids)) if known.scored else None
+        end = ChoiceEnd(FinishReason.LENGTH, len(log) + count) if ends else None
+        self.board.progress(known.core_id, choice, ids, logprobs, end)
+        if choice not in known.ends:
+            log += ids
+            if end is not None:
+                known.ends[choice] = end
+                self.core.cancel(known.core_id, choice)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), count=st.integers(1, 8))
+    def score_the_prompt(self, data: st.DataObject, count: int) -> None:
+        known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        start = len(known.prompt)
+        if known.scored and start < PROMPT_TOKENS - 1:
+            known.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
+            self.board.prompt_scored(known.core_id, packed(known.prompt[start:]))
+
+    @rule()
+    def late_news_of_what_is_forgotten_is_dropped(self) -> None:
+        for core_id in self.core.names - {known.core_id for known in self.known.values()}:
+            self.board.progress(core_id, 0, [1], None, None)
+            self.board.prefilled(core_id, 1, 0)
+            self.board.prompt_scored(core_id, packed([]))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def the_core_refuses(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.known)))
+        known = self.known[request_id]
+        over = len(known.ends) == len(known.logs)
+        self.core.running.pop(known.core_id, None)
+        entry = self.board.refuse(known.core_id, Status(Code.INVALID_ARGUMENT, "no"))
+        assert (entry is None) == over, "what was cancelled before had its end"
+        if not over:
+            self.spent[request_id] = known.epoch
+            self.forget(request_id)
+
+    @precondition(lambda self: self.streams)
+    @rule(name=names, max_bytes=LIMITS)
+    def take(self, name: str, max_bytes: int) -> None:
+        if (stream := self.streams.get(name)) is not None:
+            stream.take(max_bytes, self.known)
+
+    # What must hold
+
+    @invariant()
+    def the_ledger_is_what_is_known(self) -> None:
+        assert self.board.num_ledgers == len(self.known)
+        assert set(self.board.attached()) == {stream.link.peer for stream in self.streams.values()}
+        unfinished = {known.core_id for known in self.known.values() if len(known.ends) < len(known.logs)}
+        assert self.board.num_unfinished == len(unfinished)
+        entries = list(self.ledgers)
+        charged = self.ledgers._logprobs._shares.total
+        assert charged == sum(entry.logprob_bytes for entry in entries)
+        assert sum(map(bytes_of, entries)) <= charged, "nothing is held that was not charged before"
+        for core_id, running in self.core.running.items():
+            assert core_id in unfinished or not running, "the core computes nothing that nobody waits for"
+
+    def teardown(self) -> None:
+        for stream in self.streams.values():
+            while stream.link.pending:
+                stream.take(300, self.known)
+            assert stream.peers == set(self.board.attached())
+        for request_id, known in self.known.items():
+            if (stream := self.streams.get(known.deliver_to)) is not None:
+                heard = stream.heard[request_id]
+                assert (heard.epoch, heard.delivered) == (known.epoch, known.delivered)
+                assert not heard.closed
+                assert scores_of(heard.prompt) == known.prompt
+                for choice, log in known.logs.items():
+                    # A stop may have cut what had been carried; then its end says where.
+                    assert heard.ids[choice][: len(log)] == log
+                    if choice in known.ends and heard.ids[choice] == log:
+                        assert heard.ends[choice].position == len(log)
+                    assert (choice in heard.ends) == (choice in known.ends)
+        for name, stream in self.streams.items():
+            for request_id, heard in stream.heard.items():
+                known = self.known.get(request_id)
+                if known is None or known.deliver_to != name:
+                    told = heard.closed or stream.rejected.get(request_id) == heard.epoch
+                    assert told or len(heard.ends) == len(heard.ids), "whoever was cut off was told"
+
+
+SwitchboardMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSwitchboard = SwitchboardMachine.TestCase

@@ -1,0 +1,49 @@
+"""One clock per outage, against a model that adds up the moments."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ring.routes import RouteTimeout
+
+EVENTS = ("lost", "refused", "routed", "heard")
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 10)), max_size=30))
+def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: list[tuple[str, int]]) -> None:
+    outage = RouteTimeout()
+    outage.lost(0.0)
+    now = waited = on_route = 0
+    routed = well = False
+    for event, seconds in events:
+        if (event in ("refused", "heard") and not routed) or (event == "routed" and routed):
+            continue
+        match event:
+            case "lost":
+                outage.lost(now)
+                routed = well = False
+            case "refused":
+                outage.refused(now)
+                waited += 0 if well else on_route
+                routed = well = False
+            case "routed":
+                outage.routed(now)
+                routed, on_route = True, 0
+            case "heard":
+                outage.heard()
+                waited, well = 0, True
+        if routed:
+            on_route += seconds
+        else:
+            waited += seconds
+        now += seconds
+        if not routed:
+            assert outage.waited(now) == waited
+
+
+def test_late_news_of_a_lost_route_ends_no_outage() -> None:
+    outage = RouteTimeout()
+    outage.lost(0.0)
+    outage.heard()
+    assert outage.waited(3.0) == 3.0
