@@ -75,7 +75,7 @@ RUN test "$DEVICE" = cpu || /opt/ringline/bin/python -c 'import sys, torch; torc
 FROM engine-packages AS engine-installed
 COPY . .
 RUN pip --python /opt/ringline install --no-deps ./clients/python . \
-    && test -f /opt/ringline/lib/python3.*/site-packages/engine_core/kernels/libringline_cpu.so
+    && /opt/ringline/bin/python -P -m engine_core.kernels.build
 
 
 # On a GPU, Triton makes its kernels' launchers with a C compiler, below /cache.

@@ -20,6 +20,7 @@ FULL := .venv/.installed
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
+NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
@@ -28,9 +29,9 @@ NODE := tests/clients/node/node_modules/.package-lock.json
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(FULL) $(CPU) $(OLDEST) $(if $(shell command -v g++),$(KERNELS)) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
+setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
 
-demo: $(RUNS)  ## start the three services with the bundled model and stream an answer through them
+demo: $(RUNS) $(NATIVE)  ## start the three services with the bundled model and stream an answer through them
 	.venv/bin/ringline demo
 
 test: setup  ## the tests, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
@@ -63,7 +64,7 @@ chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS
 test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose
 	.venv/bin/python -m tests.rolling $(ROLLING)
 
-test-mixed: $(FULL) $(OLDEST) $(if $(shell command -v g++),$(KERNELS))  ## services of two releases in one ring; MIXED="--old REF" to choose the older, MIXED=--help for more
+test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring; MIXED="--old REF" to choose the older, MIXED=--help for more
 	.venv/bin/python -m tests.mixed $(MIXED)
 
 test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
@@ -104,7 +105,7 @@ clean:  ## remove everything that these commands installed or cached
 
 # What runs: both distributions, editable, with the engine. Less than half of what the tests need.
 $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
-	@echo "Installing Ringline, with PyTorch, into .venv: once. The native kernels are compiled on the way."
+	@echo "Installing Ringline, with PyTorch, into .venv: once."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
@@ -132,9 +133,10 @@ $(OLDEST): clients/python/oldest.txt clients/python/pyproject.toml
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest.txt -e clients/python
 	@touch $@
 
-# Installing builds the native kernels, too: this is for when their sources change afterwards.
-$(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*) | $(FULL)
-	.venv/bin/python engine_core/kernels/build.py
+# An engine compiles them at its first start, if nothing else has; here neither a demo nor the tests wait for that.
+$(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*)
+	@echo "Compiling the native kernels: about a minute of one core, once."
+	@$(PYTHON) engine_core/kernels/build.py
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error

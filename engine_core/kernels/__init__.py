@@ -1,1 +1,1 @@
-"""Native kernels: C++ behind a plain C interface, built at install and loaded with ctypes."""
+"""Native kernels: C++ behind a plain C interface, built where the engine runs and loaded with ctypes."""

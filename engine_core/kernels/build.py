@@ -1,9 +1,9 @@
-"""Builds the library of native kernels with a plain call of g++; ``python -m engine_core.kernels.build`` rebuilds it.
+"""Builds the library of native kernels with a plain call of g++: ``python -m engine_core.kernels.build``.
 
-Installing the distribution does so, too (setup.py reads this file by its path, so it needs the standard library
-alone). Code for each instruction set is a file of its own, compiled with that set's flags; what the compiler does not
-know is left out. The OpenMP runtime is not linked: its symbols are those of the runtime that torch has loaded, so that
-there is one pool of threads in a process and never two.
+The Makefile runs this file by its path before anything is installed, so it needs the standard library alone. Code for
+each instruction set is a file of its own, compiled with that set's flags; a set that the compiler does not know is left
+out. The OpenMP runtime is not linked: its symbols are those of the runtime that torch has loaded, so that a process has
+one pool of threads and never two.
 """
 
 from __future__ import annotations
@@ -59,11 +59,20 @@ def source_digest() -> str:
 
 
 def build(directory: Path) -> Path:
-    """Compile and link ``LIBRARY`` into ``directory``; returns its path. Raises ``BuildError``."""
+    """Compile and link ``LIBRARY`` into ``directory``; returns its path. Raises ``BuildError``.
+
+    Takes about a minute of one core. The library appears whole or not at all.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         raise BuildError("there is no g++")
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        return _build(compiler, directory)
+    except OSError as error:
+        raise BuildError(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def _build(compiler: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory) as work, ThreadPoolExecutor() as pool:
 
         def compile_one(name: str, *flags: str) -> tuple[Path, str]:

@@ -1,9 +1,14 @@
-"""Loads the library of native kernels and finds the best ones that this processor can run."""
+"""Loads the library of native kernels, built first where it is missing or out of date, and finds the best kernels that
+this processor can run.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +32,7 @@ from engine_core.kernels.arguments import (
     SelectionArguments,
     Step,
 )
-from engine_core.kernels.build import LIBRARY, source_digest
+from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
 from engine_core.kernels.capture import capturable
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
@@ -114,22 +119,46 @@ def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path
 
 
 def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
-    """The library and the digest of the sources it was built from."""
-    path = directory / LIBRARY
+    """The library and the digest of the sources it was built from; built first if it is not there or out of date."""
+    expected = source_digest()
+    library = _load(directory / LIBRARY)
+    if library is None or _digest_of(library) != expected:
+        try:
+            with _one_builder(directory):  # of several engines that start at once, one compiles
+                library = _load(directory / LIBRARY)
+                if library is None or _digest_of(library) != expected:
+                    library = _load(build(directory))
+        except BuildError as error:
+            raise KernelsUnavailableError(f"the native kernels cannot be built: {error}") from error
+    assert library is not None
+    library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
+    return library, expected
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
     if not path.exists():
-        raise KernelsUnavailableError("no library of native kernels was built when the engine was installed")
+        return None
     try:
-        library = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
-    library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
+
+
+def _digest_of(library: ctypes.CDLL) -> str:
     library.ringline_source_digest.restype = ctypes.c_char_p
-    digest = library.ringline_source_digest().decode()
-    if digest != source_digest():
-        raise KernelsUnavailableError(
-            "the library of native kernels is older than its sources: run python -m engine_core.kernels.build"
-        )
-    return library, digest
+    digest: str = library.ringline_source_digest().decode()
+    return digest
+
+
+@contextmanager
+def _one_builder(directory: Path) -> Iterator[None]:
+    """Hold a lock on the directory, which ends with the process at the latest."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:

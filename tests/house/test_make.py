@@ -16,7 +16,13 @@ STAMPS = {"run": ".venv/.installed-to-run", "test": ".venv/.installed"}
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A fresh one, as far as make looks."""
-    for name in ("Makefile", "constraints.txt", "pyproject.toml", "clients/python/pyproject.toml"):
+    for name in (
+        "Makefile",
+        "constraints.txt",
+        "pyproject.toml",
+        "clients/python/pyproject.toml",
+        "engine_core/kernels/build.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
         os.utime(tmp_path / name, (1, 1))

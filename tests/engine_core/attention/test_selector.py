@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine_core.attention import choice
+from engine_core.attention import selector
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.selector import choose_attention
 from engine_core.attention.torch_reference import TorchAttention
+from engine_core.kernels import library
+from engine_core.kernels.build import LIBRARY, BuildError, source_digest
 from engine_core.kernels.library import CpuKernels, KernelsUnavailableError, load_kernels
 
 
@@ -24,11 +27,12 @@ def test_native_kernels_where_they_can_compute_the_model() -> None:
     assert "heads of 24" in why
 
 
-def test_torch_where_no_library_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "load_kernels", lambda: load_kernels(directory=tmp_path))
+def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selector, "load_kernels", lambda: load_kernels(directory=tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
     backend, why = choose_attention(64, torch.bfloat16)
     assert isinstance(backend, TorchAttention)
-    assert why == "attention by torch: no library of native kernels was built when the engine was installed"
+    assert why == "attention by torch: the native kernels cannot be built: there is no g++"
 
 
 def test_numerics_name_what_decides_bits() -> None:
@@ -42,10 +46,24 @@ def test_numerics_name_what_decides_bits() -> None:
     assert len(same | other) == 6
 
 
-def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_core.kernels.library.source_digest", lambda: "another")
-    with pytest.raises(KernelsUnavailableError, match="older than its sources"):
-        load_kernels()
+def test_a_library_that_is_missing_or_of_other_sources_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+
+    def build(directory: Path) -> Path:
+        built.append(directory)
+        if source_digest() != library.source_digest():
+            raise BuildError("these sources do not compile")
+        return Path(shutil.copy(Path(library.__file__).parent / LIBRARY, directory / LIBRARY))
+
+    monkeypatch.setattr(library, "build", build)
+    load_kernels(directory=tmp_path)
+    load_kernels(directory=tmp_path)
+    assert built == [tmp_path]
+    monkeypatch.setattr(library, "source_digest", lambda: "another")
+    with pytest.raises(KernelsUnavailableError, match="these sources do not compile"):
+        load_kernels(directory=tmp_path)
 
 
 def test_an_instruction_set_that_nobody_knows_is_refused() -> None:
