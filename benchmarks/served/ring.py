@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,18 @@ class Ring:
 
 
 @contextlib.contextmanager
-def serve(model: Path, flags: Sequence[str], logs: Path) -> Iterator[Ring]:
-    """Serve ``model`` with ``ringline serve`` and these further flags while the body runs."""
+def serve(
+    model: Path, flags: Sequence[str], logs: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Ring]:
+    """Serve ``model`` with ``ringline serve`` and these further flags while the body runs.
+
+    ``environment`` is added to this process's.
+    """
     address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
     command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
     begun = time.monotonic()
-    with running(command, log) as process:
+    with running(command, log, environment) as process:
         seconds = _first_token(address, process, begun, log)
         [stack] = [stack for stack in running_stacks() if stack.pid == process.pid]
         yield Ring(address, stack.services["engine"].address, seconds)
