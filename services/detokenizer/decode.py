@@ -164,8 +164,8 @@ class EngineDecoder:
         for prefill in outputs.prefills:
             request = self._requests.get(prefill.request_id)
             if request is not None and request.epoch == prefill.epoch:
-                news = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
-                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, news)
+                update = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, update)
         for scored in outputs.prompt_logprobs:
             request = self._requests.get(scored.request_id)
             if request is not None and request.epoch == scored.epoch:

@@ -8,11 +8,11 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import output_pb2
 
 from services.ring.events import ChoiceEnd
-from services.ring.outbox import RequestNews
+from services.ring.outbox import RequestUpdate
 from services.rpc.protobuf import status_to_proto, write_logprobs
 
 
-def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
+def outputs_of(taken: Sequence[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
     """The packed arrays of one frame."""
     outputs = detokenizer_pb2.TextOutputs()
     request_ids: list[str] = []
@@ -22,21 +22,21 @@ def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
     token_counts: list[int] = []
     texts: list[str] = []
     token_ids: list[int] = []
-    for news in taken:
-        _prompt(outputs, news)
-        for choice, part in news.choices.items():
+    for update in taken:
+        _prompt(outputs, update)
+        for choice, part in update.choices.items():
             if part.ids or any(part.texts):
                 if part.logprobs:
                     write_logprobs(outputs.logprobs.add(entry=len(request_ids)).logprobs, part.logprobs)
-                request_ids.append(news.request_id)
-                epochs.append(news.epoch)
+                request_ids.append(update.request_id)
+                epochs.append(update.epoch)
                 choices.append(choice)
                 first_positions.append(part.first_position)
                 token_counts.append(len(part.ids))
                 texts.append("".join(part.texts))
                 token_ids.extend(part.ids)
             if part.end is not None:
-                outputs.finished.append(_finished(news, choice, part.end))
+                outputs.finished.append(_finished(update, choice, part.end))
     outputs.request_ids.extend(request_ids)
     outputs.epochs.extend(epochs)
     outputs.choices.extend(choices)
@@ -47,24 +47,26 @@ def outputs_of(taken: Sequence[RequestNews]) -> detokenizer_pb2.TextOutputs:
     return outputs
 
 
-def _prompt(outputs: detokenizer_pb2.TextOutputs, news: RequestNews) -> None:
-    if news.prefill is not None:
+def _prompt(outputs: detokenizer_pb2.TextOutputs, update: RequestUpdate) -> None:
+    if update.prefill is not None:
         outputs.prefills.add(
-            request_id=news.request_id,
-            epoch=news.epoch,
-            prompt_tokens=news.prefill.prompt_tokens,
-            computed_tokens=news.prefill.computed_tokens,
-            cached_tokens=news.prefill.cached_tokens,
+            request_id=update.request_id,
+            epoch=update.epoch,
+            prompt_tokens=update.prefill.prompt_tokens,
+            computed_tokens=update.prefill.computed_tokens,
+            cached_tokens=update.prefill.cached_tokens,
         )
-    if news.prompt_logprobs is not None:
-        part = outputs.prompt_logprobs.add(request_id=news.request_id, epoch=news.epoch, offset=news.prompt_offset)
-        write_logprobs(part.logprobs, news.prompt_logprobs)
+    if update.prompt_logprobs is not None:
+        part = outputs.prompt_logprobs.add(
+            request_id=update.request_id, epoch=update.epoch, offset=update.prompt_offset
+        )
+        write_logprobs(part.logprobs, update.prompt_logprobs)
 
 
-def _finished(news: RequestNews, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinished:
+def _finished(update: RequestUpdate, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinished:
     finished = detokenizer_pb2.TextFinished(
-        request_id=news.request_id,
-        epoch=news.epoch,
+        request_id=update.request_id,
+        epoch=update.epoch,
         choice=choice,
         position=end.position,
         finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),

@@ -1,4 +1,4 @@
-"""One attached peer: its commands in, its frames out, until either side gives up."""
+"""One Attach stream: the peer's commands in, output frames out, until either side ends it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.engine.attach_links import AttachLinks, LinkWaker
+from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.limits import frame_limits
 from services.engine.protobuf import response_of, submission_of
 from services.ring.cursor import RejectedCommand
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
-from services.ring.identity import ENGINE, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.ring.identity import ENGINE_CAPABILITIES, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.ring.roles import Role, check_name, check_role
 from services.rpc.calls import end_soon
 from services.rpc.handlers import Incoming
@@ -30,18 +30,18 @@ from services.rpc.protobuf import welcome_of
 log = structlog.get_logger(__name__)
 
 SUBMITTERS = frozenset({Role.PROCESSOR, Role.OPERATOR})
-"""Whose certificates allow to give requests to an engine; a detokenizer's allows to stop them."""
+"""Roles that may submit requests; a detokenizer may only stop them."""
 ATTACHERS = SUBMITTERS | {Role.DETOKENIZER}
 HELLO_TIMEOUT = 10.0
-"""Seconds within which a peer must say who it is."""
+"""Seconds that a peer has to send its Hello."""
 MAX_PENDING_REJECTIONS = 1000
-"""While so many wait to be written, the peer's next commands are not carried out."""
+"""While more than this wait to be written, the peer's commands are not executed."""
 _LONGEST_GRACE = 4_000_000.0
-"""Seconds, about what the field's milliseconds can say."""
+"""Seconds; about the maximum of the field, which is in milliseconds."""
 SMALL_FRAME_BYTES = 4 << 10
-"""So few bytes have so few fields that they are parsed in a few milliseconds at most."""
+"""Frames up to this size are parsed on the event loop: it takes a few milliseconds at most."""
 COMMANDS_PER_TURN = 256
-"""So many commands are carried out before the event loop looks at anything else."""
+"""Commands executed before the event loop gets to other work."""
 
 
 class Attachment:
@@ -49,19 +49,19 @@ class Attachment:
 
     def __init__(
         self,
-        hub: AttachLinks,
+        engine: AsyncEngine,
         me: PeerId,
         load: Callable[[], engine_pb2.Load],
         *,
         stall_timeout: float,
         max_message_bytes: int,
     ) -> None:
-        """``load`` is asked every time the load is due; ``stall_timeout`` in seconds."""
-        self._hub = hub
+        """``load`` is called for every heartbeat; ``stall_timeout``: seconds that one write may take."""
+        self._engine = engine
         self._me = me
         self._load = load
         self._stall_timeout = stall_timeout
-        self._limits = frame_limits(hub.model)
+        self._limits = frame_limits(engine.model)
         self._max_message_bytes = min(max_message_bytes, self._limits.max_bytes)
         self._room_for_rejections = asyncio.Event()
         self._draining_told = False
@@ -71,22 +71,22 @@ class Attachment:
         incoming: Incoming,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Serve the stream; returns when the peer closed it, raises ``Refused`` when it must be ended."""
+        """Serve the stream. Returns when the peer has closed it; raises ``Refused`` with the status to end it with."""
         data, hello = await self._first_frame(incoming)
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
         check_name(hello.name, ATTACHERS)
-        waker = self._hub.attach(PeerId(hello.name, hello.incarnation))
+        waker = self._engine.attach(PeerId(hello.name, hello.incarnation))
         try:
-            failure = await self._carry(data, incoming, context, waker, version)
+            failure = await self._serve(data, incoming, context, waker, version)
         finally:
-            self._hub.detach(waker)
+            self._engine.detach(waker)
         if failure is not None:
             try:
                 raise failure
             finally:
-                del failure  # it refers to this frame: together they would stay until Python looks for cycles
+                del failure  # breaks the reference cycle with this frame, which would keep both until a collection
 
-    async def _carry(
+    async def _serve(
         self,
         first: bytes,
         incoming: Incoming,
@@ -94,9 +94,9 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> BaseException | None:
-        """Read and write until one of the two ends, or a newer stream takes this one's place; returns what was raised.
+        """Read and write until one of them ends or a newer stream supersedes this one; returns what was raised.
 
-        Its peer may take nothing, so that the writer would hear of a newer one only when its time is over.
+        A task of its own waits for the newer stream, because the writer may be blocked by a peer that does not read.
         """
         tasks = (
             asyncio.create_task(self._read(first, incoming, waker)),
@@ -112,7 +112,7 @@ class Attachment:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first_frame(self, incoming: Incoming) -> tuple[bytes, link_pb2.Hello]:
-        """It may have commands, too."""
+        """The first frame, as bytes since it may have commands too, and its Hello."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 data = await incoming.read()
@@ -124,32 +124,32 @@ class Attachment:
             if not frame.HasField("hello"):
                 raise _no_hello()
             hello = link_pb2.Hello()
-            hello.CopyFrom(frame.hello)  # of its own: part of a frame would keep all of it
+            hello.CopyFrom(frame.hello)  # a submessage would keep the whole frame in memory
         return data, hello
 
     @asynccontextmanager
     async def _parsed(self, data: bytes) -> AsyncIterator[engine_pb2.AttachRequest]:
-        """A frame. What takes long is measured and parsed off the event loop, in a turn that lasts to the end."""
+        """Parse a frame. A large one is measured and parsed off the event loop, in a turn held until the block ends."""
         work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
         if _is_small(data):
             yield work()
         else:
-            async with self._hub.large_frames.turn(len(data)):
-                yield await self._hub.large_frames.run(work)
+            async with self._engine.large_frames.turn(len(data)):
+                yield await self._engine.large_frames.run(work)
 
     async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
         ordinal, first = 0, True
         while data is not None:
-            ordinal += await self._carry_out(data, waker, ordinal, may_greet=first)
-            data, first = None, False  # it may be long until the next one comes
+            ordinal += await self._execute(data, waker, ordinal, may_greet=first)
+            data, first = None, False  # free it: the next frame may take long to come
             data = await incoming.read()
 
-    async def _carry_out(self, data: bytes, waker: LinkWaker, ordinal: int, *, may_greet: bool) -> int:
-        """Carry the commands of a frame out in order; returns how many there are.
+    async def _execute(self, data: bytes, waker: LinkWaker, ordinal: int, *, may_greet: bool) -> int:
+        """Execute the commands of a frame in order; returns how many there are.
 
-        One large frame at a time is parsed and carried out, whichever peer's, and while its peer does not read why
-        commands were rejected it is bytes again: so that a hundred peers cannot have the engine hold a hundred that are
-        parsed.
+        Across all peers, one large frame at a time is held in parsed form. While a peer does not read its rejections,
+        its frame is kept as bytes and parsed again later. So a hundred peers cannot make the engine hold a hundred
+        parsed frames.
         """
         done = 0
         while True:
@@ -157,17 +157,17 @@ class Attachment:
                 if frame.HasField("hello") and not may_greet:
                     raise invalid_field("hello", "only the first frame may have one")
                 count = len(frame.commands)
-                done = await self._carry_out_from(frame, done, waker, ordinal)
+                done = await self._execute_from(frame, done, waker, ordinal)
                 del frame
-            self._hub.wake()
+            self._engine.wake()
             if done == count:
                 return count
             while waker.link.num_rejections > MAX_PENDING_REJECTIONS:
                 self._room_for_rejections.clear()
                 await self._room_for_rejections.wait()
 
-    async def _carry_out_from(self, frame: engine_pb2.AttachRequest, done: int, waker: LinkWaker, ordinal: int) -> int:
-        """Go on behind the commands that are done, as far as there is room for rejections; returns how many are."""
+    async def _execute_from(self, frame: engine_pb2.AttachRequest, done: int, waker: LinkWaker, ordinal: int) -> int:
+        """Continue after ``done`` commands until too many rejections are pending; returns how many are done now."""
         for command in islice(frame.commands, done, None):
             if waker.superseded.is_set():
                 raise _superseded()
@@ -179,35 +179,35 @@ class Attachment:
             except Refused as refused:
                 waker.link.reject(_rejection(command, ordinal + done, refused.status))
             if done % COMMANDS_PER_TURN == 0:
-                self._hub.wake()
+                self._engine.wake()
                 await asyncio.sleep(0)
         return done
 
     def _command(self, command: engine_pb2.Command, peer: PeerId, ordinal: int) -> None:
-        board = self._hub.switchboard
+        registry = self._engine.registry
         match command.WhichOneof("command"):
             case "submit":
                 check_role("to submit requests", SUBMITTERS)
                 self._check_model(command.submit)
-                board.submit(peer, submission_of(command.submit, self._hub.model, time.monotonic()), ordinal)
+                registry.submit(peer, submission_of(command.submit, self._engine.model, time.monotonic()), ordinal)
             case "cancel":
-                board.cancel(peer, command.cancel.request_id, command.cancel.epoch)
+                registry.cancel(peer, command.cancel.request_id, command.cancel.epoch)
             case "stop":
                 stop = command.stop
-                board.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
+                registry.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
             case "redirect":
                 redirect = command.redirect
                 delivered = {one.choice: one.count for one in redirect.delivered}
-                board.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
+                registry.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
             case "done":
-                board.done(peer, command.done.request_id, command.done.epoch)
+                registry.done(peer, command.done.request_id, command.done.epoch)
             case _:
                 raise invalid_field("command", "none is set: expected submit, cancel, stop, redirect or done")
 
     def _check_model(self, submit: engine_pb2.Submit) -> None:
-        """What was begun on one model does not go on with another."""
-        if submit.model_digest not in ("", self._hub.model_digest):
-            problem = f"{submit.model_digest[:80]!r} is not served here, but {self._hub.model_digest!r}"
+        """A request that began on one model must not continue on another."""
+        if submit.model_digest not in ("", self._engine.model_digest):
+            problem = f"{submit.model_digest[:80]!r} is not served here, but {self._engine.model_digest!r}"
             raise Refused(
                 Code.FAILED_PRECONDITION,
                 f"model_digest: {problem}",
@@ -221,15 +221,15 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> None:
-        welcome = welcome_of(self._me, version, self._max_message_bytes, ENGINE)
+        welcome = welcome_of(self._me, version, self._max_message_bytes, ENGINE_CAPABILITIES)
         await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()
             waker.event.clear()
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
-            if self._hub.failure is not None:
-                raise Refused(Code.INTERNAL, f"{self._hub.failure}, and the engine ends")
+            if self._engine.failure is not None:
+                raise Refused(Code.INTERNAL, f"{self._engine.failure}, and the engine ends")
 
     def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
         frame = waker.link.take()
@@ -239,10 +239,10 @@ class Attachment:
             waker.load_due = False
             response = response or engine_pb2.AttachResponse()
             response.load.CopyFrom(self._load())
-        if self._hub.drain_grace is not None and not self._draining_told:
+        if self._engine.drain_grace is not None and not self._draining_told:
             self._draining_told = True
             response = response or engine_pb2.AttachResponse()
-            response.draining.grace_ms = round(min(self._hub.drain_grace, _LONGEST_GRACE) * 1000)
+            response.draining.grace_ms = round(min(self._engine.drain_grace, _LONGEST_GRACE) * 1000)
         return response
 
     async def _send(
@@ -264,7 +264,7 @@ def _no_hello() -> Refused:
 
 
 def _is_small(data: bytes) -> bool:
-    """Whether a frame is parsed on the event loop: it has few bytes, or few fields, as a request with a long prompt."""
+    """Whether to parse on the event loop: few bytes, or few fields (such as one request with a long prompt)."""
     return len(data) <= SMALL_FRAME_BYTES or is_quick(engine_pb2.AttachRequest, data)
 
 

@@ -1,7 +1,6 @@
-"""How much a Submit may hold: looked at before anything of it is copied.
+"""Size limits of a Submit, checked before anything of it is copied.
 
-Frames are measured before they are parsed, and many of them wait for one step. The core checks values, and what they
-come to together.
+Frames are measured before they are parsed, since many may wait for one step. The core validates the values.
 """
 
 from __future__ import annotations
@@ -11,23 +10,21 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.ring.errors import invalid_field
-from services.ring.identity import ENGINE, check_requires
+from services.ring.identity import ENGINE_CAPABILITIES, check_requires
 from services.rpc.message_limits import MessageLimits
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
-
-
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
-"""What an id of the largest vocabularies takes in a list of them."""
+"""Wire size of an id of the largest vocabularies in a packed list."""
 
 
 def frame_limits(model: ModelSpec) -> MessageLimits:
-    """Of one frame of a peer: as much as links send at a time, and one Submit that resumes every choice."""
+    """Limits of one frame: as much as links send at a time, plus one Submit that resumes every choice."""
     resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
     return MessageLimits(
         _LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed, MAX_FRAME_FIELDS
@@ -35,8 +32,8 @@ def frame_limits(model: ModelSpec) -> MessageLimits:
 
 
 def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
-    """Raise ``Refused`` for the first field that holds more, or less, than the contract allows for ``model``."""
-    check_requires(submit.requires, ENGINE)
+    """Raise ``Refused`` for the first field whose size is outside of what the contract allows for ``model``."""
+    check_requires(submit.requires, ENGINE_CAPABILITIES)
     sampling = submit.sampling
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)

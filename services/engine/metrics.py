@@ -1,4 +1,4 @@
-"""The engine's metrics: its scheduler, its KV cache, its links and its memory."""
+"""The engine's metrics: scheduler, KV cache, links and memory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """An engine at one moment; the last ones are totals since its start."""
+    """A snapshot of the engine; from ``prefix_queries`` on, totals since its start."""
 
     running: int
     """Choices being computed."""
     waiting: int
-    """Requests, not choices: those of which at least one choice is in the queue."""
+    """Requests (not choices) with at least one choice in the queue."""
     kv_usage: float
-    """Share of KV blocks in use, in [0, 1]."""
+    """Fraction of KV blocks in use, in [0, 1]."""
     kv_blocks: int
-    """In all."""
+    """Blocks in all."""
     ledgers: int
     peers: int
-    """Processes that are attached."""
+    """Attached processes."""
     prefix_queries: int
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int
     preemptions: int
     steps: int
     computed_tokens: int
-    """Of prompts and outputs."""
+    """Prompt and output tokens."""
     generated_tokens: int
 
 
 class EngineMetrics(ServiceMetrics):
-    """What is computed. Written on the event loop."""
+    """Histograms are written on the event loop; the rest is read when it is scraped."""
 
     def __init__(self, read: Callable[[], EngineReading | None]) -> None:
-        """``read`` gives the engine's state, None until it has loaded; it is called from another thread."""
+        """``read`` returns the engine's state, None until it has loaded. It is called from another thread."""
         self._read = read
         self._step = Histogram("ringline_step_seconds", "Duration of a step.", GAP_SECONDS)
         self._step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS)
@@ -53,7 +53,7 @@ class EngineMetrics(ServiceMetrics):
         super().__init__()
 
     def step(self, seconds: float, tokens: int) -> None:
-        """A step took ``seconds`` and computed ``tokens`` tokens, of prompts and outputs."""
+        """A step took ``seconds`` and computed ``tokens`` prompt and output tokens."""
         self._step.observe(seconds)
         self._step_tokens.observe(tokens)
 

@@ -1,4 +1,4 @@
-"""Recording a profile of the next steps while the engine serves."""
+"""Profiles the next steps while the engine serves."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch.autograd.profiler import profile
 
 MAX_STEPS = 1000
 DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS = 30_000, 600_000
-"""After which a profile ends with the steps it has."""
+"""A profile ends then with the steps it has."""
 _TABLE_ROWS = 30
 
 
 class StepProfile:
-    """Records ``steps`` steps, in whichever thread they are computed; fed in the step loop's."""
+    """A ``StepRecorder`` that profiles a number of steps, in all threads of the process."""
 
     def __init__(self, steps: int) -> None:
         self._remaining = steps
         self._seconds: list[float] = []
         self._tokens: list[int] = []
-        # Not torch.profiler's: to begin, that imports torch's compiler, which takes seconds.
+        # Not torch.profiler.profile: on start it imports torch's compiler, which takes seconds.
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         self._profiler: Any = profile(use_kineto=True, experimental_config=every_thread)
         self.result: Future[engine_pb2.ProfileResponse] = Future()
 
     def start(self) -> None:
-        """Begin before the next step."""
+        """Call it between two steps, in the step loop's thread."""
         self._profiler.__enter__()
 
     def step(self, seconds: float, tokens: int) -> bool:
-        """Enter a step; returns whether more are wanted."""
+        """Record a step; returns whether more are wanted."""
         self._seconds.append(seconds)
         self._tokens.append(tokens)
         self._remaining -= 1
@@ -41,7 +41,7 @@ class StepProfile:
         return self._remaining > 0
 
     def finish(self) -> None:
-        """End with what there is. Idempotent."""
+        """End with the steps recorded so far. Idempotent."""
         if self.result.done():
             return
         self._profiler.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Where protobuf meets ``engine_core``: a Submit becomes a Request, outputs become ring events and messages."""
+"""Conversions between protobuf, ``engine_core`` and the ring: Submit → Request, outputs → events → messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.engine.limits import check_size
 from services.ring.cursor import OutputFrame
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
-from services.ring.identity import ENGINE
+from services.ring.identity import ENGINE_CAPABILITIES
 from services.ring.ledger import LedgerEntry, Submission
 from services.rpc.protobuf import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.telemetry.tracing import MAX_TRACEPARENT
@@ -30,13 +30,13 @@ _FIELDS = {
     **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
 }
-"""Fields of the core's request that are called otherwise in a Submit."""
+"""Fields of the core's request that have another name in a Submit."""
 
 
 def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission[Request]:
-    """What the ring and the core make of a Submit; ``now`` is on the core's clock.
+    """The ring's and the core's forms of a Submit; ``now`` is on the core's clock.
 
-    Raises ``Refused`` where the message contradicts itself; the core checks the rest against the model.
+    Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """
     check_size(submit, model)
     params = sampling_params_of(submit)
@@ -66,13 +66,13 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
         tenant=submit.tenant,
-        order=request,
+        core_request=request,
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
     )
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:
-    """Every token id of it that is kept while it is computed."""
+    """All token ids that are kept in memory while the request runs."""
     lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.sampling.logit_bias]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
@@ -80,7 +80,7 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
-    """The core's parameters; absent scalars are neutral."""
+    """The core's parameters; an absent scalar has its neutral value."""
     sampling = submit.sampling
     neutral = SamplingParams()
 
@@ -110,7 +110,7 @@ def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
 
 
 def status_of(error: RequestError, retry_after_ms: int) -> Status:
-    """How a refusal by the core reads on the wire; ``retry_after_ms`` where the queue is full."""
+    """The status of a refusal by the core; ``retry_after_ms`` is used if the queue is full."""
     match error:
         case InvalidRequestError():
             field = _FIELDS.get(error.field, error.field)
@@ -135,7 +135,7 @@ def model_message(
     model_digest: str,
     numerics: str,
 ) -> engine_pb2.GetModelResponse:
-    """What GetModel answers."""
+    """The answer of GetModel."""
     defaults = engine_pb2.SamplingDefaults()
     for name, value in spec.default_sampling.items():
         setattr(defaults, name, int(value) if name == "top_k" else value)
@@ -155,12 +155,12 @@ def model_message(
         num_blocks=cache.num_blocks,
         max_num_queued_reqs=scheduler.max_num_queued_reqs,
         max_num_seqs=scheduler.max_num_seqs,
-        capabilities=ENGINE,
+        capabilities=ENGINE_CAPABILITIES,
     )
 
 
 def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
-    """Everything a link had new."""
+    """The message for one frame."""
     response = engine_pb2.AttachResponse()
     if frame.peers is not None:
         response.peers.CopyFrom(peer_changes_to_proto(frame.peers))
@@ -179,14 +179,14 @@ def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
 def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
     outputs = engine_pb2.StepOutputs(
         opened=map(_opened, frame.opened),
-        prefills=[_prefill(*news) for news in frame.prefills],
+        prefills=[_prefill(*prefill) for prefill in frame.prefills],
         request_ids=frame.request_ids,
         epochs=frame.epochs,
         choices=frame.choices,
         first_positions=frame.first_positions,
         token_counts=frame.token_counts,
         token_ids=frame.token_ids,
-        finished=[_finished(*news) for news in frame.ends],
+        finished=[_finished(*end) for end in frame.ends],
         closed=[engine_pb2.Closed(request_id=request_id, epoch=epoch) for request_id, epoch in frame.closed],
     )
     for request_id, epoch, offset, scores in frame.prompt_logprobs:

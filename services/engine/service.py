@@ -1,4 +1,4 @@
-"""The RPCs of ``EngineService``; what they do is in ``hub``, ``attach`` and the core."""
+"""The RPCs of ``EngineService``. ``attach`` serves the streams; ``async_engine`` is what they share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import grpc
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
+from services.engine.async_engine import AsyncEngine
 from services.engine.attach import ATTACHERS, Attachment
-from services.engine.attach_links import AttachLinks
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks
@@ -32,25 +32,25 @@ METHOD_ROLES = {
     "ResetPrefixCache": {Role.OPERATOR},
     "Profile": {Role.OPERATOR},
 }
-"""Whose certificates allow what."""
+"""Roles that may call each method."""
 _CALL_TIMEOUT = 60.0
-"""Seconds that an RPC waits for the step under way."""
+"""Seconds that an RPC waits for the current step."""
 
 
 class EngineService:
-    """Its methods take messages as bytes (``rpc_handlers``), and answer UNAVAILABLE until ``serve`` has been called."""
+    """Methods take messages as bytes (see ``services.rpc.handlers``) and answer UNAVAILABLE before ``serve``."""
 
     def __init__(
         self,
-        hub: AttachLinks,
+        engine: AsyncEngine,
         me: PeerId,
         *,
         stall_timeout: float,
         max_message_bytes: int,
         drain: Callable[[float | None], None],
     ) -> None:
-        """``drain`` begins to end the process, with a grace in seconds (None: the one that was configured)."""
-        self._hub = hub
+        """``drain`` starts the drain of the process, with a grace in seconds (None: the configured one)."""
+        self._engine = engine
         self._me = me
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
@@ -67,7 +67,7 @@ class EngineService:
     async def Attach(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._loaded(context)
         attachment = Attachment(
-            self._hub,
+            self._engine,
             self._me,
             self.load,
             stall_timeout=self._stall_timeout,
@@ -100,7 +100,7 @@ class EngineService:
     async def Drain(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.DrainResponse:
         request = parse(engine_pb2.DrainRequest, data, SMALL)
         grace = request.grace_ms / 1000 if request.HasField("grace_ms") else None
-        live = self._hub.switchboard.num_unfinished
+        live = self._engine.registry.num_unfinished
         self._drain(grace)
         return engine_pb2.DrainResponse(live_requests=live)
 
@@ -145,12 +145,12 @@ class EngineService:
             return profile.result.result()
         finally:
             if not profile.result.done():
-                with suppress(TooManyCalls):  # then it ends when it has seen enough
-                    loop.call(finish)  # whoever asked is gone
+                with suppress(TooManyCalls):  # then it ends after its last step
+                    loop.call(finish)  # the caller is gone
 
     def load(self) -> engine_pb2.Load:
-        """The load at this moment; it does not wait for the step under way."""
-        loop = self._hub.step_loop
+        """The load now, without waiting for the current step."""
+        loop = self._engine.step_loop
         if loop is None:
             return engine_pb2.Load()
         stats = loop.stats
@@ -165,20 +165,20 @@ class EngineService:
             prefix_queries=stats.prefix_query_tokens,
             prefix_hits=stats.prefix_hit_tokens,
             preemptions=stats.preemptions,
-            ledgers=self._hub.switchboard.num_ledgers,
+            ledgers=self._engine.registry.num_ledgers,
             blocks_used=stats.kv_blocks_used,
             blocks_total=stats.kv_blocks,
             generated_tokens=stats.generated_tokens,
         )
 
     async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
-        if self._model is None or self._hub.step_loop is None:
+        if self._model is None or self._engine.step_loop is None:
             await abort(context, Status(Code.UNAVAILABLE, "the engine is loading", retry_after_ms=1000))
-        if self._hub.failure is not None:  # whoever came back would take what ended its stream for a cut
+        if self._engine.failure is not None:  # a peer that attached again would take the failure for a lost link
             await abort(
-                context, Status(Code.UNAVAILABLE, f"{self._hub.failure}, and the engine ends", retry_after_ms=0)
+                context, Status(Code.UNAVAILABLE, f"{self._engine.failure}, and the engine ends", retry_after_ms=0)
             )
-        return self._hub.step_loop
+        return self._engine.step_loop
 
     async def _between_steps(
         self, loop: StepLoop, function: Callable[[EngineCore], Any], context: grpc.aio.ServicerContext[Any, Any]

@@ -1,4 +1,4 @@
-"""The thread in which the engine core computes, and the orders that wait for its next turn."""
+"""The thread in which the engine core computes, and the commands that wait for its next step."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from engine_core.step import SequenceOutput
 from services.ring.liveness import step_limit
 
 MAX_CALLS = 64
-"""Functions that wait to be run between two steps."""
+"""Bound on functions that wait to be run between two steps."""
 _T = TypeVar("_T")
 _STATS_INTERVAL = 0.1
 _RECENT_STEPS = 100
 
 
 class TooManyCalls(Exception):
-    """As many functions as may be wait already."""
+    """``MAX_CALLS`` functions are waiting."""
 
 
 @dataclass(slots=True)
-class RequestOrders:
-    """What the core is to do about one request: begin it, then cancel some of its choices."""
+class RequestCommands:
+    """Commands about one request: add it, then cancel some of its choices."""
 
     request: Request | None = None
-    """To begin, unless that was handed over before."""
+    """To add; None if the core has it already."""
     cancelled: set[int | None] = field(default_factory=set)
-    """Choices; None for all of them."""
+    """Choices; None stands for all of them."""
 
 
 @dataclass(slots=True)
-class Orders:
-    """All that the core is to do before its next step."""
+class CoreCommands:
+    """Everything that the core must do before its next step."""
 
-    requests: dict[str, RequestOrders] = field(default_factory=dict)
-    """By their names in the core, in the order in which they came."""
+    requests: dict[str, RequestCommands] = field(default_factory=dict)
+    """By core id, in order of arrival."""
     calls: list[Callable[[], None]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -53,76 +53,76 @@ class Orders:
 
 
 class Inbox:
-    """Filled from any thread, and emptied by the one that computes."""
+    """Collects commands from any thread until the step loop's thread takes them.
+
+    Its size is bounded by the requests that exist: a request that is cancelled before it was taken leaves nothing.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """To be held, and notified, by who wakes the thread for another reason."""
-        self._orders = Orders()
+        """Notified on every change. Hold and notify it to wake the step loop for another reason."""
+        self._commands = CoreCommands()
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
-        return bool(self._orders)
+        return bool(self._commands)
 
     def add(self, core_id: str, request: Request) -> None:
-        """Begin a request."""
         with self.changed:
-            self._orders.requests[core_id] = RequestOrders(request)
+            self._commands.requests[core_id] = RequestCommands(request)
             self.changed.notify()
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Cancel a choice of a request, or all; False if that was done here, because the core has not heard of it."""
+        """Cancel a choice (None: all). False if the core does not have the request yet, and now never will."""
         with self.changed:
-            orders = self._orders.requests.setdefault(core_id, RequestOrders())
-            if choice is None and orders.request is not None:
-                del self._orders.requests[core_id]
+            commands = self._commands.requests.setdefault(core_id, RequestCommands())
+            if choice is None and commands.request is not None:
+                del self._commands.requests[core_id]
                 return False
             if choice is None:
-                orders.cancelled = {None}
-            elif None not in orders.cancelled:
-                orders.cancelled.add(choice)
+                commands.cancelled = {None}
+            elif None not in commands.cancelled:
+                commands.cancelled.add(choice)
             self.changed.notify()
             return True
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run a function. Raises ``TooManyCalls``."""
+        """Run ``function`` between two steps. Raises ``TooManyCalls``."""
         with self.changed:
-            if len(self._orders.calls) >= MAX_CALLS:
+            if len(self._commands.calls) >= MAX_CALLS:
                 raise TooManyCalls
-            self._orders.calls.append(function)
+            self._commands.calls.append(function)
             self.changed.notify()
 
-    def take(self) -> Orders:
-        """All that waits."""
+    def take(self) -> CoreCommands:
         with self.changed:
-            orders, self._orders = self._orders, Orders()
-        return orders
+            commands, self._commands = self._commands, CoreCommands()
+        return commands
 
 
 @dataclass(slots=True)
 class StepReport:
-    """What one turn of the loop brought."""
+    """The results of one iteration of the loop."""
 
     outputs: list[SequenceOutput]
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
-    """Requests that the core did not take."""
+    """By core id, requests that the core refused."""
     cancelled: list[tuple[str, int | None]] = field(default_factory=list)
-    """Requests, or choices of them, that the core has let go of because it was told to."""
+    """(core id, choice or None for all) that the core has dropped on command."""
     seconds: float = 0.0
-    """The step's duration, or where steps overlap, the time from the step before; 0 if none was computed."""
+    """The step's duration; where steps overlap, the time since the previous one; 0 if none was computed."""
     tokens: int = 0
-    """Prompt and output tokens that the step computed."""
+    """Prompt and output tokens computed."""
 
 
 class StepRecorder(Protocol):
-    """Somebody who wants to see each step."""
+    """Is called after each step, such as a profiler."""
 
     def step(self, seconds: float, tokens: int) -> bool:
-        """Called after a step, in the step loop's thread; returns whether to go on."""
+        """Runs in the step loop's thread; returns whether to call it again."""
 
 
 class StepLoop:
-    """Runs ``core`` in a thread of its own. ``add``, ``cancel`` and ``call`` are safe from any thread."""
+    """Runs ``core`` in a thread of its own. ``add``, ``cancel``, ``call`` and ``fail`` are safe from any thread."""
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class StepLoop:
         starting: Callable[[list[str]], None] = lambda core_ids: None,
         largest_step: float = 0.0,
     ) -> None:
-        """``report``, ``failed`` and ``starting`` run on ``loop``; after ``failed`` nothing is computed any more.
+        """``report``, ``failed`` and ``starting`` run on ``loop``; after ``failed``, no step is computed.
 
-        ``starting`` hears of requests at the beginning of the first step that computes them. ``largest_step``: about
-        how many seconds the largest step takes.
+        ``starting`` gets the core ids of requests when the first step that computes them begins. ``largest_step``:
+        estimated seconds of the largest possible step.
         """
         self._core = core
         self._loop = loop
@@ -146,26 +146,26 @@ class StepLoop:
         self.largest_step = largest_step
         self._inbox = Inbox()
         self._stopping = False
+        self._has_failed = False
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._turns = 0
         self._busy = False
         self._in_call = False
-        """Whether the thread does what an operator asked for; torch's profiler takes seconds to begin and to end."""
+        """Whether the thread runs a ``call`` or the recorder: torch's profiler takes seconds to start and to stop."""
         self.steps = 0
         """Steps computed since start."""
         self.stats: SchedulerStats = core.stats()
-        """Not older than 0.1 s while the core is busy, exact when it is idle."""
+        """At most 0.1 s old while the core is busy, exact when it is idle."""
         self._stats_at = 0.0
         self.recorder: StepRecorder | None = None
-        """Set through ``call``; it is gone when it has seen enough."""
+        """Set it by ``call``; removed when its ``step`` returns False."""
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def start(self) -> None:
-        """Begin to compute."""
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """End after the step under way; returns whether that came within ``timeout`` seconds."""
+        """End after the current step; returns whether the thread ended within ``timeout`` seconds."""
         with self._inbox.changed:
             self._stopping = True
             self._inbox.changed.notify()
@@ -173,19 +173,31 @@ class StepLoop:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def fail(self, error: BaseException) -> None:
+        """End as after a step that raised: for failures outside of steps, such as an executor that dies while idle.
+
+        ``failed`` is called once, with the first error. It does not wait for the current step, which may never end.
+        """
+        with self._inbox.changed:
+            if self._has_failed:
+                return
+            self._has_failed = self._stopping = True
+            self._inbox.changed.notify()
+        self._loop.call_soon_threadsafe(self._failed, error)
+
     def add(self, core_id: str, request: Request) -> None:
-        """Hand a request to the core before the next step, as ``core_id``."""
+        """Give a request to the core, as ``core_id``, before the next step."""
         self._inbox.add(core_id, replace(request, request_id=core_id))
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Stop computing before the next step, silently.
+        """Stop computing a choice (None: all) before the next step, without an output.
 
-        False if the core had not heard of the request and never will; otherwise a report names it when it is done.
+        False if the core did not have the request yet, and now never will; otherwise a report confirms it.
         """
         return self._inbox.cancel(core_id, choice)
 
     def call(self, function: Callable[[EngineCore], _T]) -> Future[_T]:
-        """Run ``function`` between two steps. Raises ``TooManyCalls``."""
+        """Run ``function`` on the core between two steps. Raises ``TooManyCalls``."""
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -200,7 +212,7 @@ class StepLoop:
 
     @property
     def longest_step(self) -> float:
-        """Of the last 100, seconds."""
+        """Seconds, among the last 100."""
         return max(self._step_seconds, default=0.0)
 
     @property
@@ -210,15 +222,15 @@ class StepLoop:
 
     @property
     def turn(self) -> int | None:
-        """Counts what the thread does; None while it need not move. It is read from another thread."""
+        """A counter that grows while the thread makes progress; None while it has nothing to do. For the watchdog."""
         return self._turns if (self._busy or self._inbox) and not self._in_call else None
 
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._turn()
+                self._iterate()
         except BaseException as error:
-            self._loop.call_soon_threadsafe(self._failed, error)
+            self.fail(error)
 
     def _wait_for_work(self) -> bool:
         with self._inbox.changed:
@@ -229,40 +241,40 @@ class StepLoop:
             self._turns += 1
             return not self._stopping
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         report = StepReport([])
-        # Those that come meanwhile have to wait: senders who never pause must not keep the steps from being computed.
-        orders = self._inbox.take()
-        for core_id, about in orders.requests.items():
-            self._carry_out(core_id, about, report)
-        for call in orders.calls:
+        # Taken once: commands that arrive from here on wait, so that a flood of them cannot keep steps from running.
+        commands = self._inbox.take()
+        for core_id, of_request in commands.requests.items():
+            self._execute(core_id, of_request, report)
+        for call in commands.calls:
             with self._unwatched():
                 call()
-        del orders  # not kept while the step is computed: what was cancelled is charged to nobody any more
+        del commands  # frees cancelled requests, which are no longer charged to any tenant, before the step
         if self._core.has_work():
             self._step(report)
         self._refresh_stats()
         if report.outputs or report.refused or report.cancelled or report.tokens:
             self._loop.call_soon_threadsafe(self._report, report)
 
-    def _carry_out(self, core_id: str, orders: RequestOrders, report: StepReport) -> None:
-        if orders.request is not None:
+    def _execute(self, core_id: str, commands: RequestCommands, report: StepReport) -> None:
+        if commands.request is not None:
             try:
-                self._core.add(orders.request)
+                self._core.add(commands.request)
             except RequestError as error:
                 report.refused.append((core_id, error))
                 return
-        for choice in orders.cancelled:
+        for choice in commands.cancelled:
             self._core.cancel(core_id, choice, finish_reason=None)
             report.cancelled.append((core_id, choice))
 
     def _step(self, report: StepReport) -> None:
         before = self._core.computed_tokens
         start = time.perf_counter()
-        report.outputs = self._core.step(self._tell_starting)
+        report.outputs = self._core.step(self._report_starting)
         report.tokens = self._core.computed_tokens - before
         if not report.tokens:
-            return  # Choices ended without a step, or the first of overlapping steps has just been submitted.
+            return  # choices ended without a step, or the first of overlapping steps was just submitted
         report.seconds = time.perf_counter() - start
         self._step_seconds.append(report.seconds)
         self.steps += 1
@@ -280,7 +292,7 @@ class StepLoop:
             self._turns += 1
             self._in_call = False
 
-    def _tell_starting(self, core_ids: list[str]) -> None:
+    def _report_starting(self, core_ids: list[str]) -> None:
         self._loop.call_soon_threadsafe(self._starting, core_ids)
 
     def _refresh_stats(self) -> None:

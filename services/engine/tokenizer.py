@@ -1,4 +1,4 @@
-"""The tokenizer's files for the CPU tiers: read from the checkpoint, and cut into messages."""
+"""The tokenizer's files for the CPU tiers: read from the checkpoint, sent in chunks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ CHUNK_BYTES = 1 << 20
 
 
 def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
-    """The allow-listed files of the tokenizer, by name, with a ``tokenizer.json`` among them.
-
-    Raises ``CheckpointError``.
-    """
+    """The allow-listed tokenizer files by name; ``tokenizer.json`` is among them. Raises ``CheckpointError``."""
     with tokenizer_directory(config) as directory:
         return read_tokenizer_files(directory)
 
 
 def fingerprint_of(files: dict[str, bytes]) -> str:
-    """What the CPU tiers compare; raises ``CheckpointError`` if the files are damaged."""
+    """The digest that CPU tiers compare; raises ``CheckpointError`` if the files are damaged."""
     try:
         return Tokenizer.from_files(files).fingerprint()
     except ValueError as error:
@@ -33,7 +30,7 @@ def fingerprint_of(files: dict[str, bytes]) -> str:
 
 
 def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]:
-    """The files one after the other, in pieces of at most 1 MiB; an empty file is one empty piece."""
+    """The files one after another, in chunks of at most ``CHUNK_BYTES``; an empty file is one empty chunk."""
     for name, data in files.items():
         for start in range(0, max(1, len(data)), CHUNK_BYTES):
             yield engine_pb2.GetTokenizerResponse(

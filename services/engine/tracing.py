@@ -1,7 +1,6 @@
-"""The engine's part of requests' traces: how long each waited, was prefilled and decoded.
+"""The engine's spans of traced requests: queue, prefill and decode.
 
-Times are noted once per step, on the event loop, for the requests that are traced; spans are made when a request is
-forgotten.
+Times are recorded once per step, on the event loop; the spans are exported when the ledger entry is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from services.telemetry.tracing import Tracing
 
 @dataclass(slots=True)
 class _Times:
-    """Of one submission, monotonic seconds."""
+    """Times of one submission, monotonic seconds."""
 
     traceparent: str
     submitted: float
@@ -26,7 +25,7 @@ class _Times:
 
 
 class EngineTraces:
-    """Of the submissions that are traced; they are remembered as long as their ledger entries."""
+    """Times of the traced submissions, kept as long as their ledger entries."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -34,18 +33,18 @@ class EngineTraces:
         """By core id."""
 
     def submitted(self, core_id: str, traceparent: str, now: float) -> None:
-        """The core was given a request."""
+        """The step loop was given a request."""
         if traceparent:
             self._times[core_id] = _Times(traceparent, now)
 
     def starting(self, core_ids: Iterable[str], now: float) -> None:
-        """The first step that computes these begins."""
+        """The first step that computes these requests begins."""
         for core_id in core_ids:
             if (times := self._times.get(core_id)) is not None and times.started is None:
                 times.started = now
 
     def outputs(self, outputs: Iterable[SequenceOutput], now: float) -> None:
-        """A step is over."""
+        """A step has ended."""
         if not self._times:
             return
         for output in outputs:
@@ -55,7 +54,7 @@ class EngineTraces:
                     times.first_token = now
 
     def removed(self, entry: LedgerEntry, now: float) -> None:
-        """A request is forgotten: its spans are told, as far as it got."""
+        """A ledger entry is removed: export the spans that it got to."""
         if (times := self._times.pop(entry.core_id, None)) is None:
             return
         about: dict[str, str | int] = {"ringline.request_id": entry.request_id, "ringline.epoch": entry.epoch}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.resolve import Admission
-from services.processor.protobuf import refusal, write_news
+from services.processor.protobuf import refusal, write_update
 from services.processor.tracing import RequestTrace
 from services.ring.errors import Status
 from services.ring.outbox import Outboxes
@@ -126,10 +126,10 @@ class ClientStream(OutputStream):
         frame = inference_pb2.SessionResponse(responses=self._refusals)
         self._refusals.clear()
         self.room_for_refusals.set()
-        for news in self.outbox.take(MAX_FRAME_BYTES):
-            call = self._by_ring_id[news.request_id]
-            write_news(frame, news, call.client_id, call.ordinal)
-            if news.closing is not None:
+        for update in self.outbox.take(MAX_FRAME_BYTES):
+            call = self._by_ring_id[update.request_id]
+            write_update(frame, update, call.client_id, call.ordinal)
+            if update.closing is not None:
                 if call.trace is not None:
                     self._closed_traces.append(call.trace)
                 del self._by_ring_id[call.ring_id]

@@ -23,7 +23,7 @@ from services.processor.peers import Peers
 from services.processor.protobuf import TextEntry, ends_of, entries_of, refused_before_admission
 from services.processor.request_log import count_delta, count_request, log_finished
 from services.processor.routing import Router
-from services.ring.dynamic_threshold import Quota
+from services.ring.dynamic_threshold import TenantMemoryQuota
 from services.ring.errors import Code, Reason, Status, retry_after_ms
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.poison import MAX_CRASH_RESUBMITS
@@ -65,7 +65,7 @@ class InFlightRequests:
         self.routes_changed = self._placement.routes_changed
         self.engine_lost = self._placement.engine_lost
         self.detokenizer_lost = self._placement.detokenizer_lost
-        self._quota = Quota(
+        self._quota = TenantMemoryQuota(
             "prompt",
             "this processor",
             "them",

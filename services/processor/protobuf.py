@@ -12,7 +12,7 @@ from ringline.types.v1 import output_pb2
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.logprobs import PackedLogprobs
-from services.ring.outbox import ChoiceNews, RequestNews
+from services.ring.outbox import ChoiceUpdate, RequestUpdate
 from services.rpc.protobuf import end_from_proto, read_logprobs, status_to_proto, write_logprobs
 
 _ENDED_EARLY = {
@@ -32,39 +32,39 @@ def refused_before_admission(finish_reason: FinishReason, status: Status | None)
     return inference_pb2.Refused(status=status_to_proto(status or _ENDED_EARLY[finish_reason]))
 
 
-def write_news(frame: inference_pb2.SessionResponse, news: RequestNews, name: str, ordinal: int) -> None:
+def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, name: str, ordinal: int) -> None:
     """Add one request's news to ``frame``, in order.
 
     ``name`` is the client's for the request, ``ordinal`` which frame of its stream asked for it. What comes with every
     token is made in its place: protobuf copies a message that is put into another.
     """
     add = frame.responses.add
-    if isinstance(news.opening, bytes):
-        add(request_id=name).admitted.MergeFromString(news.opening)
-    for notice in news.notices:
+    if isinstance(update.opening, bytes):
+        add(request_id=name).admitted.MergeFromString(update.opening)
+    for notice in update.notices:
         if isinstance(notice, inference_pb2.Started):
             add(request_id=name, started=notice)
-    if news.prefill is not None:
+    if update.prefill is not None:
         progress = inference_pb2.PrefillProgress(
-            computed_tokens=news.prefill.computed_tokens, cached_tokens=news.prefill.cached_tokens
+            computed_tokens=update.prefill.computed_tokens, cached_tokens=update.prefill.cached_tokens
         )
         add(request_id=name, prefill=progress)
-    if news.prompt_logprobs is not None:
+    if update.prompt_logprobs is not None:
         part_of_prompt = add(request_id=name).prompt_logprobs
-        part_of_prompt.offset = news.prompt_offset
-        write_logprobs(part_of_prompt.logprobs, news.prompt_logprobs)
-    for choice, part in news.choices.items():
+        part_of_prompt.offset = update.prompt_offset
+        write_logprobs(part_of_prompt.logprobs, update.prompt_logprobs)
+    for choice, part in update.choices.items():
         if part.ids or any(part.texts):
             _write_delta(add(request_id=name).delta, choice, part)
         if part.end is not None:
             add(request_id=name, choice_finished=_choice_finished(choice, part.end))
-    if isinstance(news.closing, inference_pb2.Usage):
-        add(request_id=name, request_finished=inference_pb2.RequestFinished(usage=news.closing))
-    if isinstance(news.closing, inference_pb2.Refused):
-        add(request_id=name, in_reply_to=ordinal, refused=news.closing)
+    if isinstance(update.closing, inference_pb2.Usage):
+        add(request_id=name, request_finished=inference_pb2.RequestFinished(usage=update.closing))
+    if isinstance(update.closing, inference_pb2.Refused):
+        add(request_id=name, in_reply_to=ordinal, refused=update.closing)
 
 
-def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceNews) -> None:
+def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceUpdate) -> None:
     delta.choice = choice
     delta.first_position = part.first_position
     delta.text = "".join(part.texts)

@@ -18,7 +18,7 @@ from services.peers.tokenizer_fetch import TokenizerFetches
 from services.processor.admission.validation import UNKNOWN_MODEL, ModelLimits
 from services.ring.errors import Code, Reason, Refused
 from services.ring.generations import Generation, Generations
-from services.ring.identity import CHAT, ENGINE, PROCESSOR, PeerId
+from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.rpc.message_limits import MessageLimits
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
@@ -48,8 +48,10 @@ class ServedModel:
     @property
     def capabilities(self) -> frozenset[str]:
         """What a request may require: of what the engine can do, only what this processor knows how to ask it for."""
-        chat = (CHAT,) if self.chat.names else ()
-        return frozenset((*(name for name in self.model.capabilities if name in ENGINE), *PROCESSOR, *chat))
+        chat = (CHAT_CAPABILITY,) if self.chat.names else ()
+        return frozenset(
+            (*(name for name in self.model.capabilities if name in ENGINE_CAPABILITIES), *PROCESSOR_CAPABILITIES, *chat)
+        )
 
     @property
     def generation(self) -> Generation:

@@ -1,4 +1,4 @@
-"""The attach registry of an engine: who is attached, what each of their commands does, and where outputs go."""
+"""The attach registry of an engine: which peers are attached, what their commands do, and where outputs go."""
 
 from __future__ import annotations
 
@@ -10,58 +10,57 @@ from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
-from services.ring.ledger import ChoiceLog, LedgerEntry, Ledgers, Order, Submission
+from services.ring.ledger import ChoiceLog, CoreRequest, LedgerEntry, Ledgers, Submission
 from services.ring.logprobs import LogprobArrays, PackedLogprobs
 
 MAX_PEERS = 256
-"""Attached at a time: each change of who is there is told to all of them."""
+"""Attached at a time. Bounded because every change of the list is sent to every peer."""
 
-Order_contra = TypeVar("Order_contra", contravariant=True)
+CoreRequest_contra = TypeVar("CoreRequest_contra", contravariant=True)
 
 
-class CorePort(Protocol[Order_contra]):
-    """What the switchboard asks of the engine core. Neither call blocks; both are idempotent per ``core_id``."""
+class CorePort(Protocol[CoreRequest_contra]):
+    """What the registry asks of the engine core. Neither call blocks; both are idempotent per ``core_id``."""
 
-    def add(self, core_id: str, order: Order_contra) -> None:
-        """Begin to compute; a refusal comes back through ``AttachRegistry.refuse``."""
+    def add(self, core_id: str, core_request: CoreRequest_contra) -> None:
+        """Queue a request; a refusal comes back through ``AttachRegistry.refuse``."""
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Stop computing a choice, or all of them.
+        """Stop computing a choice (None: all of them).
 
-        Whether that is yet to be done: then ``AttachRegistry.let_go`` is told when it is. False if the core has
-        nothing of the request.
+        Returns False if the core holds nothing of the request. After True, ``AttachRegistry.released`` is called once
+        the core has stopped.
         """
 
 
-class AttachRegistry(Generic[Order]):
+class AttachRegistry(Generic[CoreRequest]):
     """The state behind ``EngineService.Attach``."""
 
     def __init__(
         self,
-        core: CorePort[Order],
+        core: CorePort[CoreRequest],
         ledgers: Ledgers,
         *,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
-        """``on_removed`` is told of each request that is forgotten, with all that is known of it."""
+        """``on_removed`` is called with each ledger entry just before it is removed."""
         self._core = core
         self._ledgers = ledgers
         self._on_removed = on_removed
         self._links: dict[str, OutboundLink] = {}
         self._submissions = count(1)
         self._in_core: dict[str, set[int]] = {}
-        """Choices that the core computes or will, by the name of the submission there."""
+        """By core id, the choices that the core computes or has queued."""
         self.draining = False
 
     # Peers
 
     def attach(self, peer: PeerId, now: float) -> tuple[OutboundLink, OutboundLink | None]:
-        """A peer arrived; returns its link and the one it supersedes, whose stream must end.
+        """Attach a peer; returns its link and the link it supersedes, whose stream must end.
 
-        The same life that comes back goes on with the requests that are delivered to itself. What is delivered to
-        others it must Redirect or Submit anew within ``orphan_grace``: a Done may have been lost with the old stream,
-        and what nobody claims has to go. Raises ``Refused`` for an incarnation older than the attached one, and where
-        too many are attached.
+        A peer that attaches again with the same incarnation keeps the requests that are delivered to itself. Those
+        delivered to others it must Redirect or Submit again within ``orphan_grace``, else they are removed: a Done may
+        have been lost with the old stream. Raises ``Refused`` if a newer incarnation is attached, or too many peers.
         """
         old = self._links.get(peer.name)
         if old is not None and old.peer.incarnation > peer.incarnation:
@@ -87,7 +86,7 @@ class AttachRegistry(Generic[Order]):
             if entry.submitter.name == peer.name and entry.submitter.incarnation < peer.incarnation:
                 self._remove(entry)
             elif entry.deliver_to == peer.name:
-                link.carry(entry)
+                link.add(entry)
                 if entry.submitter == peer:
                     self._ledgers.claim(entry.request_id)
             if entry.submitter == peer:
@@ -95,7 +94,7 @@ class AttachRegistry(Generic[Order]):
         return link, old
 
     def detach(self, link: OutboundLink, now: float) -> None:
-        """A peer's stream ended. Its requests live on for ``orphan_grace``; what it was to receive stays here."""
+        """A peer's stream ended. Its requests live on for ``orphan_grace``; undelivered outputs stay in the ledger."""
         if self._links.get(link.peer.name) is not link:
             return
         del self._links[link.peer.name]
@@ -105,20 +104,19 @@ class AttachRegistry(Generic[Order]):
             other.peers.remove(link.peer)
 
     def expire(self, now: float) -> None:
-        """Cancel and forget what has been an orphan for too long. Call at least every second."""
+        """Cancel and remove requests that were orphans for ``orphan_grace``. Call at least every second."""
         for entry in self._ledgers.expired(now):
             self._remove(entry)
 
     def attached(self) -> list[PeerId]:
-        """Who is attached now."""
         return [link.peer for link in self._links.values()]
 
     # Commands of an attached peer; each raises ``Refused``
 
-    def submit(self, peer: PeerId, submission: Submission[Order], in_reply_to: int = 0) -> None:
-        """Begin a request, or supersede it: the old one is freed first.
+    def submit(self, peer: PeerId, submission: Submission[CoreRequest], in_reply_to: int = 0) -> None:
+        """Begin a request. One with the same id and a lower epoch is superseded, and freed first.
 
-        ``in_reply_to``: which command of the peer's stream it is, from 1; named if the core refuses it later.
+        ``in_reply_to``: the command's ordinal on the peer's stream, from 1; a later refusal by the core names it.
         """
         self._check_submission(peer, submission)
         old = self._ledgers.find(submission.request_id)
@@ -143,9 +141,9 @@ class AttachRegistry(Generic[Order]):
             traceparent=submission.traceparent,
         )
         self._ledgers.add(entry)
-        receiver.carry(entry)
+        receiver.add(entry)
         self._in_core[entry.core_id] = set(entry.choices)
-        self._core.add(entry.core_id, submission.order)
+        self._core.add(entry.core_id, submission.core_request)
 
     def cancel(self, peer: PeerId, request_id: str, epoch: int) -> None:
         """End a request: every unfinished choice gets CANCELLED. Unknown ids and lower epochs are ignored."""
@@ -183,7 +181,7 @@ class AttachRegistry(Generic[Order]):
             self._links[entry.deliver_to].drop(request_id)
         entry.epoch, entry.deliver_to, entry.delivered = epoch, receiver.peer.name, dict(delivered)
         self._ledgers.claim(request_id)
-        receiver.carry(entry)
+        receiver.add(entry)
 
     def done(self, peer: PeerId, request_id: str, epoch: int) -> None:
         """The submitter has all it wants: forget the request, and stop it if it still runs."""
@@ -191,7 +189,7 @@ class AttachRegistry(Generic[Order]):
         if entry is not None and epoch >= entry.epoch:
             self._remove(entry)
 
-    # News from the core
+    # Reports of the core
 
     def progress(
         self,
@@ -201,9 +199,9 @@ class AttachRegistry(Generic[Order]):
         logprobs: LogprobArrays | None,
         end: ChoiceEnd | None,
     ) -> None:
-        """The core computed tokens of a choice, or ended it. What comes behind an end or a Done is dropped."""
+        """The core computed tokens of a choice, or ended it. Tokens after an end or a Done are dropped."""
         if end is not None:
-            self.let_go(core_id, choice)
+            self.released(core_id, choice)
         entry = self._ledgers.find_submission(core_id)
         if entry is None:
             return
@@ -213,29 +211,29 @@ class AttachRegistry(Generic[Order]):
             log.finish(end)
         self._mark(entry)
 
-    def let_go(self, core_id: str, choice: int | None) -> None:
-        """The core computes a choice, or all of them, no longer: it has ended it, or was told to."""
+    def released(self, core_id: str, choice: int | None) -> None:
+        """The core no longer computes a choice (None: any of them), because it ended or was cancelled."""
         if (choices := self._in_core.get(core_id)) is None:
             return
         if choice is not None:
             choices.discard(choice)
         if choice is None or not choices:
             del self._in_core[core_id]
-            self._ledgers.let_go(core_id)
+            self._ledgers.release(core_id)
 
     def traceparent(self, core_id: str) -> str:
-        """The place of a submission in a trace; empty where it is not traced."""
+        """The trace context of a submission; empty if it is not traced."""
         entry = self._ledgers.find_submission(core_id)
         return entry.traceparent if entry is not None else ""
 
     def started(self, core_id: str) -> None:
-        """The core begins to compute a request."""
+        """The first step that computes a request begins."""
         if (entry := self._ledgers.find_submission(core_id)) and entry.prefill is None:
             entry.prefill = Prefill(entry.prompt_tokens, 0, 0)
             self._mark(entry)
 
     def prefilled(self, core_id: str, computed_tokens: int | None, cached_tokens: int | None) -> None:
-        """A prompt got further (None: to its end), or was found to be cached so far (None: as said before)."""
+        """Prompt progress. ``computed_tokens`` None: the whole prompt; ``cached_tokens`` None: as reported before."""
         if entry := self._ledgers.find_submission(core_id):
             before = entry.prefill.cached_tokens if entry.prefill is not None else 0
             entry.prefill = Prefill(
@@ -246,7 +244,7 @@ class AttachRegistry(Generic[Order]):
             self._mark(entry)
 
     def prompt_scored(self, core_id: str, logprobs: LogprobArrays) -> None:
-        """Further log probabilities of a prompt are computed; the first are of its second token."""
+        """Append log probabilities of a prompt; the first entry belongs to its second token."""
         if entry := self._ledgers.find_submission(core_id):
             if entry.prompt_logprobs is None:
                 entry.prompt_logprobs = PackedLogprobs()
@@ -254,8 +252,8 @@ class AttachRegistry(Generic[Order]):
             self._mark(entry)
 
     def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:
-        """The core did not take a submission: forget it and tell its submitter; returns the entry, if it was there."""
-        self.let_go(core_id, None)
+        """The core refused a submission: remove it and tell its submitter; returns the removed entry, if any."""
+        self.released(core_id, None)
         entry = self._ledgers.find_submission(core_id)
         if entry is None or entry.finished:
             return None  # it was cancelled before, and that is its end
@@ -271,15 +269,15 @@ class AttachRegistry(Generic[Order]):
 
     @property
     def num_ledgers(self) -> int:
-        """Requests whose submitter has not said Done."""
+        """Requests whose submitter has not sent Done."""
         return len(self._ledgers)
 
     @property
     def num_unfinished(self) -> int:
-        """Of these, with a choice that has not ended."""
+        """Those with a choice that has not ended."""
         return sum(not entry.finished for entry in self._ledgers)
 
-    def _check_submission(self, peer: PeerId, submission: Submission[Order]) -> None:
+    def _check_submission(self, peer: PeerId, submission: Submission[CoreRequest]) -> None:
         if self.draining:
             message = "this engine is draining: submit elsewhere"
             raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
@@ -312,6 +310,5 @@ class AttachRegistry(Generic[Order]):
             link.drop(entry.request_id)
 
     def _cancel(self, core_id: str) -> None:
-        """Stop computing what the core has of a submission."""
         if core_id in self._in_core and not self._core.cancel(core_id, None):
             del self._in_core[core_id]

@@ -1,7 +1,7 @@
-"""An outbound link of the engine: no queue of frames, only a cursor per request.
+"""The engine's outbound link to one peer: it queues no frames, it keeps a cursor into the ledger per request.
 
-When a write completes, ``take`` collects everything new since, as the packed arrays of one frame. A reader that
-is slow gets fewer, larger frames; memory stays that of the ledger.
+When a write completes, ``take`` collects everything new since the last one, as the packed arrays of one frame. A slow
+reader gets fewer and larger frames; the link needs no memory beyond the ledger's.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from services.ring.logprobs import PackedLogprobs
 from services.ring.peer_list import PeerChange, PeerListSender
 
 MAX_FRAME_BYTES = 1 << 20
-# Upper estimates of what things take on the wire, bytes; they keep frames below the limit, no more.
+# Upper estimates of wire sizes in bytes; they only keep frames below the limit.
 _ENTRY_BYTES, _TOKEN_BYTES = 160, 5
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedCommand:
-    """A command of this peer that was refused."""
+    """A command of this peer that was refused; the peer finds it by id and epoch, or by ``in_reply_to``."""
 
     request_id: str
     epoch: int
@@ -39,7 +39,7 @@ class OutputFrame:
     opened: list[LedgerEntry] = field(default_factory=list)
     prefills: list[tuple[str, int, Prefill]] = field(default_factory=list)
     prompt_logprobs: list[tuple[str, int, int, PackedLogprobs]] = field(default_factory=list)
-    """(request id, epoch, how many came before, the next ones)."""
+    """(request id, epoch, offset, logprobs); ``offset`` counts the entries sent before."""
     request_ids: list[str] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class OutputFrame:
     token_counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, PackedLogprobs]] = field(default_factory=list)
-    """(index of the entry, those of its last tokens): resumed tokens have none."""
+    """(entry index, logprobs), aligned to the entry's last tokens: resumed tokens have none."""
     ends: list[tuple[str, int, int, ChoiceEnd]] = field(default_factory=list)
     """(request id, epoch, choice, end)."""
     closed: list[tuple[str, int]] = field(default_factory=list)
@@ -56,39 +56,39 @@ class OutputFrame:
 
 
 class _Cursor:
-    """How far one stream has carried one request, under one epoch."""
+    """How much of one request has been sent on this link, under one epoch."""
 
-    __slots__ = ("ended", "entry", "epoch", "heard", "opened", "prefill", "prompt_scores", "sent")
+    __slots__ = ("earlier_epoch", "ended", "entry", "epoch", "opened", "prefill", "prompt_logprobs_sent", "sent")
 
-    def __init__(self, entry: LedgerEntry, *, heard: int | None) -> None:
-        """``heard``: the earlier epoch under which the peer was told of the request and waits for more, if any."""
+    def __init__(self, entry: LedgerEntry, *, earlier_epoch: int | None) -> None:
+        """``earlier_epoch``: the epoch of this request that the peer still has open from before, if any."""
         self.entry = entry
         self.epoch = entry.epoch
-        self.heard = heard
+        self.earlier_epoch = earlier_epoch
         self.opened = False
         self.sent = dict.fromkeys(entry.choices, 0)
         self.ended: set[int] = set()
         self.prefill: Prefill | None = None
-        self.prompt_scores = 0
+        self.prompt_logprobs_sent = 0
 
     @property
-    def awaited(self) -> bool:
-        """Whether the peer has heard of the request and waits for more."""
-        return (self.opened or self.heard is not None) and len(self.ended) < len(self.sent)
+    def peer_waits(self) -> bool:
+        """Whether the peer has the request open and expects more of it."""
+        return (self.opened or self.earlier_epoch is not None) and len(self.ended) < len(self.sent)
 
     @property
-    def last_heard(self) -> int | None:
-        """The epoch under which the peer waits for more; None if it does not."""
-        if not self.awaited:
+    def epoch_at_peer(self) -> int | None:
+        """The epoch that the peer has open; None if it expects nothing more."""
+        if not self.peer_waits:
             return None
-        return self.epoch if self.opened else self.heard
+        return self.epoch if self.opened else self.earlier_epoch
 
 
 class OutboundLink:
-    """What one attached peer has been sent, and what is new for it."""
+    """What one attached peer has been sent, and what is still to be sent."""
 
     def __init__(self, peer: PeerId, attached: Iterable[PeerId] = ()) -> None:
-        """``attached``: who is there, this peer included."""
+        """``attached``: all attached peers, including this one."""
         self.peer = peer
         self.peers = PeerListSender(attached)
         self._cursors: dict[str, _Cursor] = {}
@@ -103,43 +103,43 @@ class OutboundLink:
 
     @property
     def num_rejections(self) -> int:
-        """Rejections not yet taken; the reader of commands pauses while there are many."""
+        """Rejections not yet taken; while there are many, the peer's commands are not read."""
         return len(self._rejections)
 
-    def carry(self, entry: LedgerEntry) -> None:
-        """Carry a request from position 0 under its present epoch; again after each change of epoch."""
+    def add(self, entry: LedgerEntry) -> None:
+        """Send a request from position 0 under its present epoch; call again after each change of epoch."""
         old = self._cursors.get(entry.request_id)
-        heard = self._closed.pop(entry.request_id, None)
-        if heard is None and old is not None:
-            heard = old.last_heard
-        self._cursors[entry.request_id] = _Cursor(entry, heard=heard)
+        earlier_epoch = self._closed.pop(entry.request_id, None)
+        if earlier_epoch is None and old is not None:
+            earlier_epoch = old.epoch_at_peer
+        self._cursors[entry.request_id] = _Cursor(entry, earlier_epoch=earlier_epoch)
         self._dirty[entry.request_id] = None
 
     def mark(self, request_id: str) -> None:
-        """Something new is in the request's ledger entry."""
+        """The request's ledger entry has something new."""
         if request_id in self._cursors:
             self._dirty[request_id] = None
 
     def drop(self, request_id: str) -> None:
-        """Carry the request no longer; the peer is told unless it never heard of it or has every end."""
+        """Stop sending a request. The peer gets a ``Closed``, unless it does not know the request or has every end."""
         cursor = self._cursors.pop(request_id, None)
         self._dirty.pop(request_id, None)
-        if cursor is not None and cursor.awaited:
+        if cursor is not None and cursor.peer_waits:
             self._closed[request_id] = cursor.epoch
 
     def withdraw(self, request_id: str) -> None:
-        """Carry a request no longer whose epoch ends with a rejection; an earlier epoch of it may have to be closed."""
+        """Stop sending a request whose epoch was rejected; an earlier epoch that the peer has open is closed."""
         cursor = self._cursors.pop(request_id, None)
         self._dirty.pop(request_id, None)
-        if cursor is not None and cursor.heard is not None and not cursor.opened:
-            self._closed[request_id] = cursor.heard
+        if cursor is not None and cursor.earlier_epoch is not None and not cursor.opened:
+            self._closed[request_id] = cursor.earlier_epoch
 
     def reject(self, rejection: RejectedCommand) -> None:
-        """Tell the peer that a command was refused."""
+        """Queue a rejection for the peer."""
         self._rejections.append(rejection)
 
     def clear(self) -> None:
-        """The peer's stream is over: forget all, for gRPC may keep it until the peer takes what is under way."""
+        """Free everything when the stream ends: gRPC may keep this object until the peer reads what is in flight."""
         self._cursors.clear()
         self._dirty.clear()
         self._closed.clear()
@@ -147,7 +147,7 @@ class OutboundLink:
         self.peers.clear()
 
     def take(self, max_bytes: int = MAX_FRAME_BYTES) -> OutputFrame | None:
-        """Everything new, up to about ``max_bytes`` (one request's news more at most); None if nothing is."""
+        """Everything new, up to about ``max_bytes`` (exceeded by one entry at most); None if nothing is new."""
         if not self.pending:
             return None
         frame = OutputFrame(
@@ -170,7 +170,7 @@ class OutboundLink:
         return frame
 
     def _take_rejections(self, frame: OutputFrame, room: int) -> int:
-        """Put as many rejections into the frame as fit; returns bytes used."""
+        """Add the rejections that fit; returns bytes used."""
         size = 0
         for rejection in self._rejections:
             if size >= room:
@@ -181,7 +181,7 @@ class OutboundLink:
         return size
 
     def _advance(self, cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-        """Put one request's news into the frame; returns bytes used and whether some did not fit."""
+        """Add what is new of one request; returns bytes used, and whether something did not fit."""
         entry, size = cursor.entry, 0
         if not cursor.opened:
             cursor.opened = True
@@ -194,7 +194,7 @@ class OutboundLink:
         used, rest = _advance_prompt(cursor, frame, room - size)
         size += used
         if rest:
-            return size, True  # what is computed from the prompt comes behind it
+            return size, True  # output tokens follow the prompt's logprobs
         for choice in cursor.sent:
             if choice not in cursor.ended:
                 used, choice_rest = _advance_choice(cursor, choice, frame, room - size)
@@ -203,21 +203,21 @@ class OutboundLink:
 
 
 def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Put the prompt's log probabilities into the frame, as many as fit (at least one)."""
-    scores, start = cursor.entry.prompt_logprobs, cursor.prompt_scores
+    """Add the prompt's log probabilities that fit, at least one; returns as ``_advance``."""
+    scores, start = cursor.entry.prompt_logprobs, cursor.prompt_logprobs_sent
     if scores is None or start == len(scores):
         return 0, False
     stop = min(len(scores), start + max(1, (room - _ENTRY_BYTES) // scores.entry_bytes))
     frame.prompt_logprobs.append((cursor.entry.request_id, cursor.entry.epoch, start, scores.part(start, stop)))
-    cursor.prompt_scores = stop
+    cursor.prompt_logprobs_sent = stop
     return _ENTRY_BYTES + (stop - start) * scores.entry_bytes, stop < len(scores)
 
 
 def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Put one choice's news into the frame, as many tokens as fit (at least one)."""
+    """Add the tokens of one choice that fit, at least one, and its end; returns as ``_advance``."""
     entry = cursor.entry
     log, start, size = entry.choices[choice], cursor.sent[choice], 0
-    # A stop string may have cut the log behind what this stream has already carried.
+    # A stop string may have cut the log below what was already sent.
     start = min(start, len(log.ids))
     stop = len(log.ids)
     if stop > start:

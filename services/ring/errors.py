@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 _LEAST_MS, _MOST_MS = 100, 30_000
 UNKNOWN_MS = 1000
-"""Where nobody knows how long it takes."""
-_SPREAD = 1.25
+"""The delay when the wait cannot be estimated."""
+_JITTER = 1.25
 
 
 def retry_after_ms(seconds: float | None) -> int:
-    """``seconds`` until all that is in the way is gone. Spread, so that not all who are refused come back together."""
+    """Milliseconds after which to try again, given ``seconds`` until the queue has drained.
+
+    About half of that time, bounded, and with jitter, so that retries do not arrive together.
+    """
     delay = UNKNOWN_MS if seconds is None else min(max(500 * seconds, _LEAST_MS), _MOST_MS)
-    return round(delay * random.uniform(1.0, _SPREAD))
+    return round(delay * random.uniform(1.0, _JITTER))
 
 
 class Code(enum.IntEnum):
@@ -37,7 +40,7 @@ class Code(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why something was refused or failed, for programs; the numbers of ``ringline.types.v1.ErrorReason``."""
+    """The machine-readable reason of an error; the numbers of ``ringline.types.v1.ErrorReason``."""
 
     INVALID_FIELD = 1
     TOO_LARGE = 2
@@ -83,7 +86,7 @@ _USUAL_REASONS = {
 
 
 def usual_reason(code: Code) -> Reason:
-    """That of an error of which the code alone is known."""
+    """The reason of an error that gives only a code."""
     return _USUAL_REASONS[code]
 
 
@@ -97,18 +100,17 @@ class Status:
     retry_after_ms: int | None = None
     """Sent as RetryInfo with RESOURCE_EXHAUSTED and UNAVAILABLE."""
     given_reason: Reason | None = None
-    """None: the usual one of the code."""
+    """None: the usual reason of the code."""
     field: str | None = None
-    """The field that is to blame, sent as BadRequest."""
+    """The invalid field, sent as BadRequest."""
 
     @property
     def reason(self) -> Reason:
-        """The reason that was given, else the usual one of the code."""
         return self.given_reason or usual_reason(self.code)
 
 
 class Refused(Exception):
-    """A command that is not carried out; the text and code reach whoever sent it."""
+    """A command or stream is refused; its sender receives ``status``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What travels round the ring, as data."""
+"""What travels round the ring: prompt progress, deltas by position, and the ends of choices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChoiceEnd:
 
     finish_reason: FinishReason
     position: int
-    """Output tokens the choice has."""
+    """The choice's number of output tokens."""
     stop_token_id: int | None = None
     stop_string: str | None = None
     error: Status | None = None
@@ -32,7 +32,7 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How far a prompt is, tokens."""
+    """Progress of a prompt, in tokens."""
 
     prompt_tokens: int
     computed_tokens: int
@@ -40,20 +40,20 @@ class Prefill:
 
 
 class Fit(enum.Enum):
-    """How a delta of one choice relates to the receiver's count of that choice."""
+    """Where a delta of one choice begins, relative to the number of tokens its receiver has."""
 
     NEXT = "next"
     """It begins exactly at the count."""
     OLD = "old"
-    """All of it is already there; it is dropped."""
+    """All of it was received before; it is dropped."""
     OVERLAP = "overlap"
-    """It begins below the count and reaches beyond it; ids can be clipped, text cannot."""
+    """It begins below the count and ends above it; ids can be clipped, text cannot."""
     GAP = "gap"
-    """It begins beyond the count: something was lost."""
+    """It begins above the count: something was lost."""
 
 
 def fit(first_position: int, length: int, count: int) -> Fit:
-    """Place ``length`` tokens from ``first_position`` against ``count`` tokens received before."""
+    """Compare a delta of ``length`` tokens from ``first_position`` with the ``count`` tokens received before."""
     if first_position == count:
         return Fit.NEXT
     if first_position > count:

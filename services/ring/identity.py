@@ -1,4 +1,4 @@
-"""Who a peer is, what a ring id looks like, and what is negotiated: versions and capabilities."""
+"""Identities on the ring (peers, ring ids) and what a Hello negotiates (version, capabilities)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from services.ring.errors import Code, Reason, Refused, invalid_field
 
 PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MIN_VERSION, MAX_VERSION = 1, 1
-"""The versions of the contract that this code speaks."""
+"""The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
-ENGINE = ("generate", "prompt_logprobs")
-"""What every engine of this version can do; of a later one's capabilities these are the ones that are known here."""
-PROCESSOR = ("resume",)
-"""What a processor of this version adds."""
-CHAT = "chat"
-"""Of a model that has a chat template."""
-MAX_REQUIRED, MAX_NAME_BYTES = 16, 64
+ENGINE_CAPABILITIES = ("generate", "prompt_logprobs")
+"""Capabilities of every engine of this version; others, of later versions, are not known here."""
+PROCESSOR_CAPABILITIES = ("resume",)
+"""Capabilities that a processor of this version adds."""
+CHAT_CAPABILITY = "chat"
+"""A model with a chat template has it."""
+MAX_REQUIRED_CAPABILITIES, MAX_CAPABILITY_BYTES = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class PeerId:
 
 
 def ring_id(incarnation: int, counter: int) -> str:
-    """The id under which a request goes round; unique as long as incarnations are."""
+    """A request's id on the ring; unique as long as incarnations are."""
     return f"{incarnation}-{counter}"
 
 
 def is_ring_id_of(request_id: str, incarnation: int) -> bool:
-    """Whether a submitter of this incarnation may use ``request_id``: nobody can name another's request."""
+    """Whether a submitter of this incarnation may use ``request_id``; so no peer can name another's request."""
     prefix, _, counter = request_id.partition("-")
     return (
         len(request_id) <= MAX_REQUEST_ID_LENGTH
@@ -46,7 +46,7 @@ def is_ring_id_of(request_id: str, incarnation: int) -> bool:
 
 
 def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -> int:
-    """The highest version of the contract that the sender of a Hello and this code both speak; raises ``Refused``."""
+    """The highest contract version that both sides speak, from the fields of a Hello; raises ``Refused``."""
     if not PEER_NAME.fullmatch(name):
         problem = f"{name[:200]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
         raise invalid_field("hello.name", problem)
@@ -65,12 +65,14 @@ def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -
 
 
 def check_requires(required: Sequence[str], known: Collection[str]) -> None:
-    """Raise ``Refused`` for the first name that is not known: what decides tokens is never passed over."""
-    if len(required) > MAX_REQUIRED:
-        raise invalid_field("requires", f"{len(required)} names: expected at most {MAX_REQUIRED}")
+    """Raise ``Refused`` for the first capability that is not ``known``: what decides tokens must not be ignored."""
+    if len(required) > MAX_REQUIRED_CAPABILITIES:
+        raise invalid_field("requires", f"{len(required)} names: expected at most {MAX_REQUIRED_CAPABILITIES}")
     for index, name in enumerate(required):
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise invalid_field(f"requires[{index}]", f"{len(name.encode())} bytes: expected at most {MAX_NAME_BYTES}")
+        if len(name.encode()) > MAX_CAPABILITY_BYTES:
+            raise invalid_field(
+                f"requires[{index}]", f"{len(name.encode())} bytes: expected at most {MAX_CAPABILITY_BYTES}"
+            )
         if name not in known:
             field = f"requires[{index}]"
             problem = f"{name!r} is not known here: expected some of {', '.join(sorted(known))}"

@@ -1,24 +1,24 @@
-"""Is a peer alive, and does it move? Beats prove the process, a counter of steps proves progress.
+"""Failure detection: heartbeats prove that a peer's process lives, a step counter proves that it makes progress.
 
-A suspected peer gets no new work and is trusted again when it beats again, so a false alarm is harmless.
+A suspected peer gets no new work and is trusted again at its next heartbeat, so a false alarm is harmless.
 """
 
 from __future__ import annotations
 
 BEAT_INTERVAL = 0.5
-"""Seconds between pushes of load."""
+"""Seconds between heartbeats (messages with the load)."""
 BEAT_LIMIT = 2.0
-"""Seconds without a beat after which a peer is suspected."""
+"""Seconds without a heartbeat after which a peer is suspected."""
 STEP_FLOOR, STEP_FACTOR, LARGEST_STEP_FACTOR = 10.0, 20.0, 5.0
 
 
 def step_limit(longest_recent: float, largest: float = 0.0) -> float:
-    """Seconds within which an engine with work must step; ``largest``: what its largest step takes, if known."""
+    """Seconds that a step may take; ``largest``: the measured duration of the largest possible step, if known."""
     return max(STEP_FLOOR, STEP_FACTOR * longest_recent, LARGEST_STEP_FACTOR * largest)
 
 
 class Liveness:
-    """Watches one peer; times are seconds on the watcher's monotonic clock."""
+    """The failure detector of one peer; times are seconds on the caller's monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._last_beat = now
@@ -28,23 +28,23 @@ class Liveness:
         self._busy = False
 
     def beat(self, now: float, steps: int = 0, *, busy: bool = False, step_timeout: float = STEP_FLOOR) -> None:
-        """A load arrived. ``steps`` counts since the peer's start; ``step_timeout``: seconds that one may take."""
+        """A heartbeat arrived. ``steps``: computed since the peer's start; ``step_timeout``: seconds one may take."""
         if steps != self._steps or not busy:
             self._last_move = now
         self._last_beat, self._steps, self._busy, self._step_timeout = now, steps, busy, step_timeout
 
     def forgive(self, seconds: float) -> None:
-        """The watcher itself stood still for so long: what did not arrive then says nothing of the peer."""
+        """Discount ``seconds`` in which this process itself was stopped: silence then says nothing about the peer."""
         self._last_beat += seconds
         self._last_move += seconds
 
     def suspicion(self, now: float) -> str | None:
-        """Why the peer is not to be trusted with new work; None if it is."""
+        """Why the peer must get no new work; None if it may."""
         silent = now - self._last_beat
         if silent > BEAT_LIMIT:
             return f"no sign of life for {silent:.1f} s"
         still = now - self._last_move
-        # The engine watches its steps itself. It ends by then, unless that fails too.
+        # The engine's own watchdog ends it before this limit, unless the watchdog fails too.
         if self._busy and still > self._step_timeout + BEAT_LIMIT:
             return f"no step for {still:.1f} s with work to do"
         return None

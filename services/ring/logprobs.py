@@ -1,4 +1,4 @@
-"""Log probabilities of consecutive tokens, packed: how all three services hold them, of prompts and of outputs."""
+"""Log probabilities of consecutive tokens, packed into arrays as all three services hold them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Protocol
 
-# Upper estimates of what an entry takes on the wire or in memory, bytes.
+# Upper estimates of an entry's size on the wire or in memory, bytes.
 _ENTRY_BYTES, _ALTERNATIVE_BYTES = 16, 10
 
 
@@ -26,7 +26,7 @@ class LogprobArrays(Protocol):
 
 
 class PackedLogprobs:
-    """Such arrays, to add to and to take from."""
+    """Growable ``LogprobArrays``; entries are appended at the end and taken from the front."""
 
     __slots__ = ("logprobs", "ranks", "top_count", "top_ids", "top_logprobs")
 
@@ -66,7 +66,7 @@ class PackedLogprobs:
         return _ENTRY_BYTES + _ALTERNATIVE_BYTES * self.top_count
 
     def extend(self, other: LogprobArrays) -> None:
-        """Add what follows; raises ``ValueError`` if that has another number of alternatives."""
+        """Append entries; raises ``ValueError`` if they have another number of alternatives."""
         if other.top_count != self.top_count:
             if not other.logprobs:
                 return
@@ -102,5 +102,5 @@ class PackedLogprobs:
 
 
 def memory_bytes(num_tokens: int, top_count: int) -> int:
-    """What ``num_tokens`` entries with ``top_count`` alternatives each take in memory, with what arrays keep ahead."""
+    """Memory of ``num_tokens`` entries with ``top_count`` alternatives each, with the arrays' over-allocation."""
     return num_tokens * 10 * (1 + top_count)

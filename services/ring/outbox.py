@@ -1,7 +1,7 @@
-"""Text on its way to a reader that may be slow: news is coalesced per request, never queued per step.
+"""Output for a reader that may be slow: coalesced per request, never queued per step.
 
-Used by the detokenizer towards each processor and by the processor towards each client. What waits is counted and
-bounded (``Outboxes``); how long a reader may take nothing is its owner's to watch.
+The detokenizer has an outbox for each processor, the processor one for each client. What waits is counted in bytes and
+bounded (``Outboxes``). How long a reader may take nothing is checked by the outbox's owner.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from services.ring.events import ChoiceEnd, Prefill
 from services.ring.logprobs import PackedLogprobs
 
 MAX_UNREAD_BYTES = 64 << 20
-"""What may wait for one reader."""
+"""Default bound for one reader."""
 _READERS = 2
-"""What may wait for all readers of a process together is this many times what may wait for one."""
+"""The bound for all readers of a process together is this many times that for one."""
 
-# Upper estimates of what things take on the wire, bytes.
+# Upper estimates of wire sizes in bytes.
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
-# And of what they take in memory beside that.
+# Upper estimates of the memory that Python's objects take on top of that.
 _REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _ID_HELD, _NOTICE_HELD = 600, 500, 104, 36, 1000
 
 
 @dataclass(slots=True)
-class ChoiceNews:
-    """One choice's tokens and the text they complete, since the last take; and its end."""
+class ChoiceUpdate:
+    """Deltas of one choice that were not taken yet, and its end."""
 
     first_position: int
     ids: list[int]
     texts: list[str]
-    """Of each delta that is in here."""
+    """One per delta."""
     counts: list[int]
-    """Ids of each delta."""
+    """Number of ids, one per delta."""
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
     wire_bytes: int = _CHOICE_BYTES
-    """An upper estimate of all of it."""
+    """Upper estimate of the whole update."""
     end: ChoiceEnd | None = None
 
     def add(self, ids: Sequence[int], text: str, logprobs: PackedLogprobs | None, size: int) -> None:
-        """Add a delta of so many bytes on the wire; ``logprobs`` are this object's from now on."""
+        """Add a delta of ``size`` bytes on the wire. Takes ownership of ``logprobs``."""
         self.ids.extend(ids)
         self.texts.append(text)
         self.counts.append(len(ids))
@@ -51,10 +51,10 @@ class ChoiceNews:
             self.logprobs.extend(logprobs)
         self.wire_bytes += size
 
-    def cut(self, room: int) -> tuple[ChoiceNews, int]:
-        """The first deltas, as many as begin within ``room`` bytes and at least one, and their bytes.
+    def cut(self, room: int) -> tuple[ChoiceUpdate, int]:
+        """Remove and return the deltas that begin within ``room`` bytes, at least one, and their bytes.
 
-        They are no longer here; the end goes with the last of them. All of it is returned as it is.
+        The end goes with the last delta: if everything fits, this object itself is returned.
         """
         entry_bytes, scored = (self.logprobs.entry_bytes, len(self.logprobs)) if self.logprobs else (0, 0)
         unscored = len(self.ids) - scored
@@ -69,7 +69,7 @@ class ChoiceNews:
         if deltas == len(self.texts):
             return self, used
         scores = self.logprobs.take(num_ids - unscored) if self.logprobs and num_ids > unscored else None
-        head = ChoiceNews(
+        head = ChoiceUpdate(
             self.first_position, self.ids[:num_ids], self.texts[:deltas], self.counts[:deltas], scores, used
         )
         del self.ids[:num_ids], self.texts[:deltas], self.counts[:deltas]
@@ -79,29 +79,28 @@ class ChoiceNews:
 
 
 @dataclass(slots=True)
-class RequestNews:
-    """Everything new of one request."""
+class RequestUpdate:
+    """Everything new of one request since it was last taken. Fields are in the order in which they are sent."""
 
     request_id: str
     epoch: int
     opening: object | None = None
-    """Comes before anything else, once."""
+    """Sent once, first."""
     opening_bytes: int = 0
     """Its size on the wire."""
     prefill: Prefill | None = None
     prompt_logprobs: PackedLogprobs | None = None
-    """Come before any delta."""
     prompt_offset: int = 0
-    """How many of them came before."""
+    """Entries of the prompt's logprobs that were sent before these."""
     notices: list[object] = field(default_factory=list)
-    choices: dict[int, ChoiceNews] = field(default_factory=dict)
+    choices: dict[int, ChoiceUpdate] = field(default_factory=dict)
     closing: object | None = None
-    """Comes after anything else, once."""
+    """Sent once, last."""
     held: int = 0
-    """What it is counted with while it waits."""
+    """Bytes charged to the outbox for it."""
 
     def measure(self) -> int:
-        """About what it takes in memory, and no less."""
+        """Upper estimate of its memory, bytes."""
         size = _REQUEST_HELD + self.opening_bytes + _NOTICE_HELD * len(self.notices)
         if self.prompt_logprobs is not None:
             size += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
@@ -110,17 +109,17 @@ class RequestNews:
         return size
 
     def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
-        """Add log probabilities of the prompt, before which ``offset`` came.
+        """Add log probabilities of the prompt from entry ``offset`` on.
 
-        Where they do not follow what is there, that is given up: the reader sees the gap, and asks for a replay.
+        If they do not follow those held, these are dropped: the reader sees the gap and asks for a replay.
         """
         if self.prompt_logprobs is None or self.prompt_offset + len(self.prompt_logprobs) != offset:
             self.prompt_logprobs, self.prompt_offset = scores, offset
         else:
             self.prompt_logprobs.extend(scores)
 
-    def cut(self, room: int) -> tuple[RequestNews | None, int]:
-        """Keep about ``room`` bytes, at least one thing; returns the rest, if there is any, and the bytes kept."""
+    def cut(self, room: int) -> tuple[RequestUpdate | None, int]:
+        """Keep about ``room`` bytes, at least one item; returns the remainder, if any, and the bytes kept."""
         used = _REQUEST_BYTES + self.opening_bytes
         if self.prompt_logprobs is not None:
             used += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
@@ -129,7 +128,7 @@ class RequestNews:
             whole += part.wire_bytes
         if whole <= room:
             return None, whole
-        rest = RequestNews(self.request_id, self.epoch)
+        rest = RequestUpdate(self.request_id, self.epoch)
         choices, self.choices = self.choices, {}
         used = _REQUEST_BYTES + self.opening_bytes + self._cut_prompt(rest, room - _REQUEST_BYTES - self.opening_bytes)
         if rest.prompt_logprobs is not None:
@@ -141,8 +140,8 @@ class RequestNews:
         rest.closing, self.closing = self.closing, None
         return rest, used
 
-    def _cut_prompt(self, rest: RequestNews, room: int) -> int:
-        """Leave to ``rest`` the log probabilities of the prompt that do not fit; returns the bytes of what is kept."""
+    def _cut_prompt(self, rest: RequestUpdate, room: int) -> int:
+        """Move the prompt's log probabilities that do not fit to ``rest``; returns the bytes kept."""
         scores = self.prompt_logprobs
         if scores is None:
             return 0
@@ -152,8 +151,8 @@ class RequestNews:
             rest.prompt_logprobs, rest.prompt_offset = scores, self.prompt_offset + count
         return count * scores.entry_bytes
 
-    def _cut_choices(self, choices: dict[int, ChoiceNews], rest: RequestNews, room: int) -> int:
-        """Keep the deltas that fit, at least one if nothing else is kept; returns their bytes."""
+    def _cut_choices(self, choices: dict[int, ChoiceUpdate], rest: RequestUpdate, room: int) -> int:
+        """Move the deltas that do not fit to ``rest``, keeping at least one item; returns the bytes kept."""
         used = 0
         for choice, part in choices.items():
             if used < room or not (self.choices or self.opening is not None or self.prompt_logprobs is not None):
@@ -165,39 +164,42 @@ class RequestNews:
 
 
 class Outboxes:
-    """The outboxes of a process: what waits in each of them, and in all of them together, has a bound.
+    """The outboxes of a process, bounded one by one and together.
 
-    A reader for whom more waits is lost. Where all wait for too much together, that is the one for whom the most waits
-    of the tenant for whom the most waits: it is not the fault of others.
+    A reader whose outbox exceeds its bound is disconnected. When all together exceed theirs, it is the largest one of
+    the tenant with the most bytes, so that no other tenant suffers.
     """
 
     def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
-        """``max_bytes`` may wait for one reader."""
+        """``max_bytes``: the bound of one outbox."""
         self.max_bytes = max_bytes
         self.max_total = _READERS * max_bytes
         self.total = 0
-        """Bytes that wait in all of them."""
+        """Bytes in all outboxes."""
         self._open: dict[Outbox, tuple[str, Callable[[], None]]] = {}
 
-    def open(self, tenant: str, lose: Callable[[], None]) -> Outbox:
-        """An outbox for a reader of ``tenant``; ``lose`` is called when its reader is lost, and only notes that."""
+    def open(self, tenant: str, on_overflow: Callable[[], None]) -> Outbox:
+        """An outbox for a reader of ``tenant``.
+
+        ``on_overflow`` is called when the outbox is closed because too much waits; it must not call back into this.
+        """
         outbox = Outbox(self)
-        self._open[outbox] = tenant, lose
+        self._open[outbox] = tenant, on_overflow
         return outbox
 
     def close(self, outbox: Outbox) -> None:
-        """Its reader is gone, or lost. Idempotent."""
+        """Empty and close an outbox. Idempotent."""
         self._open.pop(outbox, None)
         outbox.closed = True
         outbox.clear()
 
     def overflow(self, outbox: Outbox) -> None:
-        """There is too much in ``outbox``, or in all of them: a reader is lost, and what waits for it goes."""
+        """Close ``outbox`` if it exceeds its bound, else the largest one."""
         if outbox.size <= self.max_bytes:
             outbox = self._largest()
-        _, lose = self._open[outbox]
+        _, on_overflow = self._open[outbox]
         self.close(outbox)
-        lose()
+        on_overflow()
 
     def _largest(self) -> Outbox:
         held: dict[str, int] = {}
@@ -208,23 +210,22 @@ class Outboxes:
 
 
 class Outbox:
-    """News per request, in the order in which requests first had any."""
+    """Updates by request, in the order in which requests first had one. Made by ``Outboxes.open``."""
 
     def __init__(self, outboxes: Outboxes) -> None:
-        """One of ``outboxes``, which make it."""
         self._outboxes = outboxes
-        self._news: dict[str, RequestNews] = {}
+        self._updates: dict[str, RequestUpdate] = {}
         self.size = 0
-        """Bytes that wait, or were taken last and may still be under way."""
+        """Bytes that wait, and those of the last ``take``, which may still be in flight."""
         self._taken = 0
-        """Of these, what was taken last."""
+        """Bytes of the last ``take``."""
         self.closed = False
-        """Whether its reader is gone, or lost: nothing is kept any more."""
+        """After that, everything added is dropped."""
 
     @property
     def pending(self) -> bool:
         """Whether ``take`` would return anything."""
-        return bool(self._news)
+        return bool(self._updates)
 
     def delta(
         self,
@@ -236,114 +237,112 @@ class Outbox:
         text: str,
         logprobs: PackedLogprobs | None = None,
     ) -> None:
-        """Add tokens and the text they complete; they follow what is there. ``logprobs`` are its own from now on."""
-        if (news := self._of(request_id, epoch)) is not None:
+        """Add tokens and the text they complete, following those held. Takes ownership of ``logprobs``."""
+        if (update := self._of(request_id, epoch)) is not None:
             size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
             held = _DELTA_HELD + _ID_HELD * len(ids)
             if logprobs is not None:
                 size += len(logprobs) * logprobs.entry_bytes
-            part = news.choices.get(choice)
+            part = update.choices.get(choice)
             if part is None:
                 size += _CHOICE_BYTES
-                news.choices[choice] = ChoiceNews(first_position, [*ids], [text], [len(ids)], logprobs, size)
-                self._grow(news, size + held + _CHOICE_HELD)
+                update.choices[choice] = ChoiceUpdate(first_position, [*ids], [text], [len(ids)], logprobs, size)
+                self._grow(update, size + held + _CHOICE_HELD)
             else:
                 part.add(ids, text, logprobs, size)
-                self._grow(news, size + held)
+                self._grow(update, size + held)
 
     def end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
-        """End a choice; nothing is added behind it."""
-        if (news := self._of(request_id, epoch)) is not None:
-            part = news.choices.get(choice)
+        """End a choice; nothing may follow."""
+        if (update := self._of(request_id, epoch)) is not None:
+            part = update.choices.get(choice)
             if part is None:
-                part = news.choices[choice] = ChoiceNews(end.position, [], [], [])
-                self._grow(news, _CHOICE_HELD + _CHOICE_BYTES)
+                part = update.choices[choice] = ChoiceUpdate(end.position, [], [], [])
+                self._grow(update, _CHOICE_HELD + _CHOICE_BYTES)
             part.end = end
 
     def open(self, request_id: str, epoch: int, opening: object, size: int) -> None:
-        """Say something before anything else, once; ``size`` on the wire."""
-        if (news := self._of(request_id, epoch)) is not None:
-            news.opening, news.opening_bytes = opening, size
-            self._grow(news, size)
+        """Set the message that is sent first; ``size``: its bytes on the wire."""
+        if (update := self._of(request_id, epoch)) is not None:
+            update.opening, update.opening_bytes = opening, size
+            self._grow(update, size)
 
     def prefill(self, request_id: str, epoch: int, prefill: Prefill) -> None:
-        """Say how far a prompt is."""
-        if (news := self._of(request_id, epoch)) is not None:
-            news.prefill = prefill
-            self._grow(news, 0)
+        if (update := self._of(request_id, epoch)) is not None:
+            update.prefill = prefill
+            self._grow(update, 0)
 
     def prompt_logprobs(self, request_id: str, epoch: int, offset: int, scores: PackedLogprobs) -> None:
-        """Add log probabilities of a prompt, before which ``offset`` came; ``scores`` are its own from now on."""
-        if (news := self._of(request_id, epoch)) is not None:
-            news.add_prompt_logprobs(offset, scores)
-            self._grow(news, news.measure() - max(news.held, _REQUEST_HELD))
+        """As ``RequestUpdate.add_prompt_logprobs``. Takes ownership of ``scores``."""
+        if (update := self._of(request_id, epoch)) is not None:
+            update.add_prompt_logprobs(offset, scores)
+            self._grow(update, update.measure() - max(update.held, _REQUEST_HELD))
 
     def notice(self, request_id: str, epoch: int, notice: object) -> None:
-        """Say something before the deltas."""
-        if (news := self._of(request_id, epoch)) is not None:
-            news.notices.append(notice)
-            self._grow(news, _NOTICE_HELD)
+        """Add a message that is sent before the deltas."""
+        if (update := self._of(request_id, epoch)) is not None:
+            update.notices.append(notice)
+            self._grow(update, _NOTICE_HELD)
 
     def close(self, request_id: str, epoch: int, closing: object) -> None:
-        """Say something after anything else, once."""
-        if (news := self._of(request_id, epoch)) is not None:
-            news.closing = closing
-            self._grow(news, 0)
+        """Set the message that is sent last."""
+        if (update := self._of(request_id, epoch)) is not None:
+            update.closing = closing
+            self._grow(update, 0)
 
     def drop(self, request_id: str, epoch: int) -> None:
-        """Forget what is pending of a request under ``epoch`` and lower ones."""
-        news = self._news.get(request_id)
-        if news is not None and news.epoch <= epoch:
-            del self._news[request_id]
-            self._shrink(news.held)
+        """Discard what is pending of a request under ``epoch`` or a lower one."""
+        update = self._updates.get(request_id)
+        if update is not None and update.epoch <= epoch:
+            del self._updates[request_id]
+            self._shrink(update.held)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._news.clear()
+        self._updates.clear()
         self._taken = 0
         self._shrink(self.size)
 
-    def take(self, max_bytes: int) -> list[RequestNews]:
-        """Everything new up to about ``max_bytes``, at least one delta; it is no longer here afterwards.
+    def take(self, max_bytes: int) -> list[RequestUpdate]:
+        """Remove and return about ``max_bytes`` of updates, at least one delta.
 
-        A delta stays whole, and a request that has more than fits waits behind the others for its next turn. What is
-        taken counts until more is taken: then it has been written.
+        A delta is never split. A request with more than fits goes behind the others. What is taken stays counted until
+        the next call, which means that it has been written.
         """
         self._shrink(self._taken)
         self._taken = 0
-        taken: list[RequestNews] = []
+        taken: list[RequestUpdate] = []
         size = 0
-        while self._news and size < max_bytes:
-            request_id, news = next(iter(self._news.items()))
-            del self._news[request_id]
-            rest, used = news.cut(max_bytes - size)
+        while self._updates and size < max_bytes:
+            request_id, update = next(iter(self._updates.items()))
+            del self._updates[request_id]
+            rest, used = update.cut(max_bytes - size)
             size += used
-            taken.append(news)
-            self._taken += news.held
+            taken.append(update)
+            self._taken += update.held
             if rest is not None:
-                self._news[request_id] = rest
+                self._updates[request_id] = rest
                 rest.held = rest.measure()
                 self._taken -= rest.held
         return taken
 
-    def _of(self, request_id: str, epoch: int) -> RequestNews | None:
-        """The request's news, to add to; None if ``epoch`` is older than what is there. A higher epoch replaces it."""
-        news = self._news.get(request_id)
+    def _of(self, request_id: str, epoch: int) -> RequestUpdate | None:
+        """The update to add to; None if ``epoch`` is older than that held. A higher epoch replaces what is held."""
+        update = self._updates.get(request_id)
         if self.closed:
             return None
-        if news is None or news.epoch < epoch:
-            if news is not None:
-                self._shrink(news.held)
-            news = self._news[request_id] = RequestNews(request_id, epoch)
-        return news if news.epoch == epoch else None
+        if update is None or update.epoch < epoch:
+            if update is not None:
+                self._shrink(update.held)
+            update = self._updates[request_id] = RequestUpdate(request_id, epoch)
+        return update if update.epoch == epoch else None
 
-    def _grow(self, news: RequestNews, size: int) -> None:
+    def _grow(self, update: RequestUpdate, size: int) -> None:
         if self.closed:
-            return  # since the last call
-        if not news.held:
+            return  # closed by the overflow that an earlier call of the same operation caused
+        if not update.held:
             size += _REQUEST_HELD
         outboxes = self._outboxes
-        news.held += size
+        update.held += size
         self.size += size
         outboxes.total += size
         if self.size > outboxes.max_bytes or outboxes.total > outboxes.max_total:

@@ -1,4 +1,4 @@
-"""The list of attached peers as it goes over a link: whole once, then by changes that are numbered."""
+"""The list of attached peers as a link sends it: a snapshot first, then numbered changes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PeerChange:
 
 
 class PeerListSender:
-    """What one receiver still has to be told. Holds at most the peers that changed since the last ``take``."""
+    """Changes that one receiver has not been sent; holds at most the peers that changed since the last ``take``."""
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
-        """``peers``: the list as it is now."""
+        """``peers``: the list now."""
         self._pending: dict[PeerId, bool] = dict.fromkeys(peers, True)
         self._revision = 0
 
@@ -34,18 +34,16 @@ class PeerListSender:
         return bool(self._pending) or self._revision == 0
 
     def add(self, peer: PeerId) -> None:
-        """A peer came."""
         self._pending[peer] = True
 
     def remove(self, peer: PeerId) -> None:
-        """A peer went."""
         if self._revision == 0:
             self._pending.pop(peer, None)
         else:
             self._pending[peer] = False
 
     def clear(self) -> None:
-        """The receiver is gone: nothing is told any more."""
+        """The receiver is gone: send nothing more."""
         self._pending.clear()
         self._revision = max(self._revision, 1)
 
@@ -64,14 +62,14 @@ class PeerListSender:
 
 
 class PeerList:
-    """What one sender has told."""
+    """The list as received from one sender."""
 
     def __init__(self) -> None:
         self.peers: frozenset[PeerId] = frozenset()
         self._revision = 0
 
     def apply(self, change: PeerChange) -> frozenset[PeerId]:
-        """The list after a change; raises ``ValueError`` where one was lost before it."""
+        """Apply a change and return the list; raises ``ValueError`` if a change before it was lost."""
         if change.reset:
             self.peers = frozenset(change.added)
         elif change.revision == self._revision + 1:

@@ -1,8 +1,8 @@
-"""What a service may do in a ring, by its role, and under which names it attaches: its certificate says both.
+"""Authorization between services: a peer's certificate gives its roles and the names it may attach under.
 
-A name in a certificate stands for a role. Such a peer attaches under a name that begins with its role's and a dash:
-``spiffe://ringline/processor`` as ``processor-7``. With the name of a peer behind it, it stands for that peer alone:
-``spiffe://ringline/processor/blue`` for ``blue``.
+A name in a certificate stands for a role: a peer with ``spiffe://ringline/processor`` attaches as ``processor`` or
+``processor-…``. With a peer's name appended it stands for that peer alone: ``spiffe://ringline/processor/blue`` for
+``blue``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from services.ring.errors import Code, Refused
 from services.ring.identity import PEER_NAME
 
 _SHOWN_NAMES, _SHOWN_LENGTH = 4, 100
-"""Of a stranger's certificate, in messages."""
+"""Bounds on what error messages quote from a certificate."""
 
 
 class Role(StrEnum):
-    """What a caller of an engine or a detokenizer is."""
+    """What a caller of an engine or a detokenizer may be."""
 
     PROCESSOR = "processor"
     DETOKENIZER = "detokenizer"
@@ -28,38 +28,38 @@ class Role(StrEnum):
 
 
 SERVICE_IDENTITIES = tuple(f"{role}=spiffe://ringline/{role}" for role in Role)
-"""As ``ringline certs`` writes them into certificates."""
+"""The names that ``ringline certs`` writes into certificates, with their roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one name of a certificate stands for."""
+    """What one name in a certificate allows."""
 
     role: Role
     name: str | None = None
-    """The one peer that it is for; None for every peer of the role."""
+    """The one peer it is for; None: every peer of the role."""
 
     def covers(self, name: str) -> bool:
-        """Whether a peer may have this name."""
+        """Whether a peer may attach under ``name``."""
         return name == self.name if self.name is not None else name == self.role or name.startswith(f"{self.role}-")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPrincipal:
-    """A caller that showed a certificate."""
+    """A caller authenticated by its certificate."""
 
     shown: str
-    """The names in it, for messages."""
+    """The certificate's names, for messages."""
     grants: tuple[Grant, ...]
 
     def check_role(self, what: str, roles: Collection[Role]) -> None:
-        """Raise ``Refused`` unless it has one of these roles, which are those that may do ``what``."""
+        """Raise ``Refused`` unless it has one of ``roles``, which are those allowed to do ``what``."""
         if not any(grant.role in roles for grant in self.grants):
             problem = f"the certificate of {self.shown} does not allow {what}"
             raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected the role {' or '.join(sorted(roles))}")
 
     def check_name(self, name: str, roles: Collection[Role]) -> None:
-        """Raise ``Refused`` unless it may attach under a name, in one of these roles."""
+        """Raise ``Refused`` unless it may attach as ``name`` in one of ``roles``."""
         grants = [grant for grant in self.grants if grant.role in roles]
         if not any(grant.covers(name) for grant in grants):
             allowed = " or ".join(grant.name or f"{grant.role}-…" for grant in grants)
@@ -68,26 +68,26 @@ class PeerPrincipal:
 
 
 principal: ContextVar[PeerPrincipal | None] = ContextVar("principal", default=None)
-"""Who makes the RPC that is handled in this context; None where no certificate is asked for: then all may do all."""
+"""The caller of the RPC handled in this context; None without client certificates: then everything is allowed."""
 
 
 def check_role(what: str, roles: Collection[Role]) -> None:
-    """Raise ``Refused`` unless the caller has one of these roles."""
+    """As ``PeerPrincipal.check_role``, for the caller of this RPC."""
     if (caller := principal.get()) is not None:
         caller.check_role(what, roles)
 
 
 def check_name(name: str, roles: Collection[Role]) -> None:
-    """Raise ``Refused`` unless the caller may attach under a name, in one of these roles."""
+    """As ``PeerPrincipal.check_name``, for the caller of this RPC."""
     if (caller := principal.get()) is not None:
         caller.check_name(name, roles)
 
 
 class Identities:
-    """The names in certificates that stand for roles."""
+    """The mapping of certificate names to roles."""
 
     def __init__(self, identities: Sequence[str]) -> None:
-        """Each is ``ROLE=NAME``; raises ``ValueError`` with the one that is not."""
+        """Each is ``ROLE=NAME``; raises ``ValueError`` with the first that is not."""
         self._roles: dict[str, set[Role]] = {}
         for identity in identities:
             role, equals, name = identity.partition("=")
@@ -96,7 +96,7 @@ class Identities:
             self._roles.setdefault(name, set()).add(Role(role))
 
     def principal(self, names: Iterable[str]) -> PeerPrincipal:
-        """Who has a certificate with these names. Raises ``Refused`` for nobody of this ring."""
+        """The principal of a certificate with these names; raises ``Refused`` if none of them has a role here."""
         names = sorted(set(names))
         grants = [grant for name in names for grant in self._grants(name)]
         shown = ", ".join(name[:_SHOWN_LENGTH] for name in _telling(names)[:_SHOWN_NAMES]) or "no name"
@@ -113,5 +113,5 @@ class Identities:
 
 
 def _telling(names: list[str]) -> list[str]:
-    """Those that say who somebody is, if there are any, rather than where a service is reached."""
+    """The URIs among them, else all: a URI names an identity, a DNS name only a place."""
     return [name for name in names if "://" in name] or names

@@ -16,7 +16,7 @@ from services.detokenizer.service import Subscribers
 from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
-from services.ring.outbox import RequestNews
+from services.ring.outbox import RequestUpdate
 from services.rpc.protobuf import write_logprobs
 from services.text.stream import ChoiceDecoder, DecodeOptions
 from tests.services.processor.model_specs import EOS_TEXT, tokenizer
@@ -59,14 +59,14 @@ class Detokenizer:
         self.subscriber = self.subscribers.add(ME)
         self.stops: list[engine_pb2.Stop] = []
 
-    def frame(self, outputs: engine_pb2.StepOutputs) -> list[RequestNews]:
+    def frame(self, outputs: engine_pb2.StepOutputs) -> list[RequestUpdate]:
         outputs = engine_pb2.StepOutputs.FromString(outputs.SerializeToString())
         self.stops += [command.stop for command in self.decoder.frame(outputs)]
         return self.subscriber.outbox.take(1 << 30)
 
     def read(self, outputs: engine_pb2.StepOutputs, choices: dict[int, Read]) -> None:
-        for news in self.frame(outputs):
-            for choice, part in news.choices.items():
+        for update in self.frame(outputs):
+            for choice, part in update.choices.items():
                 read = choices.setdefault(choice, Read())
                 assert read.end is None, "nothing follows an end"
                 if part.ids or part.texts:
@@ -262,8 +262,8 @@ def test_only_the_present_epoch_is_heard() -> None:
     for epoch in (2, 4):
         assert detokenizer.frame(tokens(BYTES[0], epoch=epoch)) == []
         assert detokenizer.frame(engine_pb2.StepOutputs(finished=[finish(0, epoch=epoch)])) == []
-    (news,) = detokenizer.frame(tokens([*BYTES[0], *BYTES[1]], epoch=3))
-    assert (news.epoch, news.choices[0].first_position, news.choices[0].ids) == (3, 1, BYTES[1])
+    (update,) = detokenizer.frame(tokens([*BYTES[0], *BYTES[1]], epoch=3))
+    assert (update.epoch, update.choices[0].first_position, update.choices[0].ids) == (3, 1, BYTES[1])
     closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=2)])
     detokenizer.frame(closed)
     assert detokenizer.decoder.num_requests == 1
@@ -279,14 +279,14 @@ def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
     frame.prefills.add(request_id="5-2", epoch=1, prompt_tokens=9, computed_tokens=4)
     scores = [logprob(1, 7), logprob(2, 8)]
     write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=1).logprobs, packed(scores))
-    (news,) = detokenizer.frame(frame)
-    assert news.prefill is not None
-    assert (news.prefill.prompt_tokens, news.prefill.computed_tokens, news.prefill.cached_tokens) == (9, 4, 2)
-    assert (news.prompt_offset, news.prompt_logprobs) == (0, packed(scores))
+    (update,) = detokenizer.frame(frame)
+    assert update.prefill is not None
+    assert (update.prefill.prompt_tokens, update.prefill.computed_tokens, update.prefill.cached_tokens) == (9, 4, 2)
+    assert (update.prompt_offset, update.prompt_logprobs) == (0, packed(scores))
     frame = engine_pb2.StepOutputs()
     write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=1, offset=2).logprobs, packed(scores[:1]))
-    (news,) = detokenizer.frame(frame)
-    assert (news.prompt_offset, news.prompt_logprobs) == (2, packed(scores[:1]))
+    (update,) = detokenizer.frame(frame)
+    assert (update.prompt_offset, update.prompt_logprobs) == (2, packed(scores[:1]))
     frame = engine_pb2.StepOutputs()
     frame.prefills.add(request_id=NAME, epoch=2, prompt_tokens=9, computed_tokens=5)
     write_logprobs(frame.prompt_logprobs.add(request_id=NAME, epoch=2).logprobs, packed(scores))
@@ -296,8 +296,8 @@ def test_progress_and_scores_of_a_prompt_are_passed_on() -> None:
 def test_ids_of_another_tokenizer_are_refused_choice_by_choice() -> None:
     detokenizer, choices = Detokenizer(), dict[int, Read]()
     frame = engine_pb2.StepOutputs(opened=[opened((0, 1), {1: 3}, tokenizer_digest="other")])
-    for news in detokenizer.frame(frame):
-        choices |= {choice: Read(end=part.end) for choice, part in news.choices.items()}
+    for update in detokenizer.frame(frame):
+        choices |= {choice: Read(end=part.end) for choice, part in update.choices.items()}
     assert choices.keys() == {0, 1}
     for choice, position in ((0, 0), (1, 3)):
         end = choices[choice].end
@@ -342,9 +342,9 @@ def test_a_replay_takes_the_place_of_what_was_not_sent_yet() -> None:
     detokenizer.decoder = EngineDecoder(TOKENIZER, detokenizer.subscribers)
     frame.token_ids.extend(BYTES[1])
     frame.token_counts[0] = 2
-    (news,) = detokenizer.frame(frame)
-    assert news.choices[0].ids == [*BYTES[0], *BYTES[1]]
-    assert "".join(news.choices[0].texts) == "ab"
+    (update,) = detokenizer.frame(frame)
+    assert update.choices[0].ids == [*BYTES[0], *BYTES[1]]
+    assert "".join(update.choices[0].texts) == "ab"
 
 
 def test_what_an_engine_forgets_is_dropped_but_not_what_another_goes_on_with() -> None:
@@ -356,8 +356,8 @@ def test_what_an_engine_forgets_is_dropped_but_not_what_another_goes_on_with() -
     frame.opened.append(opened(epoch=2))
     other.frame(frame)
     closed = engine_pb2.StepOutputs(closed=[engine_pb2.Closed(request_id=NAME, epoch=1)])
-    (news,) = detokenizer.frame(closed)
-    assert (news.epoch, news.choices[0].ids) == (2, [*BYTES[0], *BYTES[1]])
+    (update,) = detokenizer.frame(closed)
+    assert (update.epoch, update.choices[0].ids) == (2, [*BYTES[0], *BYTES[1]])
     assert (detokenizer.decoder.num_requests, other.num_requests) == (0, 1)
 
 

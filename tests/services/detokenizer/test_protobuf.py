@@ -10,7 +10,7 @@ from services.detokenizer.protobuf import outputs_of
 from services.processor.protobuf import TextEntry, ends_of, entries_of
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
-from services.ring.outbox import Outboxes, RequestNews
+from services.ring.outbox import Outboxes, RequestUpdate
 from services.rpc.protobuf import read_logprobs
 from tests.services.ring.scores import Score, packed
 
@@ -29,7 +29,7 @@ ends = st.one_of(
 parts = st.tuples(ids, st.text(max_size=3), st.booleans(), st.integers(0, 2**31), st.none() | ends)
 
 
-def through_the_wire(taken: list[RequestNews]) -> detokenizer_pb2.TextOutputs:
+def through_the_wire(taken: list[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
     return detokenizer_pb2.TextOutputs.FromString(outputs_of(taken).SerializeToString())
 
 
@@ -60,8 +60,8 @@ def test_deltas_and_ends_arrive_as_they_were(
 
 def test_news_of_a_prompt_arrives() -> None:
     scores = packed([Score(-0.5, 1), Score(-1.5, 3)])
-    news = RequestNews("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
-    read = through_the_wire([news])
+    update = RequestUpdate("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
+    read = through_the_wire([update])
     (prefill,), (scored,) = read.prefills, read.prompt_logprobs
     assert (prefill.request_id, prefill.epoch) == (scored.request_id, scored.epoch) == ("1-1", 4)
     assert (prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens) == (9, 5, 2)

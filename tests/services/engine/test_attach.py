@@ -10,8 +10,8 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
 from engine_core.config import ModelSpec
+from services.engine.async_engine import AsyncEngine
 from services.engine.attach import MAX_PENDING_REJECTIONS, Attachment
-from services.engine.attach_links import AttachLinks
 from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.rpc import message_limits as parsing
@@ -45,18 +45,20 @@ class Peer:
         await asyncio.Event().wait()
 
 
-def attach(hub: AttachLinks, peer: Peer) -> asyncio.Task[None]:
-    hub.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
-    attachment = Attachment(hub, PeerId("engine-0", 1), engine_pb2.Load, stall_timeout=1e6, max_message_bytes=1 << 22)
+def attach(engine: AsyncEngine, peer: Peer) -> asyncio.Task[None]:
+    engine.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+    attachment = Attachment(
+        engine, PeerId("engine-0", 1), engine_pb2.Load, stall_timeout=1e6, max_message_bytes=1 << 22
+    )
     return asyncio.create_task(attachment.run(peer, peer))  # type: ignore[arg-type]
 
 
 async def test_a_stream_whose_place_is_taken_ends_though_its_peer_takes_nothing() -> None:
-    hub, peer = AttachLinks(orphan_grace=1.0, max_ledgers=0), Peer()
-    stream = attach(hub, peer)
+    engine, peer = AsyncEngine(orphan_grace=1.0, max_ledgers=0), Peer()
+    stream = attach(engine, peer)
     async with asyncio.timeout(30):
         await peer.writing.wait()
-        hub.attach(PeerId(ME.name, ME.incarnation + 1))
+        engine.attach(PeerId(ME.name, ME.incarnation + 1))
         with pytest.raises(Refused) as refused:
             await stream
     assert refused.value.status.code is Code.ABORTED
@@ -75,7 +77,7 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
     long_prompt = engine_pb2.Command(submit=engine_pb2.Submit(prompt_token_ids=[40] * 10_000))
     frames = [engine_pb2.AttachRequest(commands=commands) for commands in ([done], [long_prompt], [done] * 1000)]
     peer = Peer(*frames)
-    stream = attach(AttachLinks(orphan_grace=1.0, max_ledgers=0), peer)
+    stream = attach(AsyncEngine(orphan_grace=1.0, max_ledgers=0), peer)
     async with asyncio.timeout(30):
         await peer.said.wait()
     assert parsed[-3:] == [
@@ -85,7 +87,7 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
 
 
 async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
-    hub = AttachLinks(orphan_grace=1.0, max_ledgers=0)
+    engine = AsyncEngine(orphan_grace=1.0, max_ledgers=0)
     done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
     large, small = (
         Peer(engine_pb2.AttachRequest(commands=[done] * count), me=PeerId(f"processor-{count}", 1))
@@ -93,9 +95,9 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
     )
     streams = []
     async with asyncio.timeout(30):
-        async with hub.large_frames.turn(0):
+        async with engine.large_frames.turn(0):
             for peer in (large, small):
-                streams.append(attach(hub, peer))
+                streams.append(attach(engine, peer))
                 await peer.writing.wait()
             await small.said.wait()
             assert not large.said.is_set()
@@ -105,12 +107,12 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
 
 
 async def test_a_peer_that_does_not_read_why_its_commands_are_rejected_has_no_more_of_them_carried_out() -> None:
-    hub = AttachLinks(orphan_grace=1.0, max_ledgers=0)
+    engine = AsyncEngine(orphan_grace=1.0, max_ledgers=0)
     peer = Peer(engine_pb2.AttachRequest(commands=[engine_pb2.Command()] * (2 * MAX_PENDING_REJECTIONS)))
-    stream = attach(hub, peer)
+    stream = attach(engine, peer)
     async with asyncio.timeout(30):
         await peer.writing.wait()
-        (link,) = hub._wakers
+        (link,) = engine._wakers
         while link.num_rejections <= MAX_PENDING_REJECTIONS:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
         for _ in range(100):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.engine.step_loop import MAX_CALLS, Inbox, RequestOrders, TooManyCalls
+from services.engine.step_loop import MAX_CALLS, Inbox, RequestCommands, TooManyCalls
 from tests.engine_core.scheduling.harness import make_request
 
 
@@ -17,13 +17,13 @@ def test_orders_are_taken_in_the_order_in_which_they_came() -> None:
     assert inbox.cancel("a", 1)
     inbox.call(lambda: told.append(1))
     assert inbox
-    orders = inbox.take()
-    assert list(orders.requests.items()) == [
-        ("a", RequestOrders(first, {1})),
-        ("c", RequestOrders(None, {None})),
-        ("b", RequestOrders(second)),
+    commands = inbox.take()
+    assert list(commands.requests.items()) == [
+        ("a", RequestCommands(first, {1})),
+        ("c", RequestCommands(None, {None})),
+        ("b", RequestCommands(second)),
     ]
-    (call,) = orders.calls
+    (call,) = commands.calls
     call()
     assert told == [1]
     assert not inbox
@@ -45,10 +45,10 @@ def test_who_cancels_again_adds_nothing() -> None:
     for _ in range(100):
         for choice in (0, 1):
             assert inbox.cancel("a", choice)
-    assert inbox.take().requests == {"a": RequestOrders(None, {0, 1})}
+    assert inbox.take().requests == {"a": RequestCommands(None, {0, 1})}
     for choice in (0, None, 1, None):
         assert inbox.cancel("a", choice)
-    assert inbox.take().requests == {"a": RequestOrders(None, {None})}
+    assert inbox.take().requests == {"a": RequestCommands(None, {None})}
 
 
 def test_calls_are_bounded() -> None:

@@ -64,7 +64,7 @@ def test_every_field_arrives() -> None:
         now=100.0,
     )
     assert submission.num_ids == 2 + 2 + 1 + 2 + 1, "prompt, allowed, biased, bad words, resumed"
-    assert submission.order == Request(
+    assert submission.core_request == Request(
         request_id="1-1",
         prompt_token_ids=(5, 6),
         params=SamplingParams(
@@ -107,7 +107,7 @@ def test_no_more_output_is_counted_than_the_context_has_room_for(max_tokens: int
 def test_what_is_absent_is_neutral() -> None:
     submission = submission_of(submit(), MODEL, now=0.0)
     expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
-    assert submission.order == expected
+    assert submission.core_request == expected
     assert submission.choices == {0: ()}
     assert submission.logprobs is submission.prompt_logprobs is None
 
@@ -176,10 +176,10 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
-    order = submission_of(submit(**fields), MODEL, time.monotonic()).order
-    assert isinstance(order, Request)
+    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request
+    assert isinstance(core_request, Request)
     with pytest.raises(InvalidRequestError) as refused:
-        validate_request(order, MODEL)
+        validate_request(core_request, MODEL)
     assert status_of(refused.value, 1).message.startswith(f"{named}: ")
 
 
@@ -196,9 +196,9 @@ def test_the_limits_themselves_are_accepted() -> None:
         prompt_logprobs=20,
         sampling=engine_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
     )
-    order = submission_of(at_most, MODEL, time.monotonic()).order
-    assert isinstance(order, Request)
-    validate_request(order, MODEL)
+    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request
+    assert isinstance(core_request, Request)
+    validate_request(core_request, MODEL)
 
 
 def test_a_frame_has_room_for_every_choice_that_goes_on() -> None:

@@ -1,10 +1,10 @@
-"""The thread that computes: what its failure comes to, and what waits for it while a step takes long."""
+"""The step loop: how it fails, and what waits for it while a step takes long."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,7 +14,7 @@ from engine_core.engine import EngineCore
 from engine_core.errors import StandstillError
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepPlan
-from services.engine.attach_links import AttachLinks
+from services.engine.async_engine import AsyncEngine
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
@@ -27,30 +27,52 @@ LIMITS = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
 ME = PeerId("p", 1)
 
 
-def test_an_engine_whose_scheduler_stands_still_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = CheckedExecutor(model_spec(), CacheSize(32, 4, 1), LIMITS)
+def step_loop(failed: Callable[[BaseException], None]) -> StepLoop:
+    core = EngineCore(EngineConfig(scheduler=LIMITS), CheckedExecutor(model_spec(), CacheSize(32, 4, 1), LIMITS))
+    return StepLoop(core, asyncio.get_running_loop(), report=lambda report: None, failed=failed)
+
+
+async def test_an_engine_whose_scheduler_stands_still_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "schedule", lambda self: None)
+    failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    loop = step_loop(failure.set_result)
+    loop.start()
+    loop.add("a", make_request("a"))
+    assert isinstance(await asyncio.wait_for(failure, 30), StandstillError)
+    assert loop.stop(30)
 
-    async def until_it_fails() -> BaseException:
-        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        loop = StepLoop(
-            EngineCore(EngineConfig(scheduler=LIMITS), executor),
-            asyncio.get_running_loop(),
-            report=lambda report: None,
-            failed=failure.set_result,
-        )
-        loop.start()
-        loop.add("a", make_request("a"))
-        try:
-            return await asyncio.wait_for(failure, 30)
-        finally:
-            assert loop.stop(30)
 
-    assert isinstance(asyncio.run(until_it_fails()), StandstillError)
+async def test_an_idle_engine_that_is_told_of_a_failure_ends_and_reports_it_once() -> None:
+    failures: list[BaseException] = []
+    reported = asyncio.Event()
+    loop = step_loop(lambda error: (failures.append(error), reported.set()))  # type: ignore[func-returns-value]
+    loop.start()
+    first = RuntimeError("worker 1 died")
+    for error in (first, RuntimeError("worker 2 died")):
+        await asyncio.to_thread(loop.fail, error)
+    async with asyncio.timeout(30):
+        await reported.wait()
+    assert await asyncio.to_thread(loop.stop, 30)
+    await asyncio.sleep(0)
+    assert failures == [first]
+
+
+async def test_a_failure_is_reported_without_waiting_for_the_current_step() -> None:
+    executor, failed = SlowExecutor(), asyncio.Event()
+    core = EngineCore(EngineConfig(scheduler=LIMITS), executor)
+    loop = StepLoop(core, asyncio.get_running_loop(), lambda report: None, lambda error: failed.set())
+    loop.start()
+    loop.add("a", make_request("a"))
+    await asyncio.to_thread(executor.computing.wait, 60)
+    loop.fail(RuntimeError("worker 1 died"))
+    async with asyncio.timeout(30):
+        await failed.wait()
+    executor.may_end.set()
+    assert await asyncio.to_thread(loop.stop, 30)
 
 
 class SlowExecutor(CheckedExecutor):
-    """Its steps end when they may."""
+    """A step does not end before ``may_end`` is set."""
 
     def __init__(self) -> None:
         super().__init__(model_spec(), CacheSize(32, 4, 1), LIMITS)
@@ -63,74 +85,74 @@ class SlowExecutor(CheckedExecutor):
 
 
 @asynccontextmanager
-async def slow_hub(max_ledgers: int) -> AsyncIterator[tuple[AttachLinks, SlowExecutor]]:
-    """A hub with a peer ``ME``, whose step loop computes a request ``first``; its step takes as long as one lets it."""
+async def slow_engine(max_ledgers: int) -> AsyncIterator[tuple[AsyncEngine, SlowExecutor]]:
+    """An engine with the peer ``ME`` attached, whose step loop computes request ``1-1`` until ``may_end`` is set."""
     executor, running = SlowExecutor(), asyncio.get_running_loop()
-    hub = AttachLinks(orphan_grace=1.0, max_ledgers=max_ledgers)
+    engine = AsyncEngine(orphan_grace=1.0, max_ledgers=max_ledgers)
     failure: asyncio.Future[BaseException] = running.create_future()
     core = EngineCore(EngineConfig(scheduler=LIMITS), executor)
-    hub.step_loop = StepLoop(core, running, hub.report, failure.set_result, hub.starting)
-    hub.step_loop.start()
-    hub.attach(ME)
-    submit(hub, "1-1")
+    engine.step_loop = StepLoop(core, running, engine.report, failure.set_result, engine.starting)
+    engine.step_loop.start()
+    engine.attach(ME)
+    submit(engine, "1-1")
     await asyncio.to_thread(executor.computing.wait, 60)
-    yield hub, executor
+    yield engine, executor
     executor.may_end.set()
-    assert await asyncio.to_thread(hub.step_loop.stop, 60)
+    assert await asyncio.to_thread(engine.step_loop.stop, 60)
     assert not failure.done()
 
 
-def submit(hub: AttachLinks, request_id: str) -> None:
-    hub.switchboard.submit(ME, submission(request_id, order=make_request(request_id)))
+def submit(engine: AsyncEngine, request_id: str) -> None:
+    engine.registry.submit(ME, submission(request_id, core_request=make_request(request_id)))
 
 
 async def test_requests_that_come_and_go_while_a_step_takes_long_leave_nothing_behind() -> None:
-    async with slow_hub(max_ledgers=2) as (hub, _):
-        assert hub.step_loop is not None
+    async with slow_engine(max_ledgers=2) as (engine, _):
+        assert engine.step_loop is not None
         for index in range(1000):
-            submit(hub, f"1-{index + 2}")
-            hub.switchboard.done(ME, f"1-{index + 2}", 1)
-        assert not hub.step_loop._inbox
-        assert hub.step_loop.turn is not None
+            submit(engine, f"1-{index + 2}")
+            engine.registry.done(ME, f"1-{index + 2}", 1)
+        assert not engine.step_loop._inbox
+        assert engine.step_loop.turn is not None
 
 
 async def test_a_request_counts_until_the_core_has_let_go_of_it() -> None:
-    async with slow_hub(max_ledgers=1) as (hub, executor):
-        hub.switchboard.done(ME, "1-1", 1)
-        assert hub.switchboard.num_ledgers == 0
-        code, message = code_of(lambda: submit(hub, "1-2"))
+    async with slow_engine(max_ledgers=1) as (engine, executor):
+        engine.registry.done(ME, "1-1", 1)
+        assert engine.registry.num_ledgers == 0
+        code, message = code_of(lambda: submit(engine, "1-2"))
         assert (code, "just have" in message) == (Code.RESOURCE_EXHAUSTED, True)
         executor.may_end.set()
         async with asyncio.timeout(60):
             while True:
                 try:
-                    submit(hub, "1-2")
+                    submit(engine, "1-2")
                     break
                 except Refused:
                     await asyncio.sleep(0.01)
 
 
 async def test_calls_that_wait_for_a_step_are_bounded() -> None:
-    async with slow_hub(max_ledgers=1) as (hub, _):
-        assert hub.step_loop is not None
+    async with slow_engine(max_ledgers=1) as (engine, _):
+        assert engine.step_loop is not None
         for _ in range(MAX_CALLS):
-            hub.step_loop.call(EngineCore.reset_prefix_cache)
+            engine.step_loop.call(EngineCore.reset_prefix_cache)
         with pytest.raises(TooManyCalls):
-            hub.step_loop.call(EngineCore.reset_prefix_cache)
+            engine.step_loop.call(EngineCore.reset_prefix_cache)
 
 
 async def test_a_long_step_has_a_turn_of_its_own_and_an_idle_loop_none() -> None:
-    async with slow_hub(max_ledgers=1) as (hub, executor):
-        assert hub.step_loop is not None
-        assert hub.step_loop.turn == hub.step_loop.turn == 1
+    async with slow_engine(max_ledgers=1) as (engine, executor):
+        assert engine.step_loop is not None
+        assert engine.step_loop.turn == engine.step_loop.turn == 1
         executor.may_end.set()
-        await asyncio.to_thread(wait_until, lambda: hub.step_loop is not None and hub.step_loop.turn is None)
+        await asyncio.to_thread(wait_until, lambda: engine.step_loop is not None and engine.step_loop.turn is None)
 
 
 async def test_what_an_operator_asked_for_is_not_taken_for_a_step_that_hangs() -> None:
     """Torch's profiler takes seconds to begin on a busy machine."""
-    async with slow_hub(max_ledgers=1) as (hub, executor):
-        loop = hub.step_loop
+    async with slow_engine(max_ledgers=1) as (engine, executor):
+        loop = engine.step_loop
         assert loop is not None
         begun, may_end = threading.Event(), threading.Event()
         called = loop.call(lambda _: (begun.set(), may_end.wait(60)))

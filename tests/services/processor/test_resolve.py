@@ -15,7 +15,7 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.admission.resolve import Admission, admit, cache_salt, prompt_ids, render_chat
 from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CHAT, ENGINE, PROCESSOR, PeerId
+from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, tokenizer, vocabulary
 
 ME = PeerId("processor-0", 77)
@@ -373,11 +373,11 @@ def test_what_comes_close_to_a_refusal_is_taken() -> None:
 def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
     """This processor would pass over the field that asks for it, and the engine would answer without."""
     known = vocabulary()
-    known.model.capabilities.extend([*ENGINE, "constraint.regex"])
-    assert known.capabilities == {*ENGINE, *PROCESSOR, CHAT}
+    known.model.capabilities.extend([*ENGINE_CAPABILITIES, "constraint.regex"])
+    assert known.capabilities == {*ENGINE_CAPABILITIES, *PROCESSOR_CAPABILITIES, CHAT_CAPABILITY}
     request = ask()
-    request.requires.extend(ENGINE)
-    assert admit(request, known, "", ME).submit.requires == list(ENGINE)
+    request.requires.extend(ENGINE_CAPABILITIES)
+    assert admit(request, known, "", ME).submit.requires == list(ENGINE_CAPABILITIES)
     request.requires.append("constraint.regex")
     with pytest.raises(Refused, match=r"'constraint\.regex' is not known here") as refused:
         admit(request, known, "", ME)

@@ -25,18 +25,18 @@ def logprob(position: int, token: int) -> Score:
     return Score(-1.0, token + 1, (position,), (-1.0,))
 
 
-class Core:
+class RecordingCore:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
         self.running: dict[str, set[int]] = {}
         self.names: set[str] = set()
 
-    def add(self, core_id: str, order: object) -> None:
+    def add(self, core_id: str, core_request: object) -> None:
         assert core_id not in self.names, "a submission's name is never used again"
-        assert isinstance(order, set)
+        assert isinstance(core_request, set)
         self.names.add(core_id)
-        self.running[core_id] = set(order)
+        self.running[core_id] = set(core_request)
 
     def cancel(self, core_id: str, choice: int | None) -> None:
         if choice is None:
@@ -46,7 +46,7 @@ class Core:
 
 
 @dataclass
-class Known:
+class ExpectedRequest:
     """All there is to know of a request."""
 
     epoch: int
@@ -64,7 +64,7 @@ class Known:
 
 
 @dataclass
-class Heard:
+class ReceivedRequest:
     """What one stream said of one request under one epoch."""
 
     epoch: int
@@ -75,18 +75,18 @@ class Heard:
     closed: bool = False
 
 
-class Stream:
+class PeerReader:
     """One attached peer, reading."""
 
     def __init__(self, link: OutboundLink) -> None:
         self.link = link
-        self.heard: dict[str, Heard] = {}
+        self.received: dict[str, ReceivedRequest] = {}
         self.rejected: dict[str, int] = {}
         """The highest epoch of each request that the core did not take."""
         self._peers = PeerList()
         self.peers: frozenset[PeerId] = frozenset()
 
-    def take(self, max_bytes: int, known: dict[str, Known]) -> None:
+    def take(self, max_bytes: int, expected: dict[str, ExpectedRequest]) -> None:
         frame = self.link.take(max_bytes)
         if frame is None:
             assert not self.link.pending
@@ -98,48 +98,48 @@ class Stream:
             assert one.epoch > self.rejected.get(one.request_id, 0), "one rejection per epoch"
             self.rejected[one.request_id] = one.epoch
         for entry in frame.opened:
-            self.heard[entry.request_id] = Heard(
+            self.received[entry.request_id] = ReceivedRequest(
                 entry.epoch, dict(entry.delivered), {choice: [] for choice in entry.choices}
             )
-            assert entry.output_context == known[entry.request_id].context
+            assert entry.output_context == expected[entry.request_id].context
         for request_id, epoch, offset, scores in frame.prompt_logprobs:
-            heard = self.heard[request_id]
-            assert heard.epoch == epoch
-            assert offset == (0 if heard.prompt is None else len(heard.prompt)), "gapless"
-            if heard.prompt is None:
-                heard.prompt = scores
+            received = self.received[request_id]
+            assert received.epoch == epoch
+            assert offset == (0 if received.prompt is None else len(received.prompt)), "gapless"
+            if received.prompt is None:
+                received.prompt = scores
             else:
-                heard.prompt.extend(scores)
-        self._tokens(frame, known)
+                received.prompt.extend(scores)
+        self._tokens(frame, expected)
         for request_id, epoch, choice, end in frame.ends:
-            heard = self.heard[request_id]
-            assert heard.epoch == epoch
-            assert choice not in heard.ends, "one end per choice"
-            assert end.position <= len(heard.ids[choice]), "the tokens before an end come before it"
-            heard.ends[choice] = end
+            received = self.received[request_id]
+            assert received.epoch == epoch
+            assert choice not in received.ends, "one end per choice"
+            assert end.position <= len(received.ids[choice]), "the tokens before an end come before it"
+            received.ends[choice] = end
         for request_id, epoch in frame.closed:
-            heard = self.heard[request_id]
-            assert heard.epoch <= epoch
+            received = self.received[request_id]
+            assert received.epoch <= epoch
             assert epoch != self.rejected.get(request_id), "a rejection is the end of its epoch"
-            assert len(heard.ends) < len(heard.ids), "only what has unfinished choices is closed"
-            heard.closed = True
+            assert len(received.ends) < len(received.ids), "only what has unfinished choices is closed"
+            received.closed = True
 
-    def _tokens(self, frame: OutputFrame, known: dict[str, Known]) -> None:
+    def _tokens(self, frame: OutputFrame, expected: dict[str, ExpectedRequest]) -> None:
         logprobs = dict(frame.logprobs)
         start = 0
         for index, request_id in enumerate(frame.request_ids):
-            heard = self.heard[request_id]
+            received = self.received[request_id]
             choice, first, count = frame.choices[index], frame.first_positions[index], frame.token_counts[index]
-            assert frame.epochs[index] == heard.epoch
-            assert not heard.closed
-            assert choice not in heard.ends, "nothing follows an end"
-            assert first == len(heard.ids[choice]), "gapless from position 0"
+            assert frame.epochs[index] == received.epoch
+            assert not received.closed
+            assert choice not in received.ends, "nothing follows an end"
+            assert first == len(received.ids[choice]), "gapless from position 0"
             assert count >= 1
             ids = frame.token_ids[start : start + count]
-            heard.ids[choice] += ids
+            received.ids[choice] += ids
             start += count
-            if known[request_id].scored:
-                fresh = range(max(first, known[request_id].resumed[choice]), first + count)
+            if expected[request_id].scored:
+                fresh = range(max(first, expected[request_id].resumed[choice]), first + count)
                 scored = [logprob(position, ids[position - first]) for position in fresh]
                 assert scores_of(logprobs.get(index)) == scored, "aligned to the end of the ids"
             else:
@@ -158,7 +158,7 @@ def submission(request_id: str = "1-1", epoch: int = 1, **fields: object) -> Sub
         "prompt_logprobs": None,
         "num_ids": 5,
         "tenant": "",
-        "order": {0},
+        "core_request": {0},
     }
     return Submission(request_id, epoch, **(values | fields))  # type: ignore[arg-type]
 

@@ -4,10 +4,10 @@ import pytest
 
 from services.ring.attach_registry import AttachRegistry
 from services.ring.ledger import Ledgers
-from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, Core
+from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, RecordingCore
 
 
 @pytest.fixture
-def board() -> AttachRegistry:
+def registry() -> AttachRegistry:
     """The engine's door, before anybody attached."""
-    return AttachRegistry(Core(), Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
+    return AttachRegistry(RecordingCore(), Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))

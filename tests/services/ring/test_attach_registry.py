@@ -18,7 +18,7 @@ from services.ring.errors import Code, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers, Submission
-from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, Core, Known, Stream, logprob
+from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, ExpectedRequest, PeerReader, RecordingCore, logprob
 from tests.services.ring.scores import packed, scores_of
 
 NAMES = ("p", "d", "q")
@@ -36,55 +36,55 @@ def bytes_of(entry: LedgerEntry) -> int:
     return sum(len(each) * each.itemsize for each in arrays)
 
 
-class SwitchboardMachine(RuleBasedStateMachine):
+class AttachRegistryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.core = Core()
+        self.core = RecordingCore()
         self.ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
-        self.board = AttachRegistry(self.core, self.ledgers)
+        self.registry = AttachRegistry(self.core, self.ledgers)
         self.now = 0.0
-        self.streams: dict[str, Stream] = {}
-        self.known: dict[str, Known] = {}
+        self.streams: dict[str, PeerReader] = {}
+        self.expected: dict[str, ExpectedRequest] = {}
         self.spent: dict[str, int] = {}
         """Epochs that the core did not take."""
 
     # Peers
 
-    @rule(name=names, life=st.integers(1, 3))
-    def attach(self, name: str, life: int) -> None:
-        peer, old = PeerId(name, life), self.streams.get(name)
-        if old is not None and old.link.peer.incarnation > life:
-            self.refused(Code.FAILED_PRECONDITION, lambda: self.board.attach(peer, self.now))
+    @rule(name=names, incarnation=st.integers(1, 3))
+    def attach(self, name: str, incarnation: int) -> None:
+        peer, old = PeerId(name, incarnation), self.streams.get(name)
+        if old is not None and old.link.peer.incarnation > incarnation:
+            self.refused(Code.FAILED_PRECONDITION, lambda: self.registry.attach(peer, self.now))
             return
-        link, superseded = self.board.attach(peer, self.now)
+        link, superseded = self.registry.attach(peer, self.now)
         assert superseded is (old.link if old is not None else None)
-        self.streams[name] = Stream(link)
-        for request_id, known in list(self.known.items()):
-            if known.submitter.name == name and known.submitter.incarnation < life:
+        self.streams[name] = PeerReader(link)
+        for request_id, expected in list(self.expected.items()):
+            if expected.submitter.name == name and expected.submitter.incarnation < incarnation:
                 self.forget(request_id)
-            elif known.submitter == peer and known.deliver_to == name:
-                known.orphaned_at = None
-            elif old is not None and known.submitter == old.link.peer and known.orphaned_at is None:
-                known.orphaned_at = self.now
+            elif expected.submitter == peer and expected.deliver_to == name:
+                expected.orphaned_at = None
+            elif old is not None and expected.submitter == old.link.peer and expected.orphaned_at is None:
+                expected.orphaned_at = self.now
 
     @rule(name=names)
     def detach(self, name: str) -> None:
         if (stream := self.streams.pop(name, None)) is not None:
-            self.board.detach(stream.link, self.now)
-            for known in self.known.values():
-                if known.submitter == stream.link.peer and known.orphaned_at is None:
-                    known.orphaned_at = self.now
+            self.registry.detach(stream.link, self.now)
+            for expected in self.expected.values():
+                if expected.submitter == stream.link.peer and expected.orphaned_at is None:
+                    expected.orphaned_at = self.now
 
     @rule(seconds=st.floats(0.1, 3.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.board.expire(self.now)
-        for request_id, known in list(self.known.items()):
-            if known.orphaned_at is not None and known.orphaned_at + GRACE <= self.now:
+        self.registry.expire(self.now)
+        for request_id, expected in list(self.expected.items()):
+            if expected.orphaned_at is not None and expected.orphaned_at + GRACE <= self.now:
                 self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        del self.known[request_id]
+        del self.expected[request_id]
 
     # Commands
 
@@ -127,9 +127,9 @@ class SwitchboardMachine(RuleBasedStateMachine):
             prompt_logprobs=asked,
             num_ids=9,
             tenant="",
-            order=set(logs),
+            core_request=set(logs),
         )
-        old = self.known.get(request_id)
+        old = self.expected.get(request_id)
         receiver = deliver_to or name
         code = None
         if epoch == 0:
@@ -138,17 +138,17 @@ class SwitchboardMachine(RuleBasedStateMachine):
             code = Code.ALREADY_EXISTS
         elif receiver not in self.streams:
             code = Code.UNAVAILABLE
-        elif old is None and len(self.known) >= MAX_LEDGERS:
+        elif old is None and len(self.expected) >= MAX_LEDGERS:
             code = Code.RESOURCE_EXHAUSTED
         if code is not None:
-            self.refused(code, lambda: self.board.submit(peer, submission))
+            self.refused(code, lambda: self.registry.submit(peer, submission))
             return
         before = set(self.core.names)
-        self.board.submit(peer, submission)
+        self.registry.submit(peer, submission)
         (core_id,) = self.core.names - before
         if old is not None:
             assert not self.core.running.get(old.core_id), "the old one is freed first"
-        self.known[request_id] = Known(
+        self.expected[request_id] = ExpectedRequest(
             epoch,
             peer,
             receiver,
@@ -160,57 +160,57 @@ class SwitchboardMachine(RuleBasedStateMachine):
             {choice: len(ids) for choice, ids in logs.items() if ids},
         )
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), name=names, raised=st.integers(-1, 2), deliver_to=st.sampled_from(["", *NAMES, "nobody"]))
     def redirect(self, data: st.DataObject, name: str, raised: int, deliver_to: str) -> None:
         if (stream := self.streams.get(name)) is None:
             return
-        request_id, known = data.draw(st.sampled_from(sorted(self.known.items(), key=lambda item: item[0])))
-        peer, epoch, receiver = stream.link.peer, known.epoch + raised, deliver_to or name
-        delivered = {choice: len(ids) // 2 for choice, ids in known.logs.items()}
+        request_id, expected = data.draw(st.sampled_from(sorted(self.expected.items(), key=lambda item: item[0])))
+        peer, epoch, receiver = stream.link.peer, expected.epoch + raised, deliver_to or name
+        delivered = {choice: len(ids) // 2 for choice, ids in expected.logs.items()}
         code = None
-        if known.submitter != peer:
+        if expected.submitter != peer:
             code = Code.NOT_FOUND
         elif raised <= 0:
             code = Code.ALREADY_EXISTS
         elif receiver not in self.streams:
             code = Code.UNAVAILABLE
         if code is not None:
-            self.refused(code, lambda: self.board.redirect(peer, request_id, epoch, deliver_to, delivered))
+            self.refused(code, lambda: self.registry.redirect(peer, request_id, epoch, deliver_to, delivered))
             return
-        self.board.redirect(peer, request_id, epoch, deliver_to, delivered)
-        known.epoch, known.deliver_to, known.delivered, known.orphaned_at = epoch, receiver, delivered, None
+        self.registry.redirect(peer, request_id, epoch, deliver_to, delivered)
+        expected.epoch, expected.deliver_to, expected.delivered, expected.orphaned_at = epoch, receiver, delivered, None
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), name=names, raised=st.integers(-1, 1), kind=st.sampled_from(["cancel", "done"]))
     def end_it(self, data: st.DataObject, name: str, raised: int, kind: str) -> None:
         if (stream := self.streams.get(name)) is None:
             return
-        request_id = data.draw(st.sampled_from(sorted(self.known)))
-        known, peer = self.known[request_id], stream.link.peer
-        getattr(self.board, kind)(peer, request_id, known.epoch + raised)
-        if known.submitter != peer or raised < 0:
+        request_id = data.draw(st.sampled_from(sorted(self.expected)))
+        expected, peer = self.expected[request_id], stream.link.peer
+        getattr(self.registry, kind)(peer, request_id, expected.epoch + raised)
+        if expected.submitter != peer or raised < 0:
             return
         if kind == "done":
             self.forget(request_id)
         else:
-            for choice, ids in known.logs.items():
-                known.ends.setdefault(choice, ChoiceEnd(FinishReason.CANCELLED, len(ids)))
+            for choice, ids in expected.logs.items():
+                expected.ends.setdefault(choice, ChoiceEnd(FinishReason.CANCELLED, len(ids)))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), name=names, raised=st.integers(-1, 1), choice=choices, position=st.integers(0, 8))
     def stop(self, data: st.DataObject, name: str, raised: int, choice: int, position: int) -> None:
         if (stream := self.streams.get(name)) is None:
             return
-        request_id = data.draw(st.sampled_from(sorted(self.known)))
-        known = self.known[request_id]
-        self.board.stop(stream.link.peer, request_id, known.epoch + raised, choice, position)
-        log, end = known.logs.get(choice), known.ends.get(choice)
-        if known.deliver_to != name or raised != 0 or log is None or not 1 <= position <= len(log):
+        request_id = data.draw(st.sampled_from(sorted(self.expected)))
+        expected = self.expected[request_id]
+        self.registry.stop(stream.link.peer, request_id, expected.epoch + raised, choice, position)
+        log, end = expected.logs.get(choice), expected.ends.get(choice)
+        if expected.deliver_to != name or raised != 0 or log is None or not 1 <= position <= len(log):
             return
         if end is None or position <= end.position:
             del log[position:]
-            known.ends[choice] = ChoiceEnd(FinishReason.STOP, position)
+            expected.ends[choice] = ChoiceEnd(FinishReason.STOP, position)
 
     def refused(self, code: Code, command: Callable[[], object]) -> None:
         before = dict(self.core.running)
@@ -221,69 +221,71 @@ class SwitchboardMachine(RuleBasedStateMachine):
 
     # The core
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), choice=choices, count=st.integers(0, 4), ends=st.booleans())
     def compute(self, data: st.DataObject, choice: int, count: int, ends: bool) -> None:
-        known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
-        if choice not in known.logs:
+        expected = self.expected[data.draw(st.sampled_from(sorted(self.expected)))]
+        if choice not in expected.logs:
             return
-        log = known.logs[choice]
+        log = expected.logs[choice]
         count = min(count, MAX_TOKENS - len(log))
         ids = [(len(log) + i) % 10 for i in range(count)]
-        logprobs = packed(logprob(len(log) + i, token) for i, token in enumerate(ids)) if known.scored else None
+        logprobs = packed(logprob(len(log) + i, token) for i, token in enumerate(ids)) if expected.scored else None
         end = ChoiceEnd(FinishReason.LENGTH, len(log) + count) if ends else None
-        self.board.progress(known.core_id, choice, ids, logprobs, end)
-        if choice not in known.ends:
+        self.registry.progress(expected.core_id, choice, ids, logprobs, end)
+        if choice not in expected.ends:
             log += ids
             if end is not None:
-                known.ends[choice] = end
-                self.core.cancel(known.core_id, choice)
+                expected.ends[choice] = end
+                self.core.cancel(expected.core_id, choice)
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), count=st.integers(1, 8))
     def score_the_prompt(self, data: st.DataObject, count: int) -> None:
-        known = self.known[data.draw(st.sampled_from(sorted(self.known)))]
-        start = len(known.prompt)
-        if known.scored and start < PROMPT_TOKENS - 1:
-            known.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
-            self.board.prompt_scored(known.core_id, packed(known.prompt[start:]))
+        expected = self.expected[data.draw(st.sampled_from(sorted(self.expected)))]
+        start = len(expected.prompt)
+        if expected.scored and start < PROMPT_TOKENS - 1:
+            expected.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
+            self.registry.prompt_scored(expected.core_id, packed(expected.prompt[start:]))
 
     @rule()
     def late_news_of_what_is_forgotten_is_dropped(self) -> None:
-        for core_id in self.core.names - {known.core_id for known in self.known.values()}:
-            self.board.progress(core_id, 0, [1], None, None)
-            self.board.prefilled(core_id, 1, 0)
-            self.board.prompt_scored(core_id, packed([]))
+        for core_id in self.core.names - {expected.core_id for expected in self.expected.values()}:
+            self.registry.progress(core_id, 0, [1], None, None)
+            self.registry.prefilled(core_id, 1, 0)
+            self.registry.prompt_scored(core_id, packed([]))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data())
     def the_core_refuses(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.known)))
-        known = self.known[request_id]
-        over = len(known.ends) == len(known.logs)
-        self.core.running.pop(known.core_id, None)
-        entry = self.board.refuse(known.core_id, Status(Code.INVALID_ARGUMENT, "no"))
+        request_id = data.draw(st.sampled_from(sorted(self.expected)))
+        expected = self.expected[request_id]
+        over = len(expected.ends) == len(expected.logs)
+        self.core.running.pop(expected.core_id, None)
+        entry = self.registry.refuse(expected.core_id, Status(Code.INVALID_ARGUMENT, "no"))
         assert (entry is None) == over, "what was cancelled before had its end"
         if not over:
-            self.spent[request_id] = known.epoch
+            self.spent[request_id] = expected.epoch
             self.forget(request_id)
 
     @precondition(lambda self: self.streams)
     @rule(name=names, max_bytes=LIMITS)
     def take(self, name: str, max_bytes: int) -> None:
         if (stream := self.streams.get(name)) is not None:
-            stream.take(max_bytes, self.known)
+            stream.take(max_bytes, self.expected)
 
     # What must hold
 
     @invariant()
     def the_ledger_is_what_is_known(self) -> None:
-        assert self.board.num_ledgers == len(self.known)
-        assert set(self.board.attached()) == {stream.link.peer for stream in self.streams.values()}
-        unfinished = {known.core_id for known in self.known.values() if len(known.ends) < len(known.logs)}
-        assert self.board.num_unfinished == len(unfinished)
+        assert self.registry.num_ledgers == len(self.expected)
+        assert set(self.registry.attached()) == {stream.link.peer for stream in self.streams.values()}
+        unfinished = {
+            expected.core_id for expected in self.expected.values() if len(expected.ends) < len(expected.logs)
+        }
+        assert self.registry.num_unfinished == len(unfinished)
         entries = list(self.ledgers)
-        charged = self.ledgers._logprobs._shares.total
+        charged = self.ledgers._logprobs._threshold.total
         assert charged == sum(entry.logprob_bytes for entry in entries)
         assert sum(map(bytes_of, entries)) <= charged, "nothing is held that was not charged before"
         for core_id, running in self.core.running.items():
@@ -292,27 +294,27 @@ class SwitchboardMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for stream in self.streams.values():
             while stream.link.pending:
-                stream.take(300, self.known)
-            assert stream.peers == set(self.board.attached())
-        for request_id, known in self.known.items():
-            if (stream := self.streams.get(known.deliver_to)) is not None:
-                heard = stream.heard[request_id]
-                assert (heard.epoch, heard.delivered) == (known.epoch, known.delivered)
-                assert not heard.closed
-                assert scores_of(heard.prompt) == known.prompt
-                for choice, log in known.logs.items():
+                stream.take(300, self.expected)
+            assert stream.peers == set(self.registry.attached())
+        for request_id, expected in self.expected.items():
+            if (stream := self.streams.get(expected.deliver_to)) is not None:
+                received = stream.received[request_id]
+                assert (received.epoch, received.delivered) == (expected.epoch, expected.delivered)
+                assert not received.closed
+                assert scores_of(received.prompt) == expected.prompt
+                for choice, log in expected.logs.items():
                     # A stop may have cut what had been carried; then its end says where.
-                    assert heard.ids[choice][: len(log)] == log
-                    if choice in known.ends and heard.ids[choice] == log:
-                        assert heard.ends[choice].position == len(log)
-                    assert (choice in heard.ends) == (choice in known.ends)
+                    assert received.ids[choice][: len(log)] == log
+                    if choice in expected.ends and received.ids[choice] == log:
+                        assert received.ends[choice].position == len(log)
+                    assert (choice in received.ends) == (choice in expected.ends)
         for name, stream in self.streams.items():
-            for request_id, heard in stream.heard.items():
-                known = self.known.get(request_id)
-                if known is None or known.deliver_to != name:
-                    told = heard.closed or stream.rejected.get(request_id) == heard.epoch
-                    assert told or len(heard.ends) == len(heard.ids), "whoever was cut off was told"
+            for request_id, received in stream.received.items():
+                expected = self.expected.get(request_id)
+                if expected is None or expected.deliver_to != name:
+                    told = received.closed or stream.rejected.get(request_id) == received.epoch
+                    assert told or len(received.ends) == len(received.ids), "whoever was cut off was told"
 
 
-SwitchboardMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestSwitchboard = SwitchboardMachine.TestCase
+AttachRegistryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAttachRegistry = AttachRegistryMachine.TestCase

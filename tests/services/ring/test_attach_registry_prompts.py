@@ -7,24 +7,24 @@ from services.ring.attach_registry import AttachRegistry
 from services.ring.events import Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import Ledgers
-from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, Core, logprob, submission
+from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, RecordingCore, logprob, submission
 from tests.services.ring.scores import packed
 
 
-def test_prompt_progress_and_scores_are_replayed(board: AttachRegistry) -> None:
-    core = Core()
-    board = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
+def test_prompt_progress_and_scores_are_replayed(registry: AttachRegistry) -> None:
+    core = RecordingCore()
+    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))
     peer = PeerId("p", 1)
-    link, _ = board.attach(peer, 0.0)
-    board.submit(peer, submission())
+    link, _ = registry.attach(peer, 0.0)
+    registry.submit(peer, submission())
     (core_id,) = core.running
     link.take()
-    board.prefilled(core_id, 2, 1)
+    registry.prefilled(core_id, 2, 1)
     first = link.take()
-    board.prefilled(core_id, None, None)
-    board.prompt_scored(core_id, packed([logprob(1, 1)]))
+    registry.prefilled(core_id, None, None)
+    registry.prompt_scored(core_id, packed([logprob(1, 1)]))
     second = link.take()
-    board.prompt_scored(core_id, packed([logprob(2, 2)]))
+    registry.prompt_scored(core_id, packed([logprob(2, 2)]))
     more = link.take()
     assert first is not None
     assert second is not None
@@ -33,12 +33,12 @@ def test_prompt_progress_and_scores_are_replayed(board: AttachRegistry) -> None:
     assert second.prompt_logprobs == [("1-1", 1, 0, packed([logprob(1, 1)]))]
     assert more is not None
     assert more.prompt_logprobs == [("1-1", 1, 1, packed([logprob(2, 2)]))]
-    board.redirect(peer, "1-1", 2, "", {})
+    registry.redirect(peer, "1-1", 2, "", {})
     third = link.take()
     assert third is not None
     assert third.prefills == [("1-1", 2, Prefill(5, 5, 1))]
     assert third.prompt_logprobs == [("1-1", 2, 0, packed([logprob(1, 1), logprob(2, 2)]))]
-    board.cancel(peer, "1-1", 2)
+    registry.cancel(peer, "1-1", 2)
     last = link.take()
     assert last is not None
     assert not last.prefills
@@ -46,16 +46,16 @@ def test_prompt_progress_and_scores_are_replayed(board: AttachRegistry) -> None:
 
 
 def test_many_requests_that_are_closed_at_once_come_in_several_frames() -> None:
-    core, submitter, reader = Core(), PeerId("p", 1), PeerId("d", 1)
-    board = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=100))
-    board.attach(submitter, 0.0)
-    link, _ = board.attach(reader, 0.0)
+    core, submitter, reader = RecordingCore(), PeerId("p", 1), PeerId("d", 1)
+    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=100))
+    registry.attach(submitter, 0.0)
+    link, _ = registry.attach(reader, 0.0)
     names = [f"1-{number}" for number in range(100)]
     for name in names:
-        board.submit(submitter, submission(name, deliver_to="d"))
+        registry.submit(submitter, submission(name, deliver_to="d"))
     link.take()
     for name in names:
-        board.done(submitter, name, 1)
+        registry.done(submitter, name, 1)
     closed: list[tuple[str, int]] = []
     while (frame := link.take(1000)) is not None:
         assert response_of(frame).ByteSize() <= 1000

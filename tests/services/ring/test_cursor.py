@@ -43,7 +43,7 @@ def test_everything_comes_once_in_frames_that_fit(
     for one in entries:
         for log in one.choices.values():
             log.finish(ChoiceEnd(FinishReason.LENGTH, len(log.ids)))
-        link.carry(one)
+        link.add(one)
     got: dict[tuple[str, int], list[int]] = {(one.request_id, c): [] for one in entries for c in one.choices}
     ended: list[tuple[str, int]] = []
     taken = 0
@@ -69,8 +69,8 @@ def test_everything_comes_once_in_frames_that_fit(
 def test_everyone_gets_a_turn_while_one_has_much() -> None:
     link = OutboundLink(PEER)
     large, small = entry("1-1", {0: list(range(100_000))}), entry("1-2", {0: [7]})
-    link.carry(large)
-    link.carry(small)
+    link.add(large)
+    link.add(small)
     names: list[str] = []
     while "1-2" not in names:
         frame = link.take(10_000)
@@ -97,7 +97,7 @@ def test_an_end_waits_for_the_tokens_before_it() -> None:
     link = OutboundLink(PEER)
     one = entry("1-1", {0: list(range(500))})
     one.choices[0].finish(ChoiceEnd(FinishReason.LENGTH, 500))
-    link.carry(one)
+    link.add(one)
     frames = []
     while (frame := link.take(400)) is not None:
         frames.append(frame)
@@ -113,7 +113,7 @@ def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, 
     one.choices[0].finish(ChoiceEnd(FinishReason.STOP, 1))
     if sent_all:
         one.choices[1].finish(ChoiceEnd(FinishReason.STOP, 1))
-    link.carry(one)
+    link.add(one)
     link.take()
     link.drop("1-1")
     frame = link.take()
@@ -123,7 +123,7 @@ def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, 
 def test_nothing_is_said_of_a_request_that_the_peer_never_heard_of() -> None:
     link = OutboundLink(PEER)
     link.take()
-    link.carry(entry("1-1", {0: [1]}))
+    link.add(entry("1-1", {0: [1]}))
     link.drop("1-1")
     link.mark("1-1")
     assert not link.pending
@@ -134,10 +134,10 @@ def test_nothing_is_said_of_a_request_that_the_peer_never_heard_of() -> None:
 def test_a_peer_that_waits_under_an_earlier_epoch_is_told_the_end(ends_with: str, epoch: int) -> None:
     """A rejection ends the later epoch by itself, but not the one that the peer has heard of."""
     link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
-    link.carry(one)
+    link.add(one)
     link.take()
     one.epoch = 2
-    link.carry(one)
+    link.add(one)
     getattr(link, ends_with)("1-1")
     frame = link.take()
     assert frame is not None
@@ -147,11 +147,11 @@ def test_a_peer_that_waits_under_an_earlier_epoch_is_told_the_end(ends_with: str
 
 def test_what_is_carried_again_is_not_closed() -> None:
     link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
-    link.carry(one)
+    link.add(one)
     link.take()
     link.drop("1-1")
     one.epoch = 2
-    link.carry(one)
+    link.add(one)
     frame = link.take()
     assert frame is not None
     assert (frame.closed, frame.opened, frame.epochs) == ([], [one], [2])
@@ -161,7 +161,7 @@ def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:
     link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
     for epoch in (1, 2):
         one.epoch = epoch
-        link.carry(one)
+        link.add(one)
         link.take()
     link.withdraw("1-1")
     assert not link.pending
@@ -170,7 +170,7 @@ def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:
 def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     link, one = OutboundLink(PEER), entry("1-1", {0: [1, 2]})
     one.prompt_logprobs = packed(Score(-float(i), 1, (i,), (-1.0,)) for i in range(100))
-    link.carry(one)
+    link.add(one)
     frames = []
     while (frame := link.take(600)) is not None:
         frames.append(frame)

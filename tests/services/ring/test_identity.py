@@ -1,4 +1,4 @@
-"""Names, lives and ring ids."""
+"""Names, incarnations, ring ids, versions and capabilities."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.errors import Reason, Refused
+from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import (
+    ENGINE_CAPABILITIES,
+    MAX_CAPABILITY_BYTES,
     MAX_REQUEST_ID_LENGTH,
+    MAX_REQUIRED_CAPABILITIES,
     MAX_VERSION,
     MIN_VERSION,
+    check_requires,
     is_ring_id_of,
     negotiate,
     ring_id,
@@ -81,3 +85,27 @@ def test_the_problem_fits_into_a_status_however_long_the_name_is() -> None:
     with pytest.raises(Refused) as caught:
         negotiate("x" * 10_000_000, 1, 1, 1)
     assert len(caught.value.status.message) < 1000
+
+
+def test_what_is_known_may_be_required() -> None:
+    check_requires([], ENGINE_CAPABILITIES)
+    check_requires([*ENGINE_CAPABILITIES, *ENGINE_CAPABILITIES], ENGINE_CAPABILITIES)
+
+
+def test_an_unknown_name_is_refused_by_name() -> None:
+    with pytest.raises(Refused, match=r"requires\[1\]: 'constraint.json_schema' is not known here") as caught:
+        check_requires([ENGINE_CAPABILITIES[0], "constraint.json_schema"], ENGINE_CAPABILITIES)
+    status = caught.value.status
+    assert (status.code, status.reason, status.field) == (
+        Code.FAILED_PRECONDITION,
+        Reason.CAPABILITY_MISSING,
+        "requires[1]",
+    )
+
+
+@pytest.mark.parametrize("names", [["x"] * (MAX_REQUIRED_CAPABILITIES + 1), ["x" * (MAX_CAPABILITY_BYTES + 1)]])
+def test_names_are_few_and_short(names: list[str]) -> None:
+    with pytest.raises(Refused) as caught:
+        check_requires(names, {"x", names[0]})
+    assert caught.value.status.code is Code.INVALID_ARGUMENT
+    assert len(caught.value.status.message) < 200

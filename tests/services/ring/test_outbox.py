@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.detokenizer.protobuf import outputs_of
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.logprobs import PackedLogprobs
-from services.ring.outbox import Outbox, Outboxes, RequestNews
+from services.ring.outbox import Outbox, Outboxes, RequestUpdate
 from tests.services.ring.scores import Score, packed, scores_of
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
@@ -91,7 +91,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, choice=CHOICES)
     def what_is_late_is_ignored(self, name: str, choice: int) -> None:
-        if self.epochs[name] > 1 and name in self.outbox._news:
+        if self.epochs[name] > 1 and name in self.outbox._updates:
             epoch = self.epochs[name] - 1
             self.outbox.delta(name, epoch, choice, 0, [999], "late")
             self.outbox.end(name, epoch, choice, ChoiceEnd(FinishReason.STOP, 1))
@@ -100,16 +100,16 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(max_bytes=LIMITS)
     def take(self, max_bytes: int) -> None:
         taken = self.outbox.take(max_bytes)
-        assert len({news.request_id for news in taken}) == len(taken)
+        assert len({update.request_id for update in taken}) == len(taken)
         # One delta more than fits at most, and what estimates leave out.
         assert outputs_of(taken).ByteSize() <= max_bytes + 1000
-        for news in taken:
-            self.take_news(news)
+        for update in taken:
+            self.take_news(update)
 
-    def take_news(self, news: RequestNews) -> None:
-        assert news.epoch == self.epochs[news.request_id]
-        for choice, part in news.choices.items():
-            sent = self.read[news.request_id][choice]
+    def take_news(self, update: RequestUpdate) -> None:
+        assert update.epoch == self.epochs[update.request_id]
+        for choice, part in update.choices.items():
+            sent = self.read[update.request_id][choice]
             assert sent.end is None, "nothing follows an end"
             assert part.first_position == sent.count
             assert "".join(part.texts) == text_of(part.ids), "ids and their text stay together"
@@ -126,11 +126,11 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_counted(self) -> None:
-        waiting = list(self.outbox._news.values())
-        assert self.outbox.size == sum(news.held for news in waiting) + self.outbox._taken
+        waiting = list(self.outbox._updates.values())
+        assert self.outbox.size == sum(update.held for update in waiting) + self.outbox._taken
         assert self.outboxes.total == self.outbox.size
-        for news in waiting:
-            assert news.held >= news.measure(), "an estimate from above"
+        for update in waiting:
+            assert update.held >= update.measure(), "an estimate from above"
 
     def teardown(self) -> None:
         while self.outbox.pending:
@@ -165,7 +165,7 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int
     for position, size in enumerate(sizes):
         outbox.delta("1-1", 0, position % 3, 0, [], "x" * size)
     outbox.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 0))
-    taken: list[RequestNews] = []
+    taken: list[RequestUpdate] = []
     while outbox.pending:
         taken += outbox.take(limit or 1)
     first, last = taken[0], taken[-1]
@@ -193,17 +193,17 @@ def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
     for _ in range(100):
         outbox.delta("1-1", 1, 0, 0, [], "x" * 100)
     outbox.delta("1-2", 1, 0, 0, [1], "y")
-    assert [news.request_id for news in outbox.take(1000)] == ["1-1"]
-    assert [news.request_id for news in outbox.take(1000)] == ["1-2", "1-1"]
+    assert [update.request_id for update in outbox.take(1000)] == ["1-1"]
+    assert [update.request_id for update in outbox.take(1000)] == ["1-2", "1-1"]
 
 
 def test_an_end_may_come_alone() -> None:
     outbox = an_outbox()
     end = ChoiceEnd(FinishReason.STOP, 7)
     outbox.end("1-1", 1, 2, end)
-    (news,) = outbox.take(1)
-    assert news.choices[2].end == end
-    assert not news.choices[2].ids
+    (update,) = outbox.take(1)
+    assert update.choices[2].end == end
+    assert not update.choices[2].ids
     assert not outbox.pending
 
 
@@ -226,11 +226,11 @@ def test_openings_count_for_the_size_of_a_frame() -> None:
 
 def test_scores_that_do_not_follow_replace_what_is_there() -> None:
     """The reader sees that some are missing, and asks for all again."""
-    news = RequestNews("1-1", 1)
+    update = RequestUpdate("1-1", 1)
     scores = logprobs_of([1, 2, 3], 0)
-    news.add_prompt_logprobs(0, scores.part(0, 1))
-    news.add_prompt_logprobs(2, scores.part(2, 3))
-    assert (news.prompt_offset, news.prompt_logprobs) == (2, scores.part(2, 3))
+    update.add_prompt_logprobs(0, scores.part(0, 1))
+    update.add_prompt_logprobs(2, scores.part(2, 3))
+    assert (update.prompt_offset, update.prompt_logprobs) == (2, scores.part(2, 3))
 
 
 @pytest.mark.parametrize("text", ["a", "word ", "слово", "\N{GRINNING FACE}", "x" * 300])
@@ -272,7 +272,7 @@ def test_a_reader_for_whom_too_much_waits_is_lost_alone() -> None:
     slow.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 200))
     slow.close("1-1", 0, "closing")
     assert (slow.take(1000), slow.size) == ([], 0), "nothing is kept for it any more"
-    assert [news.request_id for news in other.take(1000)] == ["1-2"]
+    assert [update.request_id for update in other.take(1000)] == ["1-2"]
 
 
 def test_where_all_wait_for_too_much_the_tenant_with_the_most_loses_its_largest() -> None:

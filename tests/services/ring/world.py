@@ -131,11 +131,11 @@ class FakeCore:
         self.requests: dict[str, Request] = {}
         self.scored: dict[str, int] = {}
 
-    def add(self, core_id: str, order: object) -> None:
-        assert isinstance(order, Request)
+    def add(self, core_id: str, core_request: object) -> None:
+        assert isinstance(core_request, Request)
         assert core_id not in self.requests, "a submission's name is never used again"
-        starts = order.resume or dict.fromkeys(range(order.params.n), ())
-        self.requests[core_id] = replace(order, request_id=core_id)
+        starts = core_request.resume or dict.fromkeys(range(core_request.params.n), ())
+        self.requests[core_id] = replace(core_request, request_id=core_id)
         self.running[core_id] = {choice: len(ids) for choice, ids in starts.items()}
 
     def cancel(self, core_id: str, choice: int | None) -> None:

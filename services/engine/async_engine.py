@@ -1,4 +1,8 @@
-"""The switchboard among running things: orders go to the step loop, its reports to the links, and writers wake."""
+"""The engine as the event loop sees it: requests go to the step loop, its reports to the attach registry and the links.
+
+This is what all Attach streams share. The step loop computes in a thread of its own; everything here runs on the event
+loop, except where it says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ log = structlog.get_logger(__name__)
 
 
 class LinkWaker:
-    """Tells the writer of one link that there is something to do."""
+    """Wakes the writer of one link."""
 
     def __init__(self, link: OutboundLink) -> None:
         self.link = link
         self.event = asyncio.Event()
         self.load_due = False
         self.superseded = asyncio.Event()
-        """Set when a newer stream of the same peer has taken its place."""
+        """Set when a newer stream of the same peer replaces this one."""
 
 
-class AttachLinks:
-    """Everything on the event loop that is shared between attached peers."""
+class AsyncEngine:
+    """The attach registry with its ledger, the step loop, and the writers of all links. Implements ``CorePort``."""
 
     def __init__(self, *, orphan_grace: float, max_ledgers: int, traces: EngineTraces | None = None) -> None:
         self.step_loop: StepLoop | None = None
@@ -45,40 +49,38 @@ class AttachLinks:
         self.model: ModelSpec
         """Likewise."""
         self.model_digest = ""
-        """Likewise; with the tokenizer's."""
+        """Likewise; covers the tokenizer too."""
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
-        self.switchboard: AttachRegistry[Request] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
+        self.registry: AttachRegistry[Request] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.large_frames = LargeMessages()
-        """One is parsed and carried out at a time."""
+        """Large frames of all peers, parsed and executed one at a time."""
         self.drain_grace: float | None = None
-        """Seconds, once draining."""
+        """Seconds; None unless draining."""
         self.failure: str | None = None
-        """Why nothing is computed any more, once it is so."""
+        """Why the engine has stopped computing; None while it works."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
-        self._queued_for: float | None = None
-        """Seconds that the request waited which was begun last."""
+        self._last_queue_seconds: float | None = None
+        """How long the request that was scheduled last had been queued."""
         self.metrics = EngineMetrics(self._read)
 
     # CorePort
 
-    def add(self, core_id: str, order: Request) -> None:
-        """Begin to compute."""
+    def add(self, core_id: str, core_request: Request) -> None:
         assert self.step_loop is not None
         if self._traces is not None:
-            self._traces.submitted(core_id, self.switchboard.traceparent(core_id), time.monotonic())
-        self.step_loop.add(core_id, order)
+            self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
+        self.step_loop.add(core_id, core_request)
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Stop computing."""
         assert self.step_loop is not None
         return self.step_loop.cancel(core_id, choice)
 
     # Peers
 
     def attach(self, peer: PeerId) -> LinkWaker:
-        """A peer said Hello; raises ``Refused`` if a newer life of it is attached."""
-        link, superseded = self.switchboard.attach(peer, time.monotonic())
+        """A peer sent Hello; raises ``Refused`` if a newer incarnation of it is attached."""
+        link, superseded = self.registry.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
             old.superseded.set()
         waker = self._wakers[link] = LinkWaker(link)
@@ -90,7 +92,7 @@ class AttachLinks:
     def detach(self, waker: LinkWaker) -> None:
         """A peer's stream ended."""
         self._wakers.pop(waker.link, None)
-        self.switchboard.detach(waker.link, time.monotonic())
+        self.registry.detach(waker.link, time.monotonic())
         self.wake()
         log.info("detached", peer=waker.link.peer.name, incarnation=waker.link.peer.incarnation)
 
@@ -101,35 +103,35 @@ class AttachLinks:
                 waker.event.set()
 
     def push_load(self) -> None:
-        """Have every writer send the load."""
+        """Make every writer send the load."""
         for waker in self._wakers.values():
             waker.load_due = True
             waker.event.set()
 
     def drain(self, grace: float) -> None:
-        """Take nothing new, and tell every peer; what is there has ``grace`` seconds."""
-        self.switchboard.draining = True
+        """Refuse new requests and tell every peer; running ones have ``grace`` seconds."""
+        self.registry.draining = True
         self.drain_grace = grace
         self.push_load()
 
     def fail(self, reason: str) -> None:
-        """Nothing is computed any more: every stream ends, and none begins."""
+        """Computing has stopped: end every stream, and refuse new ones."""
         self.failure = reason
         for waker in self._wakers.values():
             waker.event.set()
 
-    # News from the step loop
+    # Reports of the step loop
 
     def starting(self, core_ids: list[str]) -> None:
-        """These are computed from now on: should the engine die of it, it was one of them."""
+        """The first step with these requests begins. Peers learn it first, so that a crash can be blamed on them."""
         if self._traces is not None:
             self._traces.starting(core_ids, time.monotonic())
         for core_id in core_ids:
-            self.switchboard.started(core_id)
+            self.registry.started(core_id)
         self.wake()
 
     def report(self, report: StepReport) -> None:
-        """Enter what a step brought into the ledger."""
+        """Enter a step's results into the ledger."""
         if report.seconds:
             self.metrics.step(report.seconds, report.tokens)
         if self._traces is not None:
@@ -137,25 +139,25 @@ class AttachLinks:
         for core_id, error in report.refused:
             self._refuse(core_id, error)
         for core_id, choice in report.cancelled:
-            self.switchboard.let_go(core_id, choice)
+            self.registry.released(core_id, choice)
         for output in report.outputs:
             self._enter(output)
         self.wake()
 
     def _enter(self, output: SequenceOutput) -> None:
-        board, core_id = self.switchboard, output.request_id
+        registry, core_id = self.registry, output.request_id
         if output.queue_seconds is not None:
             self.metrics.queued(output.queue_seconds)
-            self._queued_for = output.queue_seconds
+            self._last_queue_seconds = output.queue_seconds
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
-            board.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
+            registry.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
-            board.prompt_scored(core_id, output.prompt_logprobs)
+            registry.prompt_scored(core_id, output.prompt_logprobs)
         if output.token_ids or output.finish is not None:
             end = None
             if output.finish is not None:
                 end = end_of(output.finish, output.first_position + len(output.token_ids))
-            board.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
+            registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 
     def _removed(self, entry: LedgerEntry) -> None:
         _log_finished(entry)
@@ -163,16 +165,16 @@ class AttachLinks:
             self._traces.removed(entry, time.monotonic())
 
     def _refuse(self, core_id: str, error: RequestError) -> None:
-        entry = self.switchboard.refuse(core_id, status_of(error, self._retry_after_ms()))
+        entry = self.registry.refuse(core_id, status_of(error, self._retry_after_ms()))
         if entry is not None:
             log.info("refused", request_id=entry.request_id, reason=str(error))
 
     def _retry_after_ms(self) -> int:
-        """If those that wait do so as long as the last one did that was begun."""
-        return retry_after_ms(self._queued_for)
+        """Assumes that the queue takes as long as for the request scheduled last."""
+        return retry_after_ms(self._last_queue_seconds)
 
     def _read(self) -> EngineReading | None:
-        """For the metrics; called from another thread, so it only reads."""
+        """For the metrics. Called from another thread, so it only reads."""
         loop = self.step_loop
         if loop is None:
             return None
@@ -183,7 +185,7 @@ class AttachLinks:
             kv_usage=stats.kv_usage,
             kv_blocks=stats.kv_blocks,
             peers=len(self._wakers),
-            ledgers=self.switchboard.num_ledgers,
+            ledgers=self.registry.num_ledgers,
             prefix_queries=stats.prefix_query_tokens,
             prefix_hits=stats.prefix_hit_tokens,
             preemptions=stats.preemptions,
@@ -194,7 +196,6 @@ class AttachLinks:
 
 
 def _log_finished(entry: LedgerEntry) -> None:
-    """The submitter has all it wants of a request, or is gone."""
     log.debug(
         "request finished",
         request_id=entry.request_id,
