@@ -115,7 +115,7 @@ def _lines(result: Result) -> Iterator[str]:
             bits = "" if choice.logprobs is None else _bits(choice.logprobs[place])
             yield f"choice {number}, token {place}: id {token} {bits}"
         assert choice.finish is not None
-        yield f"choice {number}: {choice.finish.cause.value} {choice.finish.stop_token_id}"
+        yield f"choice {number}: {choice.finish.finish_reason.value} {choice.finish.stop_token_id}"
 
 
 def _bits(entry: TokenLogprobs) -> str:

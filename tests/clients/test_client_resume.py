@@ -94,12 +94,12 @@ async def test_a_lost_request_goes_on_from_what_was_delivered(server, ask, end):
 
 async def test_a_request_goes_on_at_a_server_of_another_release(server, ask):
     """One resolves a field that the other does not know, and leaves out one that the other told."""
-    another = taken()
-    another.admitted.sampling.MergeFromString(b"\xa0\x06\x01")  # field 100
-    another.admitted.stopping.ClearField("min_tokens")
+    any_available = taken()
+    any_available.admitted.sampling.MergeFromString(b"\xa0\x06\x01")  # field 100
+    any_available.admitted.stopping.ClearField("min_tokens")
     server.plays(
         play(taken(), delta(0, [10], "a"), LOST),
-        play(another, delta(1, [11], "b"), LOST),
+        play(any_available, delta(1, [11], "b"), LOST),
         play(taken(), delta(2, [12], "c"), ended(completion=3)),
     )
     assert (await ask("Hi")).generation.text == "abc"
@@ -238,13 +238,13 @@ BREACHES = {
     "a repeat": [taken(), delta(0, [10], "a")],
     "a gap": [taken(), delta(2, [12], "c")],
     "a delta before admitted": [delta(1, [11], "b")],
-    "another prompt": [admitted(prompt_tokens=4)],
-    "another seed": [taken()],
+    "any_available prompt": [admitted(prompt_tokens=4)],
+    "any_available seed": [taken()],
     "a choice that had ended": [taken(), delta(0, [11], "b", choice=1)],
     "usage that counts what had ended": [taken(), delta(1, [11], "b"), *ended(completion=3)],
 }
-BREACHES["another seed"][0] = pb.GenerateResponse.FromString(taken().SerializeToString())
-BREACHES["another seed"][0].admitted.sampling.seed = 8
+BREACHES["any_available seed"][0] = pb.GenerateResponse.FromString(taken().SerializeToString())
+BREACHES["any_available seed"][0].admitted.sampling.seed = 8
 
 
 @pytest.mark.parametrize("then", BREACHES.values(), ids=BREACHES.keys())

@@ -8,7 +8,7 @@ import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
-from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.retry import Deadline, RetryPolicy, RetryState
 
 from tests.clients.scripted import (
     Abort,
@@ -88,13 +88,13 @@ def test_those_who_are_refused_together_come_back_apart_and_ever_later():
     policy = RetryPolicy(patience=1000.0, retries=3, retry_overloaded=True)
     full = ringline.Overloaded("full")
     full.retry_after = 2.0
-    crowd = [Attempts(policy, Deadline(None)) for _ in range(100)]
+    crowd = [RetryState(policy, Deadline(None)) for _ in range(100)]
     for least in (2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        delays = [one.delay(full, another=True) for one in crowd]
+        delays = [one.delay(full, any_available=True) for one in crowd]
         assert all(least <= delay <= 1.5 * least for delay in delays)
         assert max(delays) - min(delays) > 0.1 * least
     crowd[0].admitted()
-    assert crowd[0].delay(full, another=True) <= 3.0
+    assert crowd[0].delay(full, any_available=True) <= 3.0
 
 
 async def test_overload_without_a_time_is_not_tried_again(server, ask):

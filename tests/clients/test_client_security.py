@@ -14,7 +14,7 @@ import pytest
 import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1 import inference_pb2_grpc
-from ringline.servers import Servers
+from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
 from services.security.certificate_authority import Authority
@@ -116,7 +116,7 @@ async def test_streams_outlast_any_number_of_replacements(kind: str, tmp_path: P
             for name in ("second", "third", "fourth"):
                 write(tmp_path, authority, name)
                 client.models()
-            open_now = len(client._servers.connections())
+            open_now = len(client._pool.connections())
             loop.call_soon_threadsafe(mirror.may_end.set)
             return open_now, stream.result()
 
@@ -136,21 +136,21 @@ def test_a_connection_that_was_replaced_is_closed_when_nobody_uses_it() -> None:
         pass
 
     stamps, made, closed = iter(range(100)), iter(range(100)), []
-    servers = Servers(["a"], lambda _: next(made), stamp=lambda: next(stamps), close=closed.append)
-    server = servers.choose()
-    with servers.using(server) as used:
+    pool = ServerPool(["a"], lambda _: next(made), stamp=lambda: next(stamps), close=closed.append)
+    server = pool.choose()
+    with pool.using(server) as used:
         call = used.keep(Call())
-        servers.choose()
-        servers.choose()
+        pool.choose()
+        pool.choose()
         assert (used.connection, closed) == (1, [0])
-    servers.choose()
+    pool.choose()
     assert closed == [0, 2]
-    assert servers.connections() == [4, 1, 3]
+    assert pool.connections() == [4, 1, 3]
     del call
     gc.collect()
-    servers.choose()
+    pool.choose()
     assert closed == [0, 2, 1, 3]
-    assert servers.connections() == [5, 4]
+    assert pool.connections() == [5, 4]
 
 
 @pytest.mark.parametrize(

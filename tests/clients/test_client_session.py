@@ -169,14 +169,14 @@ async def test_a_session_that_ended_leaves_nothing_waiting(server):
     async with ringline.AsyncClient(server.address) as client:
         assert (await client.generate("Hi")).text == "Hello, world"
         async with asyncio.timeout(60):
-            while link_tasks() != ["Link._read", "Link._write"]:  # noqa: ASYNC110 - of state that tells nobody
+            while link_tasks() != ["SessionStream._read", "SessionStream._write"]:  # noqa: ASYNC110 - of state that tells nobody
                 await asyncio.sleep(0.01)
 
 
 def link_tasks() -> list[str]:
     """Of whatever sessions there are."""
     tasks = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
-    return sorted(name for name in tasks if name.startswith("Link."))
+    return sorted(name for name in tasks if name.startswith("SessionStream."))
 
 
 async def test_a_killed_server_cuts_its_requests():
@@ -310,10 +310,10 @@ async def test_a_closed_stream_tells_what_it_had(server):
 
 
 async def test_whatever_ends_the_reader_nobody_waits_for_ever(server, monkeypatch):
-    def broken(exchange, response):
+    def broken(attempt, response):
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr("ringline.link.Exchange.take", broken)
+    monkeypatch.setattr("ringline.session_stream.Attempt.take", broken)
     server.plays(hello)
     async with ringline.AsyncClient(server.address, patience=0) as client:
         with pytest.raises(ringline.Unavailable):

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.reader import ResponseReader
+from ringline.response_reader import ResponseReader
 
 from services.ring.errors import Code
 from tests.contract.later import BUF, OVERLAY, PROTOS, later, lay_over

@@ -7,7 +7,6 @@
 from ringline.aio import AsyncClient
 from ringline.aio_stream import AsyncStream
 from ringline.client import Client
-from ringline.delivered import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -23,6 +22,7 @@ from ringline.errors import (
     Unavailable,
 )
 from ringline.options import Message, Options, ToolCall
+from ringline.outputs import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.results import (
     Delta,
     Event,

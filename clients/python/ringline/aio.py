@@ -13,14 +13,14 @@ from ringline.aio_stream import AsyncStream
 from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from ringline.link import SessionCall
 from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
-from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.security import CallMetadata, Pem, Security
-from ringline.servers import Servers, split_addresses
+from ringline.server_pool import ServerPool, split_addresses
 from ringline.session import Session
+from ringline.session_stream import SessionCall
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -35,10 +35,10 @@ class _Connection(NamedTuple):
 
 
 class AsyncClient:
-    """As ``Client``, for asyncio. Connects at first use, and belongs to the event loop of that use.
+    """``Client`` for asyncio. Connects at first use and then belongs to that event loop.
 
-    Thousands of concurrent requests are cheap: they share one stream, on which the server batches what is new of all
-    of them. That stream is reopened by itself.
+    Thousands of concurrent requests are cheap: they share one stream, on which the server batches their outputs. The
+    stream is reopened when it is lost.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class AsyncClient:
         self._security.check_addresses(self._addresses)
         self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
-        self._connected: Servers[_Connection] | None = None
+        self._connected: ServerPool[_Connection] | None = None
         self._closing: set[asyncio.Future[None]] = set()
         self._session = self.session()
 
     def session(self) -> Session:
-        """A Session of its own beside the client's: one stream, which need not wait for the other's messages."""
-        return Session(self._servers, self._open_session, timeout=self._timeout, policy=self._policy)
+        """A Session separate from the client's own, with its own stream and flow control."""
+        return Session(self._pool, self._open_session, timeout=self._timeout, policy=self._policy)
 
     async def generate(
         self,
@@ -123,7 +123,7 @@ class AsyncClient:
         return models_from(await self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     async def close(self) -> None:
-        """End every request that is under way and the connections."""
+        """End every running request and close the connections."""
         await self._session.close()
         if self._connected is not None:
             for connection in self._connected.connections():
@@ -147,26 +147,26 @@ class AsyncClient:
         seconds: float | None,
     ) -> _Response:
         deadline = Deadline(seconds)
-        attempts = Attempts(self._policy, deadline)
-        servers = self._servers()
+        retry_state = RetryState(self._policy, deadline)
+        pool = self._pool()
         while True:
-            server = servers.choose()
+            server = pool.choose()
             try:
-                with servers.using(server) as used:
+                with pool.using(server) as used:
                     call = method(used.connection.stub)
                     answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:
-                servers.worked(server)
+                pool.succeeded(server)
                 return answer
             if isinstance(error, Unavailable):
-                servers.failed(server)
-            await asyncio.sleep(attempts.delay(error, another=servers.another))
+                pool.failed(server)
+            await asyncio.sleep(retry_state.delay(error, any_available=pool.any_available))
 
-    def _servers(self) -> Servers[_Connection]:
-        if self._connected is None:  # made here, because they belong to the running event loop
-            self._connected = Servers(
+    def _pool(self) -> ServerPool[_Connection]:
+        if self._connected is None:  # created late, because connections belong to the running event loop
+            self._connected = ServerPool(
                 self._addresses, self._connect, stamp=self._security.files_stamp, close=self._close_soon
             )
         return self._connected

@@ -8,34 +8,37 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from ringline.course import Course
-from ringline.delivered import Admitted
 from ringline.errors import Cancelled, RingError
-from ringline.link import Exchange
+from ringline.outputs import Admitted
 from ringline.results import Delta, Event, Generation
+from ringline.retrying_request import RetryingRequest
+from ringline.session_stream import Attempt
 
 
 class AsyncStream(AsyncIterator[Delta]):
     """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request."""
 
     def __init__(
-        self, begin: Callable[[Course], Awaitable[Exchange]], another: Callable[[], bool], course: Course
+        self,
+        begin: Callable[[RetryingRequest], Awaitable[Attempt]],
+        any_available: Callable[[], bool],
+        retrying: RetryingRequest,
     ) -> None:
-        """``begin`` begins an attempt; ``another`` tells whether there is a server that works."""
+        """``begin`` starts an attempt; ``any_available`` says whether a server is not ejected."""
         self._begin = begin
-        self._another = another
-        self._course = course
-        self._exchange: Exchange | None = None
+        self._another = any_available
+        self._retrying = retrying
+        self._attempt: Attempt | None = None
         self._failure: RingError | None = None
         self._closed = False
 
     @property
     def request(self) -> Admitted | None:
-        """The request as the server took it; None until it did."""
-        return self._course.reader.admitted
+        """The request as the server admitted it; None until then."""
+        return self._retrying.reader.admitted
 
     async def events(self) -> AsyncIterator[Event]:
-        """All that happens, not deltas alone."""
+        """All events, not only deltas."""
         while (event := await self._next_event()) is not None:
             yield event
 
@@ -43,13 +46,13 @@ class AsyncStream(AsyncIterator[Delta]):
         """Wait for the end; the whole answer."""
         while await self._next_event() is not None:
             pass
-        reader = self._course.reader
+        reader = self._retrying.reader
         if not reader.done:
             raise reader.ended(Cancelled("the stream was closed"))
         return reader.generation()
 
     async def close(self) -> None:
-        """Cancel the request, if it has not ended."""
+        """Cancel the request if it has not ended."""
         self._cancel()
 
     async def __anext__(self) -> Delta:
@@ -72,16 +75,16 @@ class AsyncStream(AsyncIterator[Delta]):
 
     def _cancel(self) -> None:
         self._closed = True
-        if self._exchange is not None:
-            self._exchange.cancel()
+        if self._attempt is not None:
+            self._attempt.cancel()
 
     async def _next_event(self) -> Event | None:
-        """The next event, over as many attempts as it takes; None after the last. Raises what it failed with."""
+        """The next event, over any number of attempts; None after the last. Raises the request's error."""
         while self._failure is None and not self._closed:
             try:
-                if self._exchange is None:
-                    self._exchange = await self._begin(self._course)
-                return await self._exchange.next_event()
+                if self._attempt is None:
+                    self._attempt = await self._begin(self._retrying)
+                return await self._attempt.next_event()
             except RingError as error:
                 if not self._closed:
                     await self._wait_to_retry(error)
@@ -91,7 +94,7 @@ class AsyncStream(AsyncIterator[Delta]):
 
     async def _wait_to_retry(self, error: RingError) -> None:
         try:
-            await asyncio.sleep(self._course.delay(error, another=self._another()))
-            self._exchange = None
+            await asyncio.sleep(self._retrying.delay(error, any_available=self._another()))
+            self._attempt = None
         except RingError as final:
             self._failure = final

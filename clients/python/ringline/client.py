@@ -9,17 +9,17 @@ from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
-from ringline.course import Course
 from ringline.errors import Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_request, build_tokenize
 from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
-from ringline.retry import Attempts, Deadline, RetryPolicy
+from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.retrying_request import RetryingRequest
 from ringline.security import CallMetadata, Pem, Security
-from ringline.servers import Servers, split_addresses
-from ringline.stream import Call, Stream
+from ringline.server_pool import ServerPool, split_addresses
+from ringline.stream import GenerateCall, Stream
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -31,10 +31,10 @@ class _Connection(NamedTuple):
 
 
 class Client:
-    """Asks Ringline servers to generate. Use as a context manager, or ``close()`` it.
+    """Client of Ringline servers. Use it as a context manager, or ``close()`` it.
 
-    A server that is lost is not noticed: what it had not admitted is sent again, and what it had goes on at another
-    (or the same, when it is back) with the tokens that were not delivered yet.
+    The loss of a server is hidden: a request that was not admitted is sent again, and an admitted one is resumed at
+    another server (or the same, once it is back) after the last token delivered.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Client:
     ) -> None:
         """``address`` is a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Several are a list, or have commas between them; they are asked in turns. ``metadata`` goes with every call.
-        ``timeout`` is the default of each request, seconds.
+        Several are given as a list or separated by commas, and used in turn. ``metadata`` is sent with every call.
+        ``timeout``: the default of each request, seconds.
 
-        Connections are plain text without ``tls``, ``ca`` (the authorities that are believed; default: the public
-        ones), ``cert`` and ``key`` (to show who asks), or ``credentials`` in their place. The first three are paths of
-        PEM files, or their contents; files are read again for new requests when they have changed. ``server_name`` is
-        whom the server's certificate must be for, if not the address's host. ``token``, or what such a function
-        returns for each call, is sent as a bearer token.
+        Connections are plain text unless one of these is given: ``tls``, ``ca`` (the trusted authorities; default: the
+        public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` in their place. ``ca``,
+        ``cert`` and ``key`` are paths of PEM files or their contents; changed files are read again for new requests.
+        ``server_name``: the name expected in the server's certificate, if not the address's host. ``token``, or what it
+        returns for each call if it is a function, is sent as a bearer token.
 
-        ``patience``: seconds for which a request looks for a server that takes it, at first and whenever it lost one;
-        0 fails at once. ``retries``: a request that lost its server more often than that, with nothing delivered in
-        between, fails. ``retry_overloaded``: what was refused as Overloaded is sent again too, when the server said.
+        ``patience``: seconds that a request looks for a server, at first and after each loss; 0 fails at once.
+        ``retries``: a request fails after it lost more servers than this with nothing delivered in between.
+        ``retry_overloaded``: retry a request refused as Overloaded too, after the delay that the server asked for.
         """
         self._policy = RetryPolicy(patience, retries, retry_overloaded)
         self._metadata = CallMetadata(metadata, token)
@@ -77,15 +77,15 @@ class Client:
         security.check_addresses(addresses)
 
         def connect(target: str) -> _Connection:
-            shown = security.channel_credentials()
+            credentials = security.channel_credentials()
             channel = (
                 grpc.insecure_channel(target, options=security.channel_options)
-                if shown is None
-                else grpc.secure_channel(target, shown, options=security.channel_options)
+                if credentials is None
+                else grpc.secure_channel(target, credentials, options=security.channel_options)
             )
             return _Connection(channel, InferenceServiceStub(channel))
 
-        self._servers = Servers(
+        self._pool = ServerPool(
             addresses, connect, stamp=security.files_stamp, close=lambda connection: connection.channel.close()
         )
 
@@ -99,7 +99,7 @@ class Client:
     ) -> Generation:
         """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
 
-        What had been delivered by then is in the error's ``partial``.
+        The error's ``partial`` has what was delivered before.
         """
         with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return stream.result()
@@ -116,7 +116,9 @@ class Client:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        return Stream(self._servers, self._generate, Course(request, Attempts(self._policy, deadline), deadline))
+        return Stream(
+            self._pool, self._generate, RetryingRequest(request, RetryState(self._policy, deadline), deadline)
+        )
 
     def tokenize(
         self,
@@ -145,13 +147,13 @@ class Client:
         return self._call(lambda stub: stub.Detokenize, request, self._timeout).text
 
     def models(self) -> tuple[Model, ...]:
-        """The models that can be asked for."""
+        """The models served."""
         return models_from(self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     def close(self) -> None:
-        """End every request that is under way and the connections."""
-        self._servers.closed = True
-        for connection in self._servers.connections():
+        """End every running request and close the connections."""
+        self._pool.closed = True
+        for connection in self._pool.connections():
             connection.channel.close()
 
     def __enter__(self) -> Self:
@@ -162,7 +164,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _generate(self, connection: _Connection, request: pb.GenerateRequest, timeout: float | None) -> Call:
+    def _generate(self, connection: _Connection, request: pb.GenerateRequest, timeout: float | None) -> GenerateCall:
         return connection.stub.Generate(request, timeout=timeout, metadata=self._metadata())
 
     def _call(
@@ -172,18 +174,18 @@ class Client:
         seconds: float | None,
     ) -> _Response:
         deadline = Deadline(seconds)
-        attempts = Attempts(self._policy, deadline)
+        retry_state = RetryState(self._policy, deadline)
         while True:
-            server = self._servers.choose()
+            server = self._pool.choose()
             try:
-                with self._servers.using(server) as used:
+                with self._pool.using(server) as used:
                     call = method(used.connection.stub)
                     answer = call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
             else:
-                self._servers.worked(server)
+                self._pool.succeeded(server)
                 return answer
             if isinstance(error, Unavailable):
-                self._servers.failed(server)
-            time.sleep(attempts.delay(error, another=self._servers.another))
+                self._pool.failed(server)
+            time.sleep(retry_state.delay(error, any_available=self._pool.any_available))

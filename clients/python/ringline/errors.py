@@ -1,19 +1,19 @@
-"""Every error the library raises on purpose, and how a status of the contract becomes one.
+"""All errors that the library raises, and how a status of the contract becomes one.
 
 RingError
-├── InvalidRequest      the request cannot be taken as it is (names the field)
+├── InvalidRequest      the request is invalid (names the field)
 ├── NotFound            no such model
 ├── FailedPrecondition  the server is not in a state to do this
-├── PermissionDenied    who asks is unknown, or may not
-├── Overloaded          too much is asked of the server (says when to come again)
-├── Unavailable         the server cannot be reached or takes nothing new; asking again later may help
+├── PermissionDenied    the caller is unknown to the server, or not allowed
+├── Overloaded          the server has no room (says when to retry)
+├── Unavailable         the server cannot be reached or takes nothing new; a retry may help
 │   └── Truncated       the stream ended before the request did
-├── DeadlineExceeded    the time given had passed
-├── Cancelled           it was ended by a cancel
+├── DeadlineExceeded    the timeout passed
+├── Cancelled           the request was cancelled
 ├── ServerError         the server failed
-└── ProtocolError       the server said what the contract forbids
+└── ProtocolError       the server broke the contract
 
-What had been delivered when a generation failed is in the error's ``partial``.
+When a generation fails, the error's ``partial`` has what was delivered before.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from __future__ import annotations
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from ringline.delivered import Partial
+from ringline.outputs import Partial
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST_STATUS = "Internal error from Core"
-"""With this grpc.aio replaces the true status of a stream that ended while it was written to."""
+"""grpc.aio replaces the status of a stream that ended during a write with this text."""
 _DOMAIN = "ringline"
 
 
 class RingError(Exception):
-    """Base of everything below; its text is one sentence fit to show a person."""
+    """Base of all errors below. Its text is one sentence for people."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
-    """The canonical code it stands for."""
+    """The canonical gRPC code."""
     partial: Partial | None = None
-    """For a generation that was admitted: what had been delivered."""
+    """For a generation that was admitted: what was delivered."""
     reason: str | None = None
-    """Why, for programs: a name of ``ringline.types.v1.ErrorReason`` without its prefix, as far as the server said."""
+    """Machine-readable: a name of ``ringline.types.v1.ErrorReason`` without its prefix; None if none was sent."""
 
 
 class InvalidRequest(RingError):
-    """The request cannot be taken as it is."""
+    """The request is invalid."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     field: str | None = None
-    """The field that is wrong, when it is known."""
+    """The invalid field, if known."""
 
 
 class NotFound(RingError):
@@ -61,17 +61,17 @@ class FailedPrecondition(RingError):
 
 
 class PermissionDenied(RingError):
-    """Who asks is unknown to the server, or may not do this."""
+    """The caller is unknown to the server, or not allowed to do this."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class Overloaded(RingError):
-    """Too much is asked of the server."""
+    """The server has no room for the request."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retry_after: float | None = None
-    """Seconds after which the server suggests to come again."""
+    """Seconds after which the server suggests to retry."""
 
 
 class Unavailable(RingError):
@@ -85,13 +85,13 @@ class Truncated(Unavailable):
 
 
 class DeadlineExceeded(RingError, TimeoutError):
-    """The time given had passed."""
+    """The timeout passed."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Cancelled(RingError):
-    """It was ended by a cancel."""
+    """The request was cancelled."""
 
     code = grpc.StatusCode.CANCELLED
 
@@ -103,7 +103,7 @@ class ServerError(RingError):
 
 
 class ProtocolError(RingError):
-    """The server said what the contract forbids; what was delivered cannot be trusted."""
+    """The server broke the contract; what was delivered cannot be trusted."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -121,19 +121,19 @@ _CLASSES: dict[grpc.StatusCode, type[RingError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 _TOO_LARGE = "SERVER: Received message larger than max"
-"""gRPC's own words, without details, for a message that it did not let the service see."""
+"""gRPC's own text, without details, for a message that it refused before the service saw it."""
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:
-    """The error of one field, found before anything was sent."""
+    """The error of an invalid field, found before anything was sent."""
     error = InvalidRequest(f"{field}: {problem}")
     error.field = field
     return error
 
 
 def from_status(status: status_pb2.Status) -> RingError:
-    """The error that a ``google.rpc.Status`` stands for."""
+    """The error for a ``google.rpc.Status``."""
     code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
     error = _CLASSES.get(code, ServerError)(status.message or code.name)
     error.code = code
@@ -146,7 +146,7 @@ def from_status(status: status_pb2.Status) -> RingError:
 
 
 def from_rpc(failure: grpc.RpcError) -> RingError:
-    """The error that ended a call; both kinds of grpc channels raise what this reads."""
+    """The error for a failed call of either ``grpc`` or ``grpc.aio``."""
     if not isinstance(failure, grpc.Call | grpc.aio.AioRpcError):
         return ServerError(str(failure))
     for key, value in failure.trailing_metadata() or ():
@@ -163,7 +163,7 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
 
 
 def from_lost_call(failure: grpc.RpcError) -> RingError:
-    """As ``from_rpc``, of a call that nobody here cancelled: if it was, its server or connection went."""
+    """As ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
     error = from_rpc(failure)
     return Unavailable(f"the call was cancelled at the other end: {error}") if isinstance(error, Cancelled) else error
 

@@ -1,4 +1,4 @@
-"""What can be asked for: the contract's fields as keyword arguments."""
+"""The options of a request: the contract's fields as keyword arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Required, TypedDict
 
 
 class ToolCall(TypedDict, total=False):
-    """A call that an assistant made; ``{"id", "function": {"name", "arguments"}}`` is understood too."""
+    """A tool call by the assistant; ``{"id", "function": {"name", "arguments"}}`` is accepted too."""
 
     id: str
     type: str
@@ -23,20 +23,20 @@ class Message(TypedDict, total=False):
     role: Required[str]
     """Such as system, user, assistant, tool."""
     content: str | None
-    """Text, which may be empty; None or absent only beside tool_calls.
-    A template has no place for a list of parts: join those that are text."""
+    """Text, possibly empty; None or absent only with tool_calls.
+    Lists of parts are not accepted: join those that are text."""
     tool_calls: Sequence[ToolCall] | None
     tool_call_id: str
-    """The call that a tool's message answers."""
+    """The tool call that a tool's message answers."""
     name: str
 
 
 class TokenizeOptions(TypedDict, total=False):
-    """Options of what is made of a text or a conversation. Absent or None: the contract's default."""
+    """Options of tokenization. Absent or None: the contract's default."""
 
     model: str | None
     timeout: float | None
-    """Seconds until it ends with DeadlineExceeded. Absent: the client's; None: no limit."""
+    """Seconds until the call ends with DeadlineExceeded. Absent: the client's; None: no limit."""
     add_special_tokens: bool | None
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -49,19 +49,19 @@ class TokenizeOptions(TypedDict, total=False):
 
 
 class Options(TokenizeOptions, total=False):
-    """Options of a generation. Absent or None: the default that the contract names at the field.
+    """Options of a generation. Absent or None: the default given at the contract's field.
 
     They are the fields of ``GenerateRequest``, ``SamplingParams``, ``StoppingParams``, ``OutputParams`` and ``Chat``.
     """
 
     request_id: str | None
-    """A name for the request, unique among the live ones. Default: one is made."""
+    """An id for the request, unique among the live ones. Default: a generated one."""
     priority: int | None
     """Lower runs first."""
     cache_salt: str | None
     """Cached prefixes are shared only between requests of equal salt."""
     requires: Sequence[str] | None
-    """Capabilities, of ``Model.capabilities``, without which the request is to be refused."""
+    """Names from ``Model.capabilities``; a server that lacks one refuses the request."""
     traceparent: str | None
     """The caller's place in a distributed trace (W3C Trace Context)."""
     truncate_prompt_tokens: int | None
@@ -90,7 +90,7 @@ class Options(TokenizeOptions, total=False):
     bad_words: str | Sequence[str] | None
 
     logprobs: int | None
-    """Alternatives reported per output token; 0 reports the token's own."""
+    """Alternatives reported per output token; 0 reports only the token's own."""
     prompt_logprobs: int | None
     skip_special_tokens: bool | None
     return_prompt_token_ids: bool | None

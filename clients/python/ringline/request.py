@@ -1,4 +1,4 @@
-"""The request that a prompt and its options make."""
+"""Builds request messages from prompts and options."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringline.errors import invalid
-from ringline.fields import assign, expect
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, ToolCall
+from ringline.proto_fields import assign, expect
 
 _REQUEST = frozenset(
     {
@@ -29,7 +29,7 @@ _NESTED = {
     for name, params in (("sampling", pb.SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
     for field in params.DESCRIPTOR.fields
 }
-"""In which message of the request an option is."""
+"""By option, the submessage of the request that has it."""
 
 
 def build_request(

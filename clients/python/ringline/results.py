@@ -1,4 +1,4 @@
-"""What a generation brings: the events of a stream, the whole answer, and how the contract's messages become them."""
+"""Events of a stream and results of calls, and how the contract's messages become them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ringline.delivered import Admitted, Choice, FinishReason, TokenLogprob, Usage
 from ringline.errors import Cancelled, DeadlineExceeded, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Options
+from ringline.outputs import Admitted, Choice, FinishReason, TokenLogprob, Usage
 from ringline.types.v1 import output_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How far the prompt is, tokens."""
+    """Progress of the prompt, tokens."""
 
     computed_tokens: int
     cached_tokens: int
@@ -23,10 +23,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of the prompt's tokens 1 and following; the first has none. A long prompt's come in parts."""
+    """Log probabilities of prompt tokens from index 1 on (the first has none). A long prompt's come in parts."""
 
     offset: int
-    """How many came in earlier parts."""
+    """Entries in earlier parts."""
     logprobs: tuple[TokenLogprob, ...]
 
 
@@ -36,11 +36,11 @@ class Delta:
 
     choice: int
     position: int
-    """Output position of the first token: the number of ids of this choice delivered before."""
+    """Output position of the first token: the choice's number of ids delivered before."""
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
-    """If asked for: one per token."""
+    """One per token; None unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,28 @@ class Finished:
     choice: int
     reason: FinishReason
     stop: int | str | None
-    """What stopped it, if the reason is STOP: a token id or a stop string."""
+    """The stop token's id or the stop string, if the reason is STOP and one ended the choice."""
     error: RingError | None
-    """What failed, if the reason is not STOP or LENGTH."""
+    """Set unless the reason is STOP or LENGTH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """For information: an engine computes the request from here on; again after every move to another."""
+    """Informational: an engine starts to compute the request; sent again after every move to another engine."""
 
     model_digest: str
-    """Equal where the model is the same, its weights included."""
+    """Equal for equal models, weights included."""
     numerics: str
-    """Equal where equal requests have equal tokens, bit for bit."""
+    """Equal where equal requests get bit-identical tokens."""
     identical: bool
-    """Whether the tokens are those it would have had without the move."""
+    """Whether the tokens are the same as without the move."""
     reason: str
-    """Why it moved; empty at its first start."""
+    """Why the request moved; empty at its first start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """For information: the connection or the server was lost, and the library went on from what was delivered."""
+    """Informational: the connection or the server was lost, and the library resumed the request."""
 
     reason: str
 
@@ -87,9 +87,9 @@ class Generation:
     usage: Usage
     request: Admitted
     prompt_logprobs: tuple[TokenLogprob, ...] | None
-    """Of the prompt's tokens 1 and following, if asked for."""
+    """Of prompt tokens from index 1 on; None unless asked for."""
     resumed: int
-    """How often the library went on with it after the connection or the server was lost."""
+    """Number of times that the library resumed the request."""
 
     @property
     def text(self) -> str:
@@ -123,14 +123,14 @@ class Tokenization:
 
     token_ids: tuple[int, ...]
     rendered: str
-    """What the template made of a chat."""
+    """A chat as the template rendered it."""
     max_model_len: int
     """The model's context length, tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that can be asked for."""
+    """A model that is served."""
 
     name: str
     architecture: str
@@ -141,9 +141,9 @@ class Model:
     has_chat_template: bool
     tokenizer_digest: str
     model_digest: str
-    """Equal where the model is the same, its weights included."""
+    """Equal for equal models, weights included."""
     capabilities: frozenset[str]
-    """What ``requires`` accepts."""
+    """Names that ``requires`` accepts."""
 
 
 FINISH_REASONS = {
@@ -156,7 +156,7 @@ FINISH_REASONS = {
 
 
 def admitted_from(message: pb.Admitted) -> Admitted:
-    """The request as taken; scalars that the server left absent are absent from ``options`` too."""
+    """The request as admitted; scalars absent from the message are absent from ``options`` too."""
     options: dict[str, object] = {}
     for params in (message.sampling, message.stopping, message.output):
         for field, value in params.ListFields():
@@ -171,19 +171,19 @@ def admitted_from(message: pb.Admitted) -> Admitted:
 
 
 def _plain(value: Any) -> object:
-    """Containers of a message as values that outlive it."""
+    """A field's value; containers are copied, since protobuf's refer to their message."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def finish_reason_of(message: pb.ChoiceFinished) -> FinishReason:
-    """Why a choice ended. A reason of a later version of the contract reads as an error: never as success."""
+    """Why a choice ended. A reason of a later contract, unknown here, counts as an error, never as success."""
     return FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR)
 
 
 def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | None:
-    """The error that the end of a choice means to who waits for the answer."""
+    """The error of a choice that did not end well, else None."""
     if reason is FinishReason.CANCELLED:
         return Cancelled("the request was cancelled")
     if reason is FinishReason.DEADLINE:
@@ -197,7 +197,7 @@ def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | 
 
 
 def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
-    """One entry per token; raise ValueError when the arrays are not aligned."""
+    """One entry per token; raises ValueError if the arrays are not aligned."""
     k = packed.top_count
     ids, values = list(packed.top_ids), list(packed.top_logprobs)
     if len(ids) != k * len(packed.logprobs):
@@ -210,7 +210,7 @@ def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
 
 
 def usage_from(message: pb.Usage) -> Usage:
-    """The numbers at the end of a request."""
+    """The usage of a request."""
     return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens)
 
 

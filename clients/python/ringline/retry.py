@@ -1,4 +1,4 @@
-"""What may be tried again, how soon, and until when."""
+"""The retry rule: which errors are retried, after which delay, and until when."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
 _LONGEST_RETRY = 30.0
-"""Seconds to which doubling what an overloaded server asked for may bring it."""
+"""Seconds; the bound of doubling the delay that an overloaded server asked for."""
 _MOST_DOUBLINGS = 10
-_SPREAD = 1.5
+_JITTER = 1.5
 _MODEL_GONE = "MODEL_GONE"
-"""The reason of a request that no other server can go on with."""
+"""The error reason of a request that no server can continue, because its model is gone."""
 GRACE = 1.0
-"""Seconds past its deadline after which a request whose server does not end it is given up."""
+"""Seconds after its deadline at which a request is ended here if its server has not done so."""
 
 
 class Deadline:
@@ -45,33 +45,33 @@ class Deadline:
         return None if left is None else math.ceil(left * 1000)
 
     def backstop(self) -> float | None:
-        """Seconds until the server should long have ended the request by itself."""
+        """Seconds after which the request is ended here; the server should have done so before. None: no deadline."""
         left = self.remaining()
         return None if left is None else left + GRACE
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A client's choice; see there."""
+    """A client's retry options, as documented at ``Client``."""
 
     patience: float
     retries: int
     retry_overloaded: bool
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for a number that means nothing."""
+        """Raises InvalidRequest for a number out of range."""
         if not self.patience >= 0:
             raise invalid("patience", f"{self.patience!r} is not a number of seconds")
         if not self.retries >= 0:
             raise invalid("retries", f"{self.retries!r} is not a number of attempts")
 
 
-class Attempts:
-    """The attempts at one request: what is tried again after an error, and when it stands.
+class RetryState:
+    """Decides for one request whether an error is retried.
 
-    An outage lasts from the first error until a server takes the request, ``patience`` seconds at most. A request
-    that was lost with its server ``retries`` times, with nothing delivered in between, is not given to another: it
-    may be what ends them.
+    An outage lasts from the first error until a server admits the request, at most ``patience`` seconds. A request
+    that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
+    crashes them.
     """
 
     def __init__(self, policy: RetryPolicy, deadline: Deadline) -> None:
@@ -79,45 +79,45 @@ class Attempts:
         self._deadline = deadline
         self._outage_began: float | None = None
         self._delay = _FIRST_DELAY
-        self._taken = False
-        """Whether a server took the current attempt."""
+        self._admitted = False
+        """Whether the current attempt was admitted."""
         self._refusals = 0
-        """Attempts in a row that were refused for overload."""
+        """Consecutive attempts that were refused for overload."""
         self._lost = 0
-        """Attempts in a row that were lost after that, with nothing delivered."""
+        """Consecutive attempts that were admitted, then lost, with nothing delivered."""
 
     @property
     def resumable(self) -> bool:
-        """Whether a request that was admitted may be tried again at all."""
+        """Whether the policy allows to retry a request after it was admitted."""
         return self._policy.patience > 0 and self._policy.retries > 0
 
     def admitted(self) -> None:
-        """A server took the request."""
-        self._taken = True
+        """A server admitted the request."""
+        self._admitted = True
         self._outage_began = None
         self._delay = _FIRST_DELAY
         self._refusals = 0
 
     def delivered(self) -> None:
-        """Something of its answer came."""
+        """A part of the answer arrived."""
         self._lost = 0
 
-    def delay(self, error: RingError, *, another: bool) -> float:
-        """Seconds to wait before another attempt; raise ``error`` where it stands.
+    def delay(self, error: RingError, *, any_available: bool) -> float:
+        """Seconds to wait before the next attempt; raises ``error`` if it is not retried.
 
-        None while there is ``another`` server to ask; else they double up to 1 s, with jitter. In any case at least
-        what the server asked for; twice that after a second refusal in a row, and so on, and up to half more at random.
+        0 if a server is available (not ejected); else doubling up to 1 s, with jitter. At least what an overloaded
+        server asked for, doubled with each consecutive refusal, plus up to half of it as jitter.
         """
         least = self._least_delay(error)
         if least is None:
             raise error
-        if self._taken:
-            self._taken = False
+        if self._admitted:
+            self._admitted = False
             self._lost += 1
             if self._lost > self._policy.retries:
                 raise error
         delay = least
-        if not another:
+        if not any_available:
             delay = max(least, self._delay * random.uniform(0.5, 1.0))
             self._delay = min(2 * self._delay, _LONGEST_DELAY)
         now = time.monotonic()
@@ -129,18 +129,18 @@ class Attempts:
         return delay
 
     def _least_delay(self, error: RingError) -> float | None:
-        """None: the error is not one to try again after."""
+        """None: the error is not retried."""
         if isinstance(error, Unavailable):
             return None if error.reason == _MODEL_GONE else 0.0
         if isinstance(error, Overloaded):
-            if error.partial is not None:  # it had been admitted elsewhere, and is only to go on
-                return self._spread(error.retry_after or 0.0)
+            if error.partial is not None:  # a resume is retried even if the policy does not retry overload
+                return self._backoff(error.retry_after or 0.0)
             if self._policy.retry_overloaded and error.retry_after is not None:
-                return self._spread(error.retry_after)
+                return self._backoff(error.retry_after)
         return None
 
-    def _spread(self, asked: float) -> float:
-        """Those who were refused together must not come back together, nor all too often."""
+    def _backoff(self, asked: float) -> float:
+        """Exponential, with jitter, so that clients refused together do not come back together."""
         delay = min(asked * (1 << self._refusals), max(asked, _LONGEST_RETRY))
         self._refusals = min(self._refusals + 1, _MOST_DOUBLINGS)
-        return delay * random.uniform(1.0, _SPREAD)
+        return delay * random.uniform(1.0, _JITTER)

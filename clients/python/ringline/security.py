@@ -1,4 +1,4 @@
-"""How a client proves who it is and knows its servers: TLS files, and a bearer token."""
+"""TLS and bearer tokens of a client's connections."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ringline.errors import invalid
 
 _CERTIFICATE = b"CERTIFICATE-----"
 Pem = str | os.PathLike[str] | bytes
-"""The path of a PEM file, or what would be in it."""
+"""The path of a PEM file, or its contents as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """A client's choice; see there."""
+    """A client's security options, as documented at ``Client``."""
 
     credentials: grpc.ChannelCredentials | None = None
     tls: bool = False
@@ -31,7 +31,7 @@ class Security:
     token: str | Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for what does not go together."""
+        """Raises InvalidRequest for options that exclude each other."""
         if (self.cert is None) != (self.key is None):
             raise invalid("cert" if self.key is None else "key", "cert and key are given together")
         files = self.tls or self.ca is not None or self.cert is not None
@@ -46,13 +46,13 @@ class Security:
         return self.credentials is not None or self.tls or self.ca is not None or self.cert is not None
 
     def check_addresses(self, addresses: Sequence[str]) -> None:
-        """Raise InvalidRequest where a token would be sent to another machine in clear."""
+        """Raise InvalidRequest if a token would be sent to another machine unencrypted."""
         exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not _is_local(each)]
         if exposed:
             raise invalid("token", f"it would be sent to {exposed[0]} in clear: give tls or ca with it")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For a new channel, with the files as they are now; None for plain text."""
+        """Credentials for a new channel, from the files as they are now; None for plain text."""
         if self.credentials is not None or not self.encrypted:
             return self.credentials
         authorities = _read("ca", self.ca)
@@ -62,25 +62,25 @@ class Security:
 
     @property
     def channel_options(self) -> tuple[tuple[str, int | str], ...]:
-        """For a new channel."""
+        """The gRPC options of a new channel."""
         name = self.server_name
         return CHANNEL_OPTIONS if name is None else (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
 
     def files_stamp(self) -> tuple[tuple[int, int], ...]:
-        """What changes when one of the files does; a file that is not there just now counts as unchanged for (0, 0)."""
+        """Modification time and inode of each file: changes when a file is replaced. (0, 0) for a missing file."""
         return tuple(_stamp(pem) for pem in (self.ca, self.cert, self.key) if pem is not None and not _is_bytes(pem))
 
 
 class CallMetadata:
-    """What goes with every call."""
+    """The metadata of every call, with the bearer token."""
 
     def __init__(self, metadata: Mapping[str, str] | None, token: str | Callable[[], str] | None) -> None:
-        """A ``token`` that is a function is asked for each call."""
+        """A ``token`` that is a function is called for each call."""
         self._pairs = metadata_pairs(metadata)
         self._token = token
 
     def __call__(self) -> tuple[tuple[str, str], ...]:
-        """For the next call."""
+        """The metadata of the next call."""
         if self._token is None:
             return self._pairs
         token = self._token if isinstance(self._token, str) else self._token()
@@ -114,7 +114,7 @@ def _stamp(pem: Pem) -> tuple[int, int]:
 
 
 def _is_local(address: str) -> bool:
-    """Whether nothing that is sent there leaves this machine."""
+    """Whether the address is on this machine."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")

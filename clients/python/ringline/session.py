@@ -1,4 +1,4 @@
-"""Many requests over one stream: opens a link when one is needed, and another when it ends or drains."""
+"""Many requests over one Session stream, which is opened when needed and replaced when it ends or drains."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ringline.aio_stream import AsyncStream
-from ringline.course import Course
 from ringline.errors import Cancelled, RingError, Unavailable
-from ringline.link import Exchange, Link, SessionCall
 from ringline.options import Message, Options
 from ringline.request import build_request
 from ringline.results import Generation
-from ringline.retry import Attempts, Deadline, RetryPolicy
-from ringline.servers import Servers
+from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.retrying_request import RetryingRequest
+from ringline.server_pool import ServerPool
+from ringline.session_stream import Attempt, SessionCall, SessionStream
 
 
 class Session:
-    """Any number of concurrent requests on one stream, which is opened at the first and reopened when it ends.
+    """Any number of concurrent requests on one stream, which opens with the first and reopens when it ends.
 
-    More requests than the server allows at once wait for their turn. All must run on one event loop. Use as an async
+    Requests beyond the number that the server allows at once wait. All must run on one event loop. Use it as an async
     context manager, or ``close()`` it.
     """
 
     def __init__(
         self,
-        servers: Callable[[], Servers[Any]],
+        pool: Callable[[], ServerPool[Any]],
         call: Callable[[Any], SessionCall],
         *,
         timeout: float | None,
         policy: RetryPolicy,
     ) -> None:
-        """``call`` begins a Session call at one of ``servers``, which belong to the running event loop.
+        """Made by ``AsyncClient.session()``, where ``timeout`` and ``policy`` are documented.
 
-        The rest is as in ``AsyncClient``, whose ``session()`` makes this.
+        ``call`` starts a Session call on a connection of ``pool``, which belongs to the running event loop.
         """
-        self._servers = servers
+        self._pool = pool
         self._call = call
         self._timeout = timeout
         self._policy = policy
         self._names = itertools.count(1)
-        self._links: list[Link] = []
-        """The last one at a server that works takes what is new; others finish what they have."""
-        self._opening: asyncio.Task[Link] | None = None
+        self._session_streams: list[SessionStream] = []
+        """New requests go to the last one whose server works; the others finish what they have."""
+        self._opening: asyncio.Task[SessionStream] | None = None
         self._closed = False
 
     async def generate(
@@ -59,7 +59,7 @@ class Session:
     ) -> Generation:
         """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
 
-        What had been delivered by then is in the error's ``partial``.
+        The error's ``partial`` has what was delivered before.
         """
         async with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return await stream.result()
@@ -76,17 +76,17 @@ class Session:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        course = Course(request, Attempts(self._policy, deadline), deadline)
-        return AsyncStream(self._begin, lambda: self._servers().another, course)
+        retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline)
+        return AsyncStream(self._begin, lambda: self._pool().any_available, retrying)
 
     async def close(self) -> None:
-        """End every request that is under way, and the stream."""
+        """End every running request, and the stream."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
-        for link in self._links:
-            await link.close()
+        for session_stream in self._session_streams:
+            await session_stream.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,21 +96,21 @@ class Session:
     ) -> None:
         await self.close()
 
-    async def _begin(self, course: Course) -> Exchange:
+    async def _begin(self, retrying: RetryingRequest) -> Attempt:
         try:
-            while (exchange := await (await self._link()).begin(course)) is None:
-                pass  # that link was to take nothing more
-            return exchange
+            while (attempt := await (await self._usable_stream()).begin(retrying)) is None:
+                pass  # that stream drains: try the next
+            return attempt
         except RingError as error:
-            raise course.reader.ended(error) from None
+            raise retrying.reader.ended(error) from None
 
-    async def _link(self) -> Link:
-        """The link that takes new requests. Those who wait for one to open wait together."""
+    async def _usable_stream(self) -> SessionStream:
+        """The stream that takes new requests. Concurrent callers wait for the same one to open."""
         if self._closed:
             raise Cancelled("the session is closed")
-        usable = [link for link in self._links if link.usable]
-        working = [link for link in usable if not link.server.avoided]
-        if working or (usable and not self._servers().another):
+        usable = [session_stream for session_stream in self._session_streams if session_stream.usable]
+        working = [session_stream for session_stream in usable if not session_stream.server.ejected]
+        if working or (usable and not self._pool().any_available):
             return (working or usable)[-1]
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -118,29 +118,29 @@ class Session:
         try:
             return await asyncio.shield(opening)
         except RingError as error:
-            raise copy.copy(error) from None  # each who waited raises its own
+            raise copy.copy(error) from None  # each caller raises its own copy
         except asyncio.CancelledError:
             if opening.cancelled():
                 raise Cancelled("the session was closed") from None
             raise
 
-    async def _open(self) -> Link:
+    async def _open(self) -> SessionStream:
         try:
-            link = await self._open_somewhere()
+            session_stream = await self._open_somewhere()
         finally:
             self._opening = None
-        self._links = [*(old for old in self._links if not old.ended), link]
-        return link
+        self._session_streams = [*(old for old in self._session_streams if not old.ended), session_stream]
+        return session_stream
 
-    async def _open_somewhere(self) -> Link:
-        """A link to the first server that takes it; raise what the last one said."""
-        servers = self._servers()
+    async def _open_somewhere(self) -> SessionStream:
+        """A stream at the first server that accepts it; raises the last server's error."""
+        pool = self._pool()
         while True:
-            server = servers.choose()
+            server = pool.choose()
             try:
-                with servers.using(server) as used:
-                    return await Link.open(used.keep(self._call(used.connection)), servers, server, self._names)
+                with pool.using(server) as used:
+                    return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)
             except Unavailable:
-                servers.failed(server)
-                if not servers.another:
+                pool.failed(server)
+                if not pool.any_available:
                     raise

@@ -10,16 +10,16 @@ from typing import Any, Protocol, Self
 
 import grpc
 
-from ringline.course import Course
-from ringline.delivered import Admitted
 from ringline.errors import Cancelled, RingError, Truncated, Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.outputs import Admitted
 from ringline.results import Delta, Event, Generation, Resumed
-from ringline.servers import Server, Servers
+from ringline.retrying_request import RetryingRequest
+from ringline.server_pool import Server, ServerPool
 
 
-class Call(Protocol):
-    """What gRPC returns for a Generate call."""
+class GenerateCall(Protocol):
+    """gRPC's object of a Generate call."""
 
     def __next__(self) -> pb.GenerateResponse: ...
 
@@ -29,31 +29,31 @@ class Call(Protocol):
 class Stream(Iterator[Delta]):
     """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request.
 
-    (A call that nobody holds any more is cancelled by gRPC.)
+    A stream that is garbage collected is cancelled too, by gRPC.
     """
 
     def __init__(
         self,
-        servers: Servers[Any],
-        call: Callable[[Any, pb.GenerateRequest, float | None], Call],
-        course: Course,
+        pool: ServerPool[Any],
+        call: Callable[[Any, pb.GenerateRequest, float | None], GenerateCall],
+        retrying: RetryingRequest,
     ) -> None:
-        self._servers = servers
+        self._pool = pool
         self._open = call
-        self._course = course
-        self._call: Call | None = None
+        self._retrying = retrying
+        self._call: GenerateCall | None = None
         self._server: Server[Any] | None = None
-        """That has the call, or had the last one."""
+        """The server of the current or last attempt."""
         self._failure: RingError | None = None
         self._closed = threading.Event()
 
     @property
     def request(self) -> Admitted | None:
-        """The request as the server took it; None until it did."""
-        return self._course.reader.admitted
+        """The request as the server admitted it; None until then."""
+        return self._retrying.reader.admitted
 
     def events(self) -> Iterator[Event]:
-        """All that happens, not deltas alone."""
+        """All events, not only deltas."""
         while (event := self._next_event()) is not None:
             yield event
 
@@ -61,13 +61,13 @@ class Stream(Iterator[Delta]):
         """Wait for the end; the whole answer."""
         while self._next_event() is not None:
             pass
-        reader = self._course.reader
+        reader = self._retrying.reader
         if not reader.done:
             raise reader.ended(Cancelled("the stream was closed"))
         return reader.generation()
 
     def close(self) -> None:
-        """Cancel the request, if it has not ended; from any thread."""
+        """Cancel the request if it has not ended. May be called from any thread."""
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
@@ -87,10 +87,10 @@ class Stream(Iterator[Delta]):
         self.close()
 
     def _next_event(self) -> Event | None:
-        """The next event, over as many attempts as it takes; None after the last. Raises what it failed with."""
+        """The next event, over any number of attempts; None after the last. Raises the request's error."""
         while self._failure is None and not self._closed.is_set():
             try:
-                if self._course.reader.done:
+                if self._retrying.reader.done:
                     self._finish()
                     break
                 if (event := self._read()) is not None:
@@ -103,19 +103,19 @@ class Stream(Iterator[Delta]):
             raise self._failure
         return None
 
-    def _begin(self) -> Call:
-        if self._servers.closed:
-            raise self._course.reader.ended(Cancelled("the client is closed"))
-        request = self._course.next_request()
-        self._server = self._servers.choose()
-        with self._servers.using(self._server) as used:
-            call = self._call = used.keep(self._open(used.connection, request, self._course.deadline.backstop()))
-        if self._closed.is_set():  # meanwhile, when there was no call yet to cancel
+    def _begin(self) -> GenerateCall:
+        if self._pool.closed:
+            raise self._retrying.reader.ended(Cancelled("the client is closed"))
+        request = self._retrying.next_request()
+        self._server = self._pool.choose()
+        with self._pool.using(self._server) as used:
+            call = self._call = used.keep(self._open(used.connection, request, self._retrying.deadline.backstop()))
+        if self._closed.is_set():  # closed before there was a call to cancel
             call.cancel()
         return call
 
     def _read(self) -> Event | None:
-        """What the server says next, if it is an event to tell."""
+        """Read one response; returns its event, if it has one for the caller."""
         call = self._call or self._begin()
         try:
             response = next(call)
@@ -125,28 +125,28 @@ class Stream(Iterator[Delta]):
         except grpc.RpcError as failure:
             self._lost(from_lost_call(failure))
             return None
-        event = self._course.read(response)
+        event = self._retrying.read(response)
         if self._server is not None and isinstance(event, Admitted | Resumed):
-            self._servers.worked(self._server)
+            self._pool.succeeded(self._server)
         return event
 
     def _lost(self, cause: RingError) -> None:
-        if (error := self._course.reader.lost(cause)) is not None:
+        if (error := self._retrying.reader.lost(cause)) is not None:
             raise error from None
 
     def _finish(self) -> None:
-        """After the end: see that nothing follows."""
+        """Check that no response follows the end."""
         if self._call is not None:
             with contextlib.suppress(StopIteration, grpc.RpcError):
-                self._course.read(next(self._call))
+                self._retrying.read(next(self._call))
             self._call = None
-        self._failure = self._course.reader.failure
+        self._failure = self._retrying.reader.failure
 
     def _wait_to_retry(self, error: RingError) -> None:
         if self._server is not None and isinstance(error, Unavailable):
-            self._servers.failed(self._server)
+            self._pool.failed(self._server)
         try:
-            self._closed.wait(self._course.delay(error, another=self._servers.another))
+            self._closed.wait(self._retrying.delay(error, any_available=self._pool.any_available))
         except RingError as final:
             self._failure = final
 

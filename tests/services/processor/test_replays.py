@@ -8,7 +8,7 @@ import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.reader import ResponseReader
+from ringline.response_reader import ResponseReader
 
 from services.processor.client import ClientRequest
 from services.processor.routing import MAX_REDIRECTS

@@ -1,6 +1,6 @@
 """Reads the responses of one request: checks the protocol, turns messages into events, and keeps what was delivered.
 
-What was delivered outlives an attempt: a request that was cut goes on where it was, and the reader reads on.
+One reader serves all attempts at a request: after a resume, what was delivered before is still there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
-from ringline.delivered import Admitted, Choice, Partial, TokenLogprob, Usage
 from ringline.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -23,6 +22,7 @@ from ringline.errors import (
     from_status,
 )
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.outputs import Admitted, Choice, Partial, TokenLogprob, Usage
 from ringline.results import (
     Delta,
     Event,
@@ -41,12 +41,12 @@ from ringline.results import (
 from ringline.types.v1 import output_pb2, sampling_pb2
 
 _FINAL = (Cancelled, DeadlineExceeded, InvalidRequest, PermissionDenied, ProtocolError)
-"""Ends of a stream that say why; any other is a connection or a server that was lost."""
+"""Errors that end a request for good. Any other end of a stream means a lost connection or server."""
 
 
 @dataclass(slots=True)
-class _Log:
-    """What was delivered of one choice."""
+class _ChoiceLog:
+    """Everything delivered of one choice."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -55,76 +55,77 @@ class _Log:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """What one server said."""
+class _AttemptProgress:
+    """What the current attempt's server has sent."""
 
     admitted: bool = False
     choices: set[int] = field(default_factory=set)
-    """That it is to go on with."""
+    """Those that this attempt computes."""
     unfinished: set[int] = field(default_factory=set)
-    """Of these, which have not ended."""
-    prompt_scores: int = 0
-    """Log probabilities of the prompt that came."""
+    """Those of ``choices`` that have not ended."""
+    prompt_logprobs: int = 0
+    """Entries of the prompt's logprobs received."""
     unavailable: RingError | None = None
-    """With what choices ended that may go on elsewhere."""
+    """The error of choices that ended UNAVAILABLE and may continue on another server."""
 
 
 class ResponseReader:
-    """The life of a request: Admitted, deltas, the end of each choice, the end of the request; or one refusal.
+    """A state machine over: Admitted, deltas, the end of each choice, the end of the request; or one refusal.
 
-    Of a later attempt the same, for the choices that had not ended. An event that is unknown here is passed over.
+    Each later attempt brings the same, for the choices that had not ended. Unknown events are skipped.
     """
 
     def __init__(self, *, hides_prompt: bool = False) -> None:
-        """``hides_prompt``: who asked does not want the prompt's ids, and is not told."""
+        """``hides_prompt``: the caller did not ask for the prompt's ids, so leave them out of ``admitted``."""
         self.admitted: Admitted | None = None
-        self.taken: pb.Admitted | None = None
-        """The same as the server said it."""
+        self.admitted_message: pb.Admitted | None = None
+        """The first server's message, from which ``admitted`` was made."""
         self.failure: RingError | None = None
-        """What a choice failed with; known when ``done``."""
+        """The error of the first choice that failed; known when ``done``."""
         self.resumed = 0
-        """How often the request went on after it was cut."""
+        """Number of resumes."""
         self.cut: RingError | None = None
-        """What ended the last attempt that a server had taken."""
+        """The error that ended the last attempt that was admitted."""
         self._hides_prompt = hides_prompt
-        self._logs: list[_Log] = []
+        self._logs: list[_ChoiceLog] = []
         self._usage: Usage | None = None
         self._cached_tokens = 0
-        """As a Prefill said it."""
+        """From the last Prefill."""
         self._started: pb.Started | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
-        self._attempt = _Attempt()
+        self._progress = _AttemptProgress()
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, and so every choice."""
+        """Whether the request, and so every choice, has ended."""
         return self._usage is not None
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether all of them came that were asked for."""
+        """Whether all entries came; True if none were asked for."""
         return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)
 
     def resume(self) -> pb.Resume:
-        """The choices that have not ended, with the ids that were delivered, and what computed them."""
+        """The unfinished choices with their delivered ids, and the model and numerics that computed them."""
         choices = [
             sampling_pb2.ResumedChoice(choice=choice, token_ids=log.token_ids)
             for choice, log in enumerate(self._logs)
             if log.finished is None
         ]
-        admitted, started = self.taken or pb.Admitted(), self._started or pb.Started()
+        admitted, started = self.admitted_message or pb.Admitted(), self._started or pb.Started()
         model_digest = started.model_digest or admitted.model_digest
         return pb.Resume(choices=choices, model_digest=model_digest, numerics=started.numerics)
 
     def begin(self, choices: Sequence[int]) -> None:
-        """Another attempt, at ``choices``; none at the first, which has all."""
-        self._attempt = _Attempt(choices=set(choices), unfinished=set(choices))
+        """Start an attempt at ``choices``; empty for the first, whose choices Admitted says."""
+        self._progress = _AttemptProgress(choices=set(choices), unfinished=set(choices))
         self._usage = None
 
     def read(self, response: pb.GenerateResponse) -> Event | None:
-        """The event in a response, if it is one to tell.
+        """The event of a response; None if it has none for the caller.
 
-        Raise what a refusal says, what may go on elsewhere ended with, and ProtocolError for what the contract forbids.
+        Raises the error of a refusal, ProtocolError for what the contract forbids, and at the end of a request whose
+        choices ended UNAVAILABLE, that error.
         """
         kind = response.WhichOneof("event")
         if kind == "delta":
@@ -140,7 +141,7 @@ class ResponseReader:
             raise self._refusal(response.refused)
         if kind is None:
             return None  # of a later version of the contract
-        if not self._attempt.admitted or self.done:
+        if not self._progress.admitted or self.done:
             raise self._breach(f"{kind} outside of a request's life")
         if kind == "prefill":
             self._cached_tokens = response.prefill.cached_tokens
@@ -151,7 +152,7 @@ class ResponseReader:
         return Started(started.model_digest, started.numerics, started.identical, started.reason)
 
     def generation(self) -> Generation:
-        """The whole answer; raise ``failure`` if a choice failed."""
+        """The whole answer; raises ``failure`` if a choice failed."""
         assert self.done, "the request has not ended"
         if self.failure is not None:
             raise self.failure
@@ -161,7 +162,7 @@ class ResponseReader:
         return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs, self.resumed)
 
     def lost(self, cause: RingError) -> RingError | None:
-        """The error of a stream that was lost; None where only the end of the request was, so it is done now."""
+        """The error of a lost stream. None if every choice had ended: then the request counts as done."""
         if isinstance(cause, _FINAL) or not self._logs or any(log.finished is None for log in self._logs):
             return self.ended(cause)
         assert self.admitted is not None
@@ -171,8 +172,8 @@ class ResponseReader:
         return None
 
     def ended(self, cause: RingError) -> RingError:
-        """The error of a stream that ended before the request did, ``cause`` being what is known of it."""
-        if isinstance(cause, _FINAL) or not self._attempt.admitted:
+        """The error of a stream that ended before the request did, because of ``cause``."""
+        if isinstance(cause, _FINAL) or not self._progress.admitted:
             return self._with_partial(cause)
         return self._cut(Truncated(f"the stream ended before the request did: {cause}"))
 
@@ -181,24 +182,24 @@ class ResponseReader:
         return self._with_partial(error)
 
     def _read_admitted(self, message: pb.Admitted) -> Event:
-        if self._attempt.admitted:
+        if self._progress.admitted:
             raise self._breach("a second admitted")
-        self._attempt.admitted = True
-        if self.taken is not None:
-            return self._read_resumed(self.taken, message)
-        self.taken = message
+        self._progress.admitted = True
+        if self.admitted_message is not None:
+            return self._read_resumed(self.admitted_message, message)
+        self.admitted_message = message
         n = max(1, message.sampling.n)
-        self._attempt.choices, self._attempt.unfinished = set(range(n)), set(range(n))
-        self._logs = [_Log() for _ in range(n)]
+        self._progress.choices, self._progress.unfinished = set(range(n)), set(range(n))
+        self._logs = [_ChoiceLog() for _ in range(n)]
         if message.output.HasField("prompt_logprobs"):
             self._prompt_logprobs = []
-        told = message
+        visible = message
         if self._hides_prompt:
-            told = pb.Admitted()
-            told.CopyFrom(message)
-            told.ClearField("prompt_token_ids")
-            told.output.return_prompt_token_ids = False
-        self.admitted = admitted_from(told)
+            visible = pb.Admitted()
+            visible.CopyFrom(message)
+            visible.ClearField("prompt_token_ids")
+            visible.output.return_prompt_token_ids = False
+        self.admitted = admitted_from(visible)
         return self.admitted
 
     def _read_resumed(self, first: pb.Admitted, message: pb.Admitted) -> Event:
@@ -215,15 +216,15 @@ class ResponseReader:
     def _read_prompt_logprobs(self, message: pb.PromptLogprobs) -> Event | None:
         if self._prompt_logprobs is None:
             self._prompt_logprobs = []
-        offset = self._attempt.prompt_scores
+        offset = self._progress.prompt_logprobs
         if message.offset != offset:
             raise self._breach(f"prompt log probabilities from {message.offset} instead of {offset}")
         part = self._unpack(message.logprobs)
-        self._attempt.prompt_scores += len(part)
+        self._progress.prompt_logprobs += len(part)
         known = len(self._prompt_logprobs)
         fresh = part[max(0, known - offset) :]
         if known > offset and not fresh:
-            return None  # came before the request was cut
+            return None  # received before the resume
         self._prompt_logprobs.extend(fresh)
         return PromptLogprobs(known, fresh)
 
@@ -248,30 +249,30 @@ class ResponseReader:
 
     def _read_choice_finished(self, message: pb.ChoiceFinished) -> Event | None:
         log = self._log(message.choice, "end")
-        self._attempt.unfinished.remove(message.choice)
+        self._progress.unfinished.remove(message.choice)
         reason = finish_reason_of(message)
         error = failure_of(reason, message)
-        if isinstance(error, Unavailable):  # not its end, if it can go on elsewhere
-            self._attempt.unavailable = self._attempt.unavailable or error
+        if isinstance(error, Unavailable):  # another server may continue the choice
+            self._progress.unavailable = self._progress.unavailable or error
             return None
         stop = message.WhichOneof("stop")
         log.finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
         return log.finished
 
     def _read_request_finished(self, message: pb.RequestFinished) -> None:
-        if not self._attempt.admitted:
+        if not self._progress.admitted:
             raise self._breach("the end of a request before admitted")
-        if self._attempt.unfinished:
-            raise self._breach(f"the end of a request before that of its choices {sorted(self._attempt.unfinished)}")
-        counted, delivered = message.usage.completion_tokens, self._num_tokens(self._attempt.choices)
+        if self._progress.unfinished:
+            raise self._breach(f"the end of a request before that of its choices {sorted(self._progress.unfinished)}")
+        counted, delivered = message.usage.completion_tokens, self._num_tokens(self._progress.choices)
         if counted != delivered:
             raise self._breach(f"{counted} completion tokens counted, {delivered} delivered")
         usage = pb.Usage()
         usage.CopyFrom(message.usage)
-        usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # with choices that had ended before a cut
+        usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # this server counted its own choices only
         self._usage = usage_from(usage)
-        if self._attempt.unavailable is not None:
-            raise self._cut(self._attempt.unavailable)
+        if self._progress.unavailable is not None:
+            raise self._cut(self._progress.unavailable)
         self._note_failure()
 
     def _note_failure(self) -> None:
@@ -280,22 +281,22 @@ class ResponseReader:
             self.failure = self._with_partial(errors[0])
 
     def _refusal(self, message: pb.Refused) -> RingError:
-        """The error of a refusal, which only a request that was not admitted may get."""
+        """The error of a refusal; a breach of protocol once the attempt was admitted."""
         error = from_status(message.status)
-        return (
-            self._breach(f"a refusal after admitted ({error})") if self._attempt.admitted else self._with_partial(error)
-        )
+        if self._progress.admitted:
+            return self._breach(f"a refusal after admitted ({error})")
+        return self._with_partial(error)
 
     def _num_tokens(self, choices: Iterable[int]) -> int:
         return sum(len(self._logs[choice].token_ids) for choice in choices)
 
-    def _log(self, choice: int, what: str) -> _Log:
-        if not self._attempt.admitted:
+    def _log(self, choice: int, what: str) -> _ChoiceLog:
+        if not self._progress.admitted:
             raise self._breach(f"a {what} before admitted")
         if choice >= len(self._logs):
             raise self._breach(f"a {what} of choice {choice}, of {len(self._logs)}")
         log = self._logs[choice]
-        if choice not in self._attempt.unfinished:
+        if choice not in self._progress.unfinished:
             raise self._breach(f"a {what} of choice {choice} after its end")
         return log
 
@@ -328,9 +329,9 @@ class ResponseReader:
 
 
 def _agree(first: Message, again: Message) -> bool:
-    """Whether both say the same, as far as both say it: a server of another release may resolve other fields too."""
+    """Whether the fields set in both are equal: a server of another release may resolve more fields."""
     for known in first.DESCRIPTOR.fields:
-        told = not known.has_presence or (first.HasField(known.name) and again.HasField(known.name))
-        if told and getattr(first, known.name) != getattr(again, known.name):
+        in_both = not known.has_presence or (first.HasField(known.name) and again.HasField(known.name))
+        if in_both and getattr(first, known.name) != getattr(again, known.name):
             return False
     return True

@@ -1,7 +1,7 @@
 """One Session stream: requests and cancels go out through one writer, responses come in through one reader.
 
-The reader always reads, so that one slow consumer does not stall the others: what a consumer has not yet taken waits
-in memory, at most its own answer. What goes out is bounded by the live requests that the server allows.
+The reader never pauses, so that a slow consumer does not stall the others: events wait in memory until their consumer
+takes them, at most its own answer. What goes out is bounded by the live requests that the server allows.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from typing import Any
 
 import grpc
 
-from ringline.course import Course
 from ringline.errors import Cancelled, DeadlineExceeded, ProtocolError, RingError, Unavailable, from_lost_call, invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.results import Event
 from ringline.retry import Deadline
-from ringline.servers import Server, Servers
+from ringline.retrying_request import RetryingRequest
+from ringline.server_pool import Server, ServerPool
 
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 _FRAME_BYTES = 512
-"""What a request's name, its time limit and the frame around it may add to it."""
+"""What the request id, the timeout and the frame may add to a request's size."""
 _FIRST_FRAME_SECONDS = 10.0
 _log = logging.getLogger("ringline")
 
 
-class Exchange:
-    """One attempt at one request on a link: its events, until they are taken."""
+class Attempt:
+    """One attempt at one request, on one Session stream; holds its events until they are taken."""
 
-    def __init__(self, course: Course, request_id: str, ordinal: int, abandon: Callable[[Exchange], None]) -> None:
-        """``ordinal`` is that of the frame which begins it; ``abandon`` tells the server that nobody waits for it."""
+    def __init__(
+        self, retrying: RetryingRequest, request_id: str, ordinal: int, abandon: Callable[[Attempt], None]
+    ) -> None:
+        """``ordinal``: of the frame that begins it; ``abandon`` tells the server that nobody waits for the answer."""
         self.request_id = request_id
         self.ordinal = ordinal
         self.error: RingError | None = None
-        self._course = course
+        self._retrying = retrying
         self._abandon = abandon
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -47,11 +49,11 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
-        return self.error is not None or self._course.reader.done
+        """Whether no event will be added."""
+        return self.error is not None or self._retrying.reader.done
 
     async def next_event(self) -> Event | None:
-        """The next event; None after the last. Raises what ended the attempt."""
+        """The next event; None after the last. Raises the error that ended the attempt."""
         while not self._events:
             if self.over:
                 if self.error is not None:
@@ -62,34 +64,34 @@ class Exchange:
         return self._events.popleft()
 
     def give_up_after(self, seconds: float) -> None:
-        """End it here, should the server not end it by then."""
+        """End it on this side if the server has not ended it by then."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def take(self, response: pb.GenerateResponse) -> bool:
-        """Read a response; whether the server will say nothing more about the request."""
+        """Read a response; returns whether it is the last one of the request."""
         try:
-            event = self._course.read(response)
+            event = self._retrying.read(response)
         except RingError as error:
             self.error = self.error or error
             self._wake()
             return True
-        done = self._course.reader.done
-        if self.error is None:  # else nobody waits for it any more
+        done = self._retrying.reader.done
+        if self.error is None:  # else nobody waits for the answer
             if event is not None:
                 self._events.append(event)
             if done:
-                self.error = self._course.reader.failure
+                self.error = self._retrying.reader.failure
             self._wake()
         return done
 
     def fail(self, cause: RingError) -> None:
-        """End it, unless it has ended."""
+        """End it with an error, unless it has ended."""
         if not self.over:
-            self.error = self._course.reader.lost(cause) or self._course.reader.failure
+            self.error = self._retrying.reader.lost(cause) or self._retrying.reader.failure
         self._wake()
 
     def cancel(self) -> None:
-        """End it and tell the server, unless it has ended."""
+        """End it and cancel it at the server, unless it has ended."""
         if not self.over:
             self.fail(Cancelled("the request was cancelled"))
             self._abandon(self)
@@ -106,31 +108,31 @@ class Exchange:
             self._waiter.set_result(None)
 
 
-class Link:
+class SessionStream:
     """One Session stream, from its first frame (the limits) to its end."""
 
     def __init__(
         self,
         call: SessionCall,
-        servers: Servers[Any],
+        pool: ServerPool[Any],
         server: Server[Any],
         first: pb.SessionResponse,
         names: Iterator[int],
     ) -> None:
-        """``first`` is the first frame; ``names`` are for requests without one.
+        """``first``: the first frame, with the limits; ``names``: ids for requests that have none.
 
-        ``servers`` are told how ``server``, whose stream this is, does.
+        ``pool`` is told of successes and failures of ``server``, at which this stream is.
         """
         self.server = server
-        self._servers = servers
+        self._pool = pool
         limits = first.limits
         self._call = call
         self._names = names
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_live_requests)
-        self._live: dict[str, Exchange] = {}
-        self._unanswered: dict[int, Exchange] = {}
-        """By the ordinal of the frame that began them: a refused frame may be answered by that alone."""
+        self._live: dict[str, Attempt] = {}
+        self._unanswered: dict[int, Attempt] = {}
+        """By the ordinal of their first frame: the answer to a refused frame may name nothing else."""
         self._ordinal = 0
         self._outbox: deque[pb.SessionRequest] = deque()
         self._outgoing = asyncio.Event()
@@ -139,8 +141,10 @@ class Link:
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
     @classmethod
-    async def open(cls, call: SessionCall, servers: Servers[Any], server: Server[Any], names: Iterator[int]) -> Link:
-        """The link, once the server has said what it allows; raise the RingError with which it refused."""
+    async def open(
+        cls, call: SessionCall, pool: ServerPool[Any], server: Server[Any], names: Iterator[int]
+    ) -> SessionStream:
+        """Wait for the server's first frame, with its limits; raises the RingError with which it refused."""
         try:
             async with asyncio.timeout(_FIRST_FRAME_SECONDS):
                 first = await call.read()
@@ -157,8 +161,8 @@ class Link:
         if not first.limits.max_live_requests:
             call.cancel()
             raise ProtocolError("the server broke the protocol: a session without limits")
-        servers.worked(server)
-        return cls(call, servers, server, first, names)
+        pool.succeeded(server)
+        return cls(call, pool, server, first, names)
 
     @property
     def usable(self) -> bool:
@@ -167,36 +171,37 @@ class Link:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the stream has ended."""
         return self._ended
 
-    async def begin(self, course: Course) -> Exchange | None:
-        """Send a request, once fewer than the allowed number are live; None if another link must take it by then.
+    async def begin(self, retrying: RetryingRequest) -> Attempt | None:
+        """Send a request as soon as fewer than the allowed number are live.
 
-        Raises Unavailable when the link ends first.
+        Returns None if the server drains by then, so that another stream must take it. Raises Unavailable if the stream
+        ends first.
         """
-        await self._wait_for_slot(course.deadline)
+        await self._wait_for_slot(retrying.deadline)
         try:
             if self._draining and not self._ended:
                 self._slots.release()
                 return None
             if not self.usable:
                 raise Unavailable("the session ended before the request was sent")
-            request, backstop = course.next_request(), course.deadline.backstop()
+            request, backstop = retrying.next_request(), retrying.deadline.backstop()
             self._check_size(request)
             self._claim_id(request)
         except RingError:
             self._slots.release()
             raise
         ordinal = self._send(pb.SessionRequest(generate=request))
-        exchange = Exchange(course, request.request_id, ordinal, self._abandon)
+        attempt = Attempt(retrying, request.request_id, ordinal, self._abandon)
         if backstop is not None:
-            exchange.give_up_after(backstop)
-        self._live[exchange.request_id] = self._unanswered[exchange.ordinal] = exchange
-        return exchange
+            attempt.give_up_after(backstop)
+        self._live[attempt.request_id] = self._unanswered[attempt.ordinal] = attempt
+        return attempt
 
     async def close(self) -> None:
-        """End every request that is live, and the stream."""
+        """End every live request, and the stream."""
         self._end(Cancelled("the session was closed"))
         self._call.cancel()
         for task in self._tasks:
@@ -217,9 +222,9 @@ class Link:
             raise invalid("prompt", f"the request has {request.ByteSize()} bytes, the server takes {limit}")
 
     def _claim_id(self, request: pb.GenerateRequest) -> None:
-        """Give the request a name, if it has none, and see that no live one has the same."""
+        """Give the request an id if it has none; raises InvalidRequest if a live one has the same."""
         if request.HasField("resume") and request.request_id in self._live:
-            request.request_id = ""  # it was cut on another session, which knew nothing of this one's names
+            request.request_id = ""  # it began on another stream, where this id was free
         while not request.request_id:
             name = str(next(self._names))
             if name not in self._live:
@@ -228,26 +233,26 @@ class Link:
             raise invalid("request_id", f"{request.request_id!r} is a live request of this session")
 
     def _send(self, frame: pb.SessionRequest) -> int:
-        """Have a frame written; its ordinal."""
+        """Queue a frame; returns its ordinal."""
         self._ordinal += 1
         self._outbox.append(frame)
         self._outgoing.set()
         return self._ordinal
 
-    def _abandon(self, exchange: Exchange) -> None:
-        """Ask for the end of a request that nobody waits for; it stays live until the server says that it ended."""
-        if self._live.get(exchange.request_id) is exchange and not self._ended:
-            self._send(pb.SessionRequest(cancel=pb.CancelRequest(request_id=exchange.request_id)))
+    def _abandon(self, attempt: Attempt) -> None:
+        """Cancel a request at the server; it stays live until the server ends it."""
+        if self._live.get(attempt.request_id) is attempt and not self._ended:
+            self._send(pb.SessionRequest(cancel=pb.CancelRequest(request_id=attempt.request_id)))
 
     async def _write(self) -> None:
-        # In a task of its own: gRPC cancels the whole call when whoever awaits a write is cancelled.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader learns why
+        # In a task of its own: gRPC cancels the whole call when a task that awaits a write is cancelled.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader gets the error
             while not self._ended:
                 await self._outgoing.wait()
                 self._outgoing.clear()
                 while self._outbox and not self._ended:
                     await self._call.write(self._outbox.popleft())
-                if self._draining and not self._live:  # nothing will come after this: let the server end it
+                if self._draining and not self._live:  # no more requests: let the server end the stream
                     await self._call.done_writing()
                     return
 
@@ -261,23 +266,23 @@ class Link:
                     self._drain()
         except grpc.RpcError as failure:
             cause = from_lost_call(failure)
-        finally:  # whatever it was, those who wait are told
+        finally:  # whatever happened, end the live requests
             self._end(cause)
 
     def _deliver(self, response: pb.GenerateResponse) -> None:
-        exchange = self._unanswered.get(response.in_reply_to) or self._live.get(response.request_id)
-        if exchange is None:
+        attempt = self._unanswered.get(response.in_reply_to) or self._live.get(response.request_id)
+        if attempt is None:
             _log.warning("a response to no live request: %r", response.request_id)
             return
-        self._unanswered.pop(exchange.ordinal, None)
+        self._unanswered.pop(attempt.ordinal, None)
         if response.HasField("admitted"):
-            self._servers.worked(self.server)
-        if exchange.take(response):
-            if isinstance(exchange.error, ProtocolError):
-                self._abandon(exchange)  # the server may still think that it is live
-            elif isinstance(exchange.error, Unavailable):
-                self._servers.failed(self.server)
-            del self._live[exchange.request_id]
+            self._pool.succeeded(self.server)
+        if attempt.take(response):
+            if isinstance(attempt.error, ProtocolError):
+                self._abandon(attempt)  # the server may still think that it is live
+            elif isinstance(attempt.error, Unavailable):
+                self._pool.failed(self.server)
+            del self._live[attempt.request_id]
             self._slots.release()
             if self._draining:
                 self._outgoing.set()
@@ -285,8 +290,8 @@ class Link:
     def _drain(self) -> None:
         self._draining = True
         self._outgoing.set()
-        self._servers.failed(self.server)
-        self._slots.release()  # whoever waits for a slot wakes, gives it on, and goes to another link
+        self._pool.failed(self.server)
+        self._slots.release()  # wakes the first ``begin`` that waits; each passes the slot on and returns None
 
     def _end(self, cause: RingError) -> None:
         if self._ended:
@@ -294,9 +299,9 @@ class Link:
         self._ended = True
         self._outgoing.set()
         if not isinstance(cause, Cancelled) and not self._draining:
-            self._servers.failed(self.server)
-        for exchange in self._live.values():
-            exchange.fail(copy.copy(cause))
+            self._pool.failed(self.server)
+        for attempt in self._live.values():
+            attempt.fail(copy.copy(cause))
         self._live.clear()
         self._unanswered.clear()
         self._slots.release()

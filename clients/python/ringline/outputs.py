@@ -1,4 +1,4 @@
-"""What a request was taken as and what was delivered of it: what an answer tells, and an error in its place."""
+"""The parts of an answer: how the server admitted the request, its choices, and what an error carries of them."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ class TokenLogprob:
 
     logprob: float
     rank: int
-    """Among the vocabulary; 1 is the likeliest."""
+    """In the vocabulary; 1 is the most likely token."""
     top: tuple[tuple[int, float], ...]
-    """The likeliest tokens as (token id, logprob), likeliest first; as many as were asked for."""
+    """The most likely tokens as (token id, logprob), in descending order; as many as ``logprobs`` asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request took. Exact: the ids delivered are the ids counted."""
+    """Token counts of a request. Exact: what is counted was delivered."""
 
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt's, found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     completion_tokens: int
-    """Over all choices."""
+    """Sum over all choices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request as the server took it."""
+    """The request as the server admitted it."""
 
     model: str
     prompt_tokens: int
     prompt_token_ids: tuple[int, ...] | None
-    """If ``return_prompt_token_ids``."""
+    """None unless ``return_prompt_token_ids``."""
     options: Options
-    """Every option with its resolved value, the seed included: given again, they repeat the request."""
+    """Every option with its resolved value, the seed included; the same options repeat the request."""
     server_request_id: str = field(compare=False)
-    """The server's own id of the request, which its logs and traces have; another one after a resume elsewhere."""
+    """The id in the server's logs and traces; a resume on another server has another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer, or what was delivered of it."""
+    """One choice, whole or as far as it was delivered."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
-    """None: it was cut before its end."""
+    """None: the choice did not end."""
     stop: int | str | None
-    """What stopped it, if it was a token id or a stop string."""
+    """The stop token's id or the stop string that ended it, if one did."""
     logprobs: tuple[TokenLogprob, ...] | None
 
 
@@ -77,4 +77,4 @@ class Partial:
     choices: tuple[Choice, ...]
     request: Admitted
     usage: Usage | None
-    """None: the request was cut before the server counted."""
+    """None: the stream was lost before the server sent it."""

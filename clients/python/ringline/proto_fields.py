@@ -1,4 +1,4 @@
-"""Setting a message's fields from Python values, with errors that say what was given and what is accepted."""
+"""Sets the fields of a protobuf message from Python values, with errors that say what is accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from ringline.errors import invalid
 
 _Field = Any
-"""A FieldDescriptor: each implementation of protobuf has a class of its own."""
+"""A FieldDescriptor; each implementation of protobuf has its own class."""
 _RANGES = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
@@ -27,10 +27,10 @@ _KINDS = {
 
 
 def assign(message: Message, name: str, value: Any, option: str | None = None) -> None:
-    """Set a field of any kind but messages; ``option`` names it in errors.
+    """Set a field that is no message; ``option`` names it in errors.
 
-    A string for a list of strings is a list of one. Raises TypeError for a value of a wrong type, InvalidRequest for
-    one that the field cannot hold.
+    A list of strings may be given as one string. Raises TypeError for a wrong type, InvalidRequest for a value out of
+    the field's range.
     """
     option = option or name
     field, target = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
@@ -43,7 +43,7 @@ def assign(message: Message, name: str, value: Any, option: str | None = None) -
 
 
 def expect(kind: type | tuple[type, ...], wanted: str, value: object, option: str) -> None:
-    """Raise TypeError unless ``value`` is of a kind; ``wanted`` says it in words."""
+    """Raise TypeError unless ``value`` is an instance of ``kind``, which ``wanted`` describes."""
     if not isinstance(value, kind):
         raise TypeError(f"{option}: expected {wanted}, got {type(value).__name__}")
 
@@ -52,7 +52,7 @@ def _assign_map(target: MutableMapping[Any, Any], field: _Field, value: Any, opt
     key_field, value_field = (field.message_type.fields_by_name[part] for part in ("key", "value"))
     expect(Mapping, f"a dict of {_KINDS[key_field.type]} to {_KINDS[value_field.type]}", value, option)
     for key, one in value.items():
-        _set(target.__getitem__, key_field, key, f"{option}[{key!r}]")  # reading makes the entry
+        _set(target.__getitem__, key_field, key, f"{option}[{key!r}]")  # reading it inserts the key
         _set(partial(target.__setitem__, key), value_field, one, f"{option}[{key!r}]")
 
 
@@ -81,5 +81,5 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
         if field.type not in _RANGES:
             raise invalid(option, str(error)) from None
         low, high = _RANGES[field.type]
-        accepted = f"at least {low}" if value < low else f"at most {high}"  # the other end is that of a machine word
+        accepted = f"at least {low}" if value < low else f"at most {high}"  # the other bound is only the type's
         raise invalid(option, f"{value} is out of range: expected {accepted}") from None

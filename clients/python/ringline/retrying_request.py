@@ -1,0 +1,106 @@
+"""One request over several attempts: what is sent first, what was delivered, and what is sent after a lost stream.
+
+A request that a server had admitted is never started over, it is resumed: any server continues it from the delivered
+ids, with the prompt ids, the seed and the options that the first server resolved. So the tokens are the same as without
+the interruption. ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
+"""
+
+from __future__ import annotations
+
+from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.outputs import Admitted
+from ringline.response_reader import ResponseReader
+from ringline.results import Delta, Event, Finished, PromptLogprobs, Resumed
+from ringline.retry import Deadline, RetryState
+
+
+class RetryingRequest:
+    """A request, what of it was delivered, and its next attempt."""
+
+    def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._request = request
+        self._retry_state = retry_state
+        keeps_prompt = retry_state.resumable and request.WhichOneof("prompt") != "token_ids"
+        hides_prompt = keeps_prompt and not request.output.return_prompt_token_ids
+        if keeps_prompt:  # a resume needs the ids that the server made of a text or chat
+            request.output.return_prompt_token_ids = True
+        self.reader = ResponseReader(hides_prompt=hides_prompt)
+
+    def next_request(self) -> pb.GenerateRequest:
+        """What the next attempt sends. Raises DeadlineExceeded when no time is left."""
+        request = self._request if self.reader.admitted is None else self._resumed_request()
+        self.reader.begin([resumed.choice for resumed in request.resume.choices])
+        milliseconds = self._remaining_ms()
+        if milliseconds is not None:
+            request.timeout_ms = milliseconds
+        return request
+
+    def read(self, response: pb.GenerateResponse) -> Event | None:
+        """As ``ResponseReader.read``."""
+        event = self.reader.read(response)
+        if isinstance(event, Admitted | Resumed):
+            self._retry_state.admitted()
+        elif isinstance(event, Delta | Finished | PromptLogprobs):
+            self._retry_state.delivered()
+        return event
+
+    def delay(self, error: RingError, *, any_available: bool) -> float:
+        """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.
+
+        ``any_available``: a server is not ejected, so that it can be asked at once.
+        """
+        if error.partial is not None and not (self._retry_state.resumable and self._prompt_ids()):
+            raise error
+        try:
+            delay = self._retry_state.delay(error, any_available=any_available)
+        except DeadlineExceeded as passed:
+            raise self.reader.ended(passed) from None
+        except Unavailable as last:
+            cut = self.reader.cut
+            if cut is None or last is cut:
+                raise
+            ended = Truncated(f"{cut}; nor did it go on elsewhere: {last}")
+            ended.reason = last.reason
+            raise self.reader.ended(ended) from None
+        self.reader.begin(())
+        return delay
+
+    def _remaining_ms(self) -> int | None:
+        try:
+            return self.deadline.remaining_ms()
+        except DeadlineExceeded as passed:
+            raise self.reader.ended(passed) from None
+
+    def _prompt_ids(self) -> list[int]:
+        """The prompt's ids as the server admitted them; empty if it did not return them."""
+        admitted = self.reader.admitted_message
+        if admitted is None:
+            return []
+        if self._request.WhichOneof("prompt") == "token_ids":
+            return list(self._request.token_ids.ids[-admitted.prompt_tokens :])  # truncate_prompt_tokens may shorten it
+        return list(admitted.prompt_token_ids)
+
+    def _resumed_request(self) -> pb.GenerateRequest:
+        """The request that continues after what was delivered."""
+        admitted = self.reader.admitted_message
+        assert admitted is not None
+        request = pb.GenerateRequest(
+            request_id=self._request.request_id,
+            model=admitted.model,
+            sampling=admitted.sampling,
+            stopping=admitted.stopping,
+            output=admitted.output,
+            cache_salt=self._request.cache_salt,
+            traceparent=self._request.traceparent,
+            resume=self.reader.resume(),
+            requires=self._request.requires,
+        )
+        request.token_ids.ids.extend(self._prompt_ids())
+        request.output.return_prompt_token_ids = False
+        if self._request.HasField("priority"):
+            request.priority = self._request.priority
+        if self.reader.has_prompt_logprobs:
+            request.output.ClearField("prompt_logprobs")
+        return request

@@ -1,0 +1,175 @@
+"""The servers of a client and their connections: round-robin, with failing servers ejected for a while."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ringline.errors import RingError
+
+_Connection = TypeVar("_Connection")
+_Call = TypeVar("_Call")
+
+_FIRST_EJECTION, _LONGEST_EJECTION = 0.5, 10.0
+"""Seconds."""
+_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:", "google-c2p:")
+"""Target schemes that are passed to gRPC as they are."""
+_HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})", re.ASCII)
+
+
+def split_addresses(address: str | Sequence[str]) -> list[str]:
+    """The gRPC targets in a list or a comma-separated string; raises ValueError if there is none or one is invalid.
+
+    ``ipv4:`` and ``ipv6:`` targets may contain commas themselves and are not split.
+    """
+    if isinstance(address, str):
+        address = [address] if address.startswith(("ipv4:", "ipv6:")) else address.split(",")
+    addresses = [one.strip() for one in address]
+    if not addresses or not all(addresses):
+        raise ValueError(f"address: expected host:port, or several with commas between them, got {address!r}")
+    for one in addresses:
+        if not (one.startswith(_SCHEMES) or _is_host_and_port(one)):
+            raise ValueError(f"address: expected host:port, [v6]:port or unix:path, got {one!r}")
+    return list(dict.fromkeys(addresses))
+
+
+def _is_host_and_port(address: str) -> bool:
+    """Checked here, because gRPC takes ports modulo 65536, and without a port dials 443."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return match is not None and 1 <= int(match[1]) <= 65535
+
+
+@dataclass(slots=True, eq=False)
+class PooledConnection(Generic[_Connection]):
+    """A connection with its users: it is closed only when it has none."""
+
+    connection: _Connection
+    users: int = 0
+    """Threads or tasks inside ``ServerPool.using``."""
+    calls: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Streams that outlive ``using``. Weak: gRPC cancels a stream that is garbage collected."""
+
+    def keep(self, call: _Call) -> _Call:
+        """Keep the connection open as long as ``call`` exists; returns ``call``."""
+        self.calls.add(call)
+        return call
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be closed without ending a call."""
+        return not self.users and not self.calls
+
+
+@dataclass(slots=True, eq=False)
+class Server(Generic[_Connection]):
+    """One address: its connection and its recent health."""
+
+    address: str
+    current: PooledConnection[_Connection]
+    stamp: object = None
+    """Version of the TLS files that the connection was made with."""
+    retired: list[PooledConnection[_Connection]] = field(default_factory=list)
+    """Earlier connections that still have calls."""
+    ejection_seconds: float = 0.0
+    """Length of the last ejection; 0 after a success."""
+    ejected_until: float = 0.0
+    """On the monotonic clock."""
+
+    @property
+    def ejected(self) -> bool:
+        """Whether it failed recently: it is chosen only if all are ejected."""
+        return self.ejected_until > time.monotonic()
+
+
+class ServerPool(Generic[_Connection]):
+    """The servers of one client; thread-safe. Each client starts at a random one, to spread the load."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Callable[[str], _Connection],
+        *,
+        stamp: Callable[[], object] = lambda: None,
+        close: Callable[[_Connection], None] = lambda _: None,
+    ) -> None:
+        """``stamp`` returns another value when the files that ``connect`` reads have changed.
+
+        New calls then get a new connection. The old one keeps its calls, and is closed by the first call that begins
+        after they have ended.
+        """
+        self._connect = connect
+        self._stamp = stamp
+        self._close = close
+        now = stamp()
+        self._pool = [Server(address, PooledConnection(connect(address)), now) for address in addresses]
+        self._next = random.randrange(len(addresses))
+        self._lock = threading.Lock()
+        self.closed = False
+        """Set when the client is closed: no connection is made any more."""
+
+    def connections(self) -> list[_Connection]:
+        """All connections, retired ones included."""
+        with self._lock:
+            return [used.connection for server in self._pool for used in (server.current, *server.retired)]
+
+    def choose(self) -> Server[_Connection]:
+        """The next server in turn that is not ejected, else the one whose ejection ends first."""
+        with self._lock:
+            now = time.monotonic()
+            turns = [(self._next + step) % len(self._pool) for step in range(len(self._pool))]
+            index = min(turns, key=lambda turn: max(0.0, self._pool[turn].ejected_until - now))
+            self._next = (index + 1) % len(self._pool)
+            self._renew(self._pool[index])
+            return self._pool[index]
+
+    @contextmanager
+    def using(self, server: Server[_Connection]) -> Iterator[PooledConnection[_Connection]]:
+        """The server's connection, kept open inside the block, and as long as calls passed to its ``keep`` exist."""
+        with self._lock:
+            used = server.current
+            used.users += 1
+        try:
+            yield used
+        finally:
+            with self._lock:
+                used.users -= 1
+
+    def failed(self, server: Server[_Connection]) -> None:
+        """It was unreachable, lost or refuses new requests: eject it, twice as long each time."""
+        with self._lock:
+            if not server.ejected:  # else one failure that ended many requests would count many times
+                server.ejection_seconds = min(max(2 * server.ejection_seconds, _FIRST_EJECTION), _LONGEST_EJECTION)
+                server.ejected_until = time.monotonic() + server.ejection_seconds
+
+    def succeeded(self, server: Server[_Connection]) -> None:
+        """It admitted a request: end its ejection."""
+        server.ejection_seconds = server.ejected_until = 0.0
+
+    @property
+    def any_available(self) -> bool:
+        """Whether a server is not ejected, so that it can be asked without a delay."""
+        return not all(server.ejected for server in self._pool)
+
+    def _renew(self, server: Server[_Connection]) -> None:
+        """Reconnect if the files have changed; while they cannot be read, keep the connection."""
+        if self.closed:
+            return
+        for used in [used for used in server.retired if used.idle]:
+            server.retired.remove(used)
+            self._close(used.connection)
+        now = self._stamp()
+        if now == server.stamp:
+            return
+        try:
+            connection = self._connect(server.address)
+        except RingError:
+            return
+        server.retired.append(server.current)
+        server.current, server.stamp = PooledConnection(connection), now
