@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
-from services.processor import main, peers
+from services.processor import main
 from services.ring.generations import Generation
 from services.ring.prefixes import Prefixes
 from services.ring.routes import Routes, _Node
@@ -40,7 +40,7 @@ POLICIES: dict[str, type[Routes]] = {"ringline": Routes, "random": _Random, "rou
 
 def run(policy: str, socket: str, detokenizer: str, engines: list[str]) -> int:
     """Run the processor until it is told to end."""
-    vars(peers)["Routes"] = POLICIES[policy]
+    vars(main)["Routes"] = POLICIES[policy]
     return main.run(
         ProcessorSettings(
             server=ServerSettings(uds=socket, name=policy.replace(" ", "-")),

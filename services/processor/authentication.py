@@ -1,6 +1,6 @@
-"""Whether a client is let in: the bearer token that it must show, known by its hash or signed as a JSON web token.
+"""Authentication of clients by bearer token, known by its hash or signed as a JSON web token.
 
-Errors say what is wrong with a token, and nothing of what is in it; no token is kept.
+Errors never quote a token, and no token is kept.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TOKEN_FLAG = "--auth-token-file"
 _LINE = re.compile(rf"(\S{{1,{MAX_TENANT_LENGTH}}})\s+sha256:([0-9a-fA-F]{{64}})")
 
 
-def client_gate(settings: AuthSettings) -> list[grpc.aio.ServerInterceptor]:
-    """The gate of a processor; none where clients need not prove who they are.
+def auth_interceptors(settings: AuthSettings) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptor that authenticates clients; none where no authentication is configured.
 
-    Raises ``FatalError`` for files that cannot be used.
+    Raises ``FatalError`` for unusable files.
     """
     hashes = web_tokens = None
     if settings.auth_token_file is not None:
@@ -38,48 +38,52 @@ def client_gate(settings: AuthSettings) -> list[grpc.aio.ServerInterceptor]:
         from services.processor.json_web_tokens import JsonWebTokens
 
         web_tokens = JsonWebTokens(settings)
-    return [] if hashes is None and web_tokens is None else [AuthInterceptor(Authenticator(hashes, web_tokens).admit)]
+    return (
+        []
+        if hashes is None and web_tokens is None
+        else [AuthInterceptor(Authenticator(hashes, web_tokens).authenticate)]
+    )
 
 
 class Authenticator:
-    """Finds out whose token a call shows."""
+    """Finds the principal of a call by its token."""
 
     def __init__(self, hashes: ReloadedFile[Mapping[str, str]] | None, web_tokens: JsonWebTokens | None) -> None:
-        """``hashes``: tenants by the hash of a token."""
+        """``hashes``: tenants by the SHA-256 of a token, in hex."""
         self._hashes = hashes
         self._web_tokens = web_tokens
 
-    def admit(self, context: Context, _: str) -> None:
-        """Let it be known who calls; raises ``Refused``."""
+    def authenticate(self, context: Context, _: str) -> None:
+        """Set ``authenticated`` for this call; raises ``Refused``."""
         try:
             token = token_in(context.invocation_metadata() or ())
             if token is None:
                 raise ValueError("missing: expected 'Bearer' and a token")
-            caller = self._by_hash(token)
-            if caller is None and self._web_tokens is not None and token.count(".") == 2:
-                caller = self._web_tokens.caller(token)
-            if caller is None:
+            principal = self._by_hash(token)
+            if principal is None and self._web_tokens is not None and token.count(".") == 2:
+                principal = self._web_tokens.principal(token)
+            if principal is None:
                 raise ValueError("the token is not known")
         except ValueError as error:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
-        authenticated.set(caller)
+        authenticated.set(principal)
 
     def _by_hash(self, token: str) -> Principal | None:
-        # A token has too much randomness in it for its hash to be guessed, or found by how long a look-up takes.
+        # A token has too much entropy for its hash to be guessed, or found by timing look-ups.
         hashes = self._hashes
         if hashes is None:
             return None
         digest = sha256(token.encode()).hexdigest()
         tenant = hashes.value.get(digest)
-        return None if tenant is None else Principal(tenant, _still(hashes, digest, tenant))
+        return None if tenant is None else Principal(tenant, _still_listed(hashes, digest, tenant))
 
 
-def _still(hashes: ReloadedFile[Mapping[str, str]], digest: str, tenant: str) -> Callable[[], bool]:
+def _still_listed(hashes: ReloadedFile[Mapping[str, str]], digest: str, tenant: str) -> Callable[[], bool]:
     return lambda: hashes.value.get(digest) == tenant
 
 
 def _parse_hashes(contents: Mapping[str, bytes]) -> Mapping[str, str]:
-    """Tenants by hash; empty lines and those that begin with # say nothing."""
+    """Tenants by hash; empty lines and those that begin with # are skipped."""
     try:
         lines = contents[TOKEN_FLAG].decode().split("\n")
     except UnicodeDecodeError:

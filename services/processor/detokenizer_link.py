@@ -1,4 +1,4 @@
-"""Subscriptions: one detokenizer's address, kept subscribed for as long as the process lives."""
+"""The link to a detokenizer: one address, kept subscribed for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.rpc.protobuf import hello_of
 from services.security.credentials import PLAIN, PeerCredentials
 
 WELCOME_TIMEOUT = 10.0
-CLAIMED_INTERVAL = 0.5
-"""Seconds between looks at whether a detokenizer is still subscribed to by another address."""
+DUPLICATE_INTERVAL = 0.5
+"""Seconds between checks whether a detokenizer is still linked by another address."""
 
 
 class DetokenizerOwner(Protocol):
-    """Whoever subscribed."""
+    """Takes the events of links to detokenizers."""
 
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
         """The subscription holds."""
@@ -31,7 +31,7 @@ class DetokenizerOwner(Protocol):
         """The stream ended. Follows each ``detokenizer_up`` once."""
 
 
-class Subscription:
+class DetokenizerLink:
     """One address, subscribed again and again."""
 
     def __init__(
@@ -39,19 +39,19 @@ class Subscription:
         address: str,
         me: PeerId,
         owner: DetokenizerOwner,
-        claims: PeerDedup,
+        dedup: PeerDedup,
         *,
         max_message_bytes: int,
         credentials: PeerCredentials = PLAIN,
         server_name: str | None = None,
     ) -> None:
-        """``claims`` is shared by the subscriptions of the process."""
+        """``dedup`` is shared by the links of the process."""
         self.address = address
         self._me = me
         self._owner = owner
-        self._claims = claims
+        self._dedup = dedup
         self._found: PeerId | None = None
-        """Who was there last."""
+        """The detokenizer found at this address last."""
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._server_name = server_name
@@ -68,9 +68,9 @@ class Subscription:
         )
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
-        # Who is there is known only by subscribing, and that would end the stream which another address has to it.
-        while self._found is not None and self._claims.has_another(self._found, self.address):  # noqa: ASYNC110
-            await asyncio.sleep(CLAIMED_INTERVAL)
+        # Only subscribing shows which detokenizer is there, and that would end its stream with another address.
+        while self._found is not None and self._dedup.has_another(self._found, self.address):  # noqa: ASYNC110
+            await asyncio.sleep(DUPLICATE_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
         call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello_of(self._me)))
         try:
@@ -79,7 +79,7 @@ class Subscription:
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
             self._found = welcomed_by(first.welcome)
-            with self._claims.claim(self._found, self.address):
+            with self._dedup.claim(self._found, self.address):
                 backoff.reset()
                 await self._listen(call, self._found, first)
         finally:

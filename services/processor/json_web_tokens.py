@@ -1,4 +1,4 @@
-"""JSON web tokens: what is demanded of one before its claims are believed."""
+"""Verification of JSON web tokens against the keys of one issuer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ JWKS_FLAG = "--auth-jwks-file"
 JsonWebKey = dict[str, Any]
 """As RFC 7517 writes one."""
 MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
-"""Characters, and keys."""
+"""Characters of a key's name, and names, in a log line."""
 LEEWAY = 30.0
-"""Seconds by which the clocks of the issuer and of this machine may differ."""
+"""Seconds that the clocks of the issuer and of this machine may differ by."""
 _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.ExpiredSignatureError, "the token has expired"),
     (jwt.ImmatureSignatureError, "the token is not valid yet"),
@@ -35,10 +35,10 @@ _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
 
 
 class JsonWebTokens:
-    """Reads tokens that one issuer made for one audience."""
+    """Verifies tokens of one issuer for one audience."""
 
     def __init__(self, settings: AuthSettings, now: Callable[[], float] = time.time) -> None:
-        """Raises ``FatalError`` unless there is a file with keys."""
+        """Raises ``FatalError`` for an unusable file of keys."""
         assert settings.auth_jwks_file is not None
         self._keys = ReloadedFile({JWKS_FLAG: settings.auth_jwks_file}, _parse_keys)
         self._issuer = settings.auth_jwt_issuer
@@ -47,8 +47,8 @@ class JsonWebTokens:
         self._claim = settings.auth_jwt_tenant_claim
         self._now = now
 
-    def caller(self, token: str) -> Principal:
-        """Whose token it is; raises ``ValueError`` with what is wrong with it."""
+    def principal(self, token: str) -> Principal:
+        """The principal of a token; raises ``ValueError`` with the reason why it is not accepted."""
         try:
             header = jwt.get_unverified_header(token)
             keys = self._keys.value
@@ -71,7 +71,7 @@ class JsonWebTokens:
         return Principal(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
 
     def _key_name(self, header: Mapping[str, Any], keys: Mapping[str, JsonWebKey]) -> str:
-        """Of the key that the token says it is signed with; one without a name may be left out where it is the only."""
+        """The name of the key that signed the token; a token may omit it where there is only one key."""
         if header.get("alg") not in self._algorithms:
             raise ValueError("the token is not signed as it must be")
         name = header.get("kid")
@@ -87,12 +87,12 @@ def _problem(error: jwt.PyJWTError) -> str:
 
 
 def _algorithm(key: JsonWebKey, shown: str) -> str | None:
-    """Which one a signature is checked with; None for the one that the key names, or that its curve has."""
+    """The algorithm to verify with; None: the one that the key names, or that follows from its curve."""
     return shown if key["kty"] == "RSA" and not key.get("alg") else None
 
 
 def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:
-    """Public keys by name ("" for one without); those for other ends, or of no kind that is known, are left out."""
+    """Public keys by name ("" for one without); those for encryption or of an unknown type are left out."""
     try:
         declared = json.loads(contents[JWKS_FLAG])["keys"]
         signing = [key for key in declared if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]

@@ -17,22 +17,25 @@ from services.peers.redial import PeerDedup
 from services.process.memory import keep_little_free_memory, spare_what_is_loaded
 from services.process.run import die_with_parent, forbid_modules, run_service
 from services.processor.admission.backlog import Backlog, BacklogLimits
-from services.processor.admission.intake import Intake
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.authentication import client_gate
+from services.processor.authentication import auth_interceptors
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import DashboardSnapshot
-from services.processor.detokenizer_link import Subscription
+from services.processor.detokenizer_link import DetokenizerLink
 from services.processor.in_flight import InFlightRequests
-from services.processor.metrics import ProcessorMetrics, ProcessorReading
+from services.processor.intake import Intake
+from services.processor.link_events import LinkEvents
+from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
 from services.processor.peers import Peers
+from services.processor.routing import Router
 from services.processor.served_models import ServedModels
-from services.processor.service import InferenceService, SessionBounds
+from services.processor.service import InferenceService, SessionLimits
 from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
+from services.ring.routes import Routes
 from services.rpc.server import Server, wait_until_idle
 from services.security.credentials import certificate_gate, dialling_credentials, listening_credentials
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
@@ -43,11 +46,12 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _SESSION_AGE = 1.2
-"""Of a connection's age, a session's: by then gRPC, which adds up to a tenth, takes new calls on another connection."""
+"""A session's maximum age over its connection's: by then gRPC, which adds up to a tenth, uses another connection."""
 _BUDGET_PER_LIVE = 4
-"""Of the memory budget, the part that requests under way may take. From half of it on, connections are closed."""
+"""The requests in flight may take this fraction of the memory budget. From half of the budget on, connections are
+closed."""
 _TICK = 0.05
-"""Seconds between looks at who lives and who waits."""
+"""Seconds between checks of liveness, timeouts and waiting requests."""
 
 
 def run(settings: ProcessorSettings) -> int:
@@ -65,107 +69,113 @@ def run(settings: ProcessorSettings) -> int:
 
 
 class _Processor:
-    """One life of the process."""
+    """One life of the process, built from the bottom up: peers, routing, requests in flight, admission, service."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
-        vocabularies = self._vocabularies = ServedModels(settings.rollout.max_generations)
         self._settings = settings
-        self._metrics = ProcessorMetrics()
-        self._peers = Peers(vocabularies, random.Random())
-        backlog = Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time))
         policies = TenantPolicies(settings.auth.tenants_file)
-        self._ring = InFlightRequests(
-            self._peers,
-            self._metrics,
-            backlog,
-            patience=settings.patience,
-            max_crash_resubmits=settings.max_crash_resubmits,
-            max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
-            meter=RateLimiter(policies),
-        )
-        self._peers.events = self._ring
-        claims = PeerDedup()
-        credentials = dialling_credentials(settings)
-        limits = server.max_message_bytes
-        interval = settings.discovery.dns_refresh_interval
-        self._found = [
-            Discovery(
-                settings.engines,
-                lambda address, host: EngineLink(
-                    address,
-                    me,
-                    self._peers,
-                    claims,
-                    stall_timeout=server.stall_timeout,
-                    max_message_bytes=limits,
-                    credentials=credentials,
-                    server_name=host,
-                ),
-                interval=interval,
-            ),
-            Discovery(
-                settings.detokenizers,
-                lambda address, host: Subscription(
-                    address,
-                    me,
-                    self._peers,
-                    claims,
-                    max_message_bytes=limits,
-                    credentials=credentials,
-                    server_name=host,
-                ),
-                interval=interval,
-            ),
-        ]
-        self._overview = DashboardSnapshot(me.name, self._peers, self._metrics)
-        self._desk = TokenizationQueue(
-            vocabularies, self._ring, me, patience=settings.patience, seats=lambda: self._peers.seats
-        )
         self._server = Server(
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
-            interceptors=[*certificate_gate(settings, internal=False), *client_gate(settings.auth)],
+            interceptors=[*certificate_gate(settings, internal=False), *auth_interceptors(settings.auth)],
             max_connection_age=settings.max_connection_age,
         )
         self._tracing = start_tracing(settings)
+        self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
+        self._routes = Routes(random.Random())
+        self._models = ServedModels(settings.rollout.max_generations, self._routes.preferred)
+        self._peers = Peers(self._routes)
+        self._router = Router(
+            self._peers,
+            self._routes,
+            route_timeout=settings.patience,
+            max_crash_resubmits=settings.max_crash_resubmits,
+        )
+        rate_limiter = RateLimiter(policies)
+        self._queue = TokenizationQueue(
+            self._models, policies, me, route_timeout=settings.patience, engine_seats=self._routes.seats
+        )
+        limits = BacklogLimits(settings.max_queued_requests, settings.max_queue_time)
+        self._backlog = Backlog(limits, self._queue.left_backlog)
+        self._in_flight = InFlightRequests(
+            self._models,
+            self._router,
+            self._backlog,
+            rate_limiter,
+            self._metrics,
+            max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
+        )
+        self._link_events = LinkEvents(self._models, self._peers, self._in_flight)
         self._intake = Intake(
             me,
-            self._ring,
-            self._desk,
+            self._backlog,
+            rate_limiter,
+            self._queue,
+            self._in_flight,
             self._metrics,
             max_live_requests=settings.max_live_requests,
             outboxes=Outboxes(settings.readers.max_unread_bytes),
             traces=RequestTraces(self._tracing) if self._tracing is not None else None,
         )
+        self._discoveries = self._discover_peers(me)
+        self._snapshot = DashboardSnapshot(me.name, self._peers, self._metrics)
+        session_limits = SessionLimits(
+            max_live_requests=settings.max_live_requests,
+            max_message_bytes=server.max_message_bytes,
+            stall_timeout=server.stall_timeout,
+            drain_grace=server.drain_grace,
+            max_age=_SESSION_AGE * settings.max_connection_age,
+        )
         service = InferenceService(
-            vocabularies,
-            self._intake,
-            self._desk,
-            self._metrics,
-            SessionBounds(
-                max_live_requests=settings.max_live_requests,
-                max_message_bytes=server.max_message_bytes,
-                stall_timeout=server.stall_timeout,
-                drain_grace=server.drain_grace,
-                max_age=_SESSION_AGE * settings.max_connection_age,
-            ),
-            settings.tenant_header,
-            policies,
+            self._models, self._intake, self._queue, self._metrics, session_limits, settings.tenant_header, policies
         )
         self._server.serve(DESCRIPTION, service)
 
+    def _discover_peers(self, me: PeerId) -> list[Discovery]:
+        """The links to engines and detokenizers, which report to ``_link_events``."""
+        settings, server = self._settings, self._settings.server
+        dedup = PeerDedup()
+        credentials = dialling_credentials(settings)
+        engines = Discovery(
+            settings.engines,
+            lambda address, host: EngineLink(
+                address,
+                me,
+                self._link_events,
+                dedup,
+                stall_timeout=server.stall_timeout,
+                max_message_bytes=server.max_message_bytes,
+                credentials=credentials,
+                server_name=host,
+            ),
+            interval=settings.discovery.dns_refresh_interval,
+        )
+        detokenizers = Discovery(
+            settings.detokenizers,
+            lambda address, host: DetokenizerLink(
+                address,
+                me,
+                self._link_events,
+                dedup,
+                max_message_bytes=server.max_message_bytes,
+                credentials=credentials,
+                server_name=host,
+            ),
+            interval=settings.discovery.dns_refresh_interval,
+        )
+        return [engines, detokenizers]
+
     async def run(self) -> int:
-        self._metrics.open_calls = lambda: self._server.open_calls
         metrics = start_metrics(
-            self._settings, self._metrics.registry, {**pages(self._overview), **self._server.health.pages}
+            self._settings, self._metrics.registry, {**pages(self._snapshot), **self._server.health.pages}
         )
         try:
             return await self._server.run(self._work, self._drain)
         finally:
-            self._desk.close()
+            self._queue.close()
             if self._tracing is not None:
                 self._tracing.close()
             if metrics is not None:
@@ -173,23 +183,23 @@ class _Processor:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for peers in self._found:
-                tasks.create_task(peers.run())
+            for discovery in self._discoveries:
+                tasks.create_task(discovery.run())
             self._server.guard_memory()
             serving = False
             while True:
                 await asyncio.sleep(_TICK)
                 now = time.monotonic()
-                self._peers.watch(now)
-                self._ring.tick(now)
-                self._desk.release()
+                self._link_events.check_liveness(now)
+                self._in_flight.tick(now)
+                self._queue.release()
                 reading = self._reading()
                 self._metrics.update(reading)
-                self._overview.tick(now, reading, self._metrics.serving)
-                if vocabulary := self._vocabularies.newest:
-                    self._metrics.model_name = vocabulary.limits.name
-                if self._peers.ready != serving:
-                    if serving := self._peers.ready:
+                self._snapshot.tick(now, reading, self._metrics.serving)
+                if model := self._models.newest:
+                    self._metrics.model_name = model.limits.name
+                if self._routes.any_joined() != serving:
+                    if serving := self._routes.any_joined():
                         spare_what_is_loaded()
                     self._metrics.serving = serving
                     await self._server.set_serving(serving)
@@ -198,19 +208,19 @@ class _Processor:
     def _reading(self) -> ProcessorReading:
         engines, detokenizers = self._peers.counts()
         return ProcessorReading(
-            live_requests=self._ring.num_live,
-            waiting_requests=self._ring.backlog.num_waiting,
+            live_requests=self._in_flight.num_live,
+            waiting_requests=self._backlog.num_waiting,
             engines=engines,
             detokenizers=detokenizers,
             suspected=len(self._peers.suspects),
-            generations=len(self._vocabularies),
-            failovers=self._ring.failovers,
+            generations=len(self._models),
+            failovers={change.value: count for change, count in self._router.failovers.items()},
             losses=dict(self._peers.losses),
-            routing=self._peers.routing,
+            routing=Routing.of(self._routes),
         )
 
     async def _drain(self, grace: float) -> None:
-        """Finish the requests that are there; sessions are told."""
+        """Finish the live requests; clients are told to go elsewhere."""
         self._metrics.serving = False
         self._intake.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._intake.num_open, grace))

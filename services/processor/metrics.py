@@ -1,4 +1,4 @@
-"""The processor's metrics: what clients get, and what became of their requests on the ring."""
+"""The processor's Prometheus metrics: latencies, tokens and ends of requests, counts by tenant, state of peers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from services.ring.errors import Code
 from services.ring.events import FinishReason
+from services.ring.routes import Routes
 from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
 MAX_TENANTS = 50
-"""Counted by name."""
+"""Tenants with counters of their own."""
 IDLE = 3600.0
-"""Seconds after which a tenant makes room for another."""
+"""Seconds without a request after which a tenant's counters may go to another."""
 OTHERS, NOBODY = "(others)", "(none)"
-"""Labels of those that are counted together, and of requests that name no tenant."""
+"""Labels of the tenants that are counted together, and of requests without a tenant."""
 _SERIES = {
     "requests": ("ringline_tenant_requests", "Admitted requests that have ended, by tenant."),
     "refused": ("ringline_tenant_refused", "Requests refused before they had choices, by tenant."),
@@ -28,12 +29,12 @@ _SERIES = {
 _FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _FINISHED_REASONS = {"cancelled": "abort"}
-"""Causes that vLLM calls otherwise."""
+"""Finish reasons with another name in vLLM."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    heard_at: float = 0.0
+    last_at: float = 0.0
     requests: int = 0
     refused: int = 0
     prompt_tokens: int = 0
@@ -47,7 +48,7 @@ class TenantCounts:
         self._most = most
         self._clock = clock
         self._named: OrderedDict[str, _Counts] = OrderedDict()
-        """The one that was not heard of for longest comes first."""
+        """Least recently active first."""
         self._others = _Counts()
 
     def ended(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
@@ -67,16 +68,16 @@ class TenantCounts:
         if counts is None:
             if len(self._named) >= self._most:
                 first = next(iter(self._named))
-                if now - self._named[first].heard_at < IDLE:
+                if now - self._named[first].last_at < IDLE:
                     return self._others
                 del self._named[first]
             counts = self._named[tenant] = _Counts()
-        counts.heard_at = now
+        counts.last_at = now
         self._named.move_to_end(tenant)
         return counts
 
     def families(self, model_name: str) -> Iterator[Metric]:
-        """What was counted, for a collector."""
+        """The counters, for a collector."""
         named = [(tenant or NOBODY, counts) for tenant, counts in self._named.copy().items()]
         for count, (name, documentation) in _SERIES.items():
             family = CounterMetricFamily(name, documentation, labels=["model_name", "tenant"])
@@ -87,29 +88,35 @@ class TenantCounts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a processor's requests found their engines."""
+    """Routing decisions and what they are based on."""
 
     decisions: Mapping[str, int]
     """By reason, since the start: prefix, overload or load."""
     loads: Mapping[str, int]
-    """Choices that each engine has, by its name, as far as is known."""
+    """Choices that each engine has, by name, as far as known."""
     prefixes: int
     """Beginnings of prompts that are remembered."""
+
+    @classmethod
+    def of(cls, routes: Routes) -> Routing:
+        """As counted until now."""
+        decisions = {decision.value: count for decision, count in routes.decisions.items()}
+        return cls(decisions, routes.loads(), len(routes.prefixes))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorReading:
-    """A processor at one moment."""
+    """The state of a processor at one moment."""
 
     live_requests: int = 0
     waiting_requests: int = 0
-    """Taken, and not begun by any engine."""
+    """Received, and begun by no engine."""
     engines: int = 0
     detokenizers: int = 0
     suspected: int = 0
     """Peers that give no sign of life."""
     generations: int = 0
-    """Models held side by side."""
+    """Models held side by side, during rollouts."""
     failovers: Mapping[str, int] = field(default_factory=dict)
     """Since the start, by what was changed for a request: engine, detokenizer, or nothing (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
@@ -118,9 +125,10 @@ class ProcessorReading:
 
 
 class ProcessorMetrics(ServiceMetrics):
-    """What clients get. Written on the event loop."""
+    """Written on the event loop, read from the thread of the metrics endpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_calls: Callable[[], int] = lambda: 0) -> None:
+        """``open_calls``: RPCs that gRPC still holds; called from another thread."""
         self._now = ProcessorReading()
         self._first_token = Histogram(
             "vllm:time_to_first_token_seconds",
@@ -151,17 +159,18 @@ class ProcessorMetrics(ServiceMetrics):
         self._refusals = Counter({code.name: 0 for code in Code})
         self._tenants = TenantCounts()
         super().__init__()
+        self.open_calls = open_calls
 
     def update(self, now: ProcessorReading) -> None:
-        """How it is now; from time to time."""
+        """Replace the gauges. Call a few times a second."""
         self._now = now
 
     def admitted(self, seconds: float) -> None:
-        """A request sets out on the ring, ``seconds`` after it arrived."""
+        """A request went in flight, ``seconds`` after it arrived."""
         self._admission.observe(seconds)
 
     def prefilled(self, prompt_tokens: int, seconds: float) -> None:
-        """A request's prompt is computed: its first token is there, ``seconds`` after an engine began."""
+        """A request's prompt is computed: its first token came ``seconds`` after an engine began it."""
         self._prompt_tokens += prompt_tokens
         self._prefill.observe(seconds)
 

@@ -1,4 +1,4 @@
-"""The principal of a call: a tenant, and whether what proved it still holds."""
+"""The principal of a call: its tenant, and whether the token that authenticated it is still valid."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ MAX_TENANT_LENGTH = 128
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who began a stream."""
+    """The client of a stream."""
 
     tenant: str
-    still_known: Callable[[], bool] | None = None
-    """Whether the token that was shown would let the caller in now; None where none was asked for."""
+    is_valid: Callable[[], bool] | None = None
+    """Whether its token would be accepted now; None where no token is required."""
 
 
 authenticated: ContextVar[Principal | None] = ContextVar("authenticated", default=None)
-"""Of the RPC that is handled in this context, if its caller has proved who it is."""
+"""The principal of the RPC that is handled in this context; None without authentication."""
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:
-    """The value of ``header``, or ``""``: those who do not say are one tenant.
+    """The value of ``header``; ``""`` if it is absent: all such calls are one tenant.
 
-    Raises ``Refused`` for what would let one tenant pass for another: a name that is cut, or one of several.
+    Raises ``Refused`` for values by which one tenant could pass for another: several, or one that would be cut.
     """
     values = [value for key, value in metadata if key == header]
     if len(values) > 1:

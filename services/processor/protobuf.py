@@ -1,4 +1,4 @@
-"""Where the processor meets protobuf: news for clients, and frames of detokenizers."""
+"""Protobuf to and from data: responses for clients, and text frames of detokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDED_EARLY = {
 
 
 def refusal(client_id: str, in_reply_to: int, status: Status) -> inference_pb2.GenerateResponse:
-    """All that is said of a frame that does not become a request."""
+    """The response to a frame that does not become a request."""
     refused = inference_pb2.Refused(status=status_to_proto(status))
     return inference_pb2.GenerateResponse(request_id=client_id, in_reply_to=in_reply_to, refused=refused)
 
@@ -33,10 +33,10 @@ def refused_before_admission(finish_reason: FinishReason, status: Status | None)
 
 
 def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, name: str, ordinal: int) -> None:
-    """Add one request's news to ``frame``, in order.
+    """Add one request's responses to ``frame``, in order.
 
-    ``name`` is the client's for the request, ``ordinal`` which frame of its stream asked for it. What comes with every
-    token is made in its place: protobuf copies a message that is put into another.
+    ``name`` is the client's id of the request, ``ordinal`` the number of the frame that asked for it. Deltas are built
+    in place: protobuf copies a message that is put into another.
     """
     add = frame.responses.add
     if isinstance(update.opening, bytes):
@@ -99,7 +99,7 @@ class TextEntry(NamedTuple):
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
-    """Every delta, in order. Arrays are taken whole: protobuf's own are slow to walk."""
+    """Every delta, in order. Arrays are copied whole: protobuf's own are slow to iterate."""
     ids = outputs.token_ids[:]
     logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(

@@ -1,65 +1,77 @@
-"""What is told of requests to whoever runs the processor: their times, and one log line each."""
+"""The record of each request: its latency metrics, and one log line when it ends."""
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.client import ClientRequest, LiveRequest
 from services.processor.metrics import ProcessorMetrics
+from services.processor.request import Request
 from services.rpc.protobuf import status_from_proto
 
 log = structlog.get_logger(__name__)
 
 
-def count_delta(metrics: ProcessorMetrics, live: LiveRequest, choice: int, tokens: int, now: float) -> int:
-    """Tokens of a choice were delivered; returns how many were computed, with the first of them also the prompt's and
-    those that the request was resumed with.
+def count_delta(metrics: ProcessorMetrics, request: Request, choice: int, tokens: int, now: float) -> int:
+    """Count delivered tokens of a choice; returns how many tokens were computed for them.
+
+    The first delta of a request brings the computed tokens of the prompt and of the resumed ids with it.
     """
     computed = tokens
-    if not live.last_delta_at:
-        live.first_delta_at = now
-        metrics.prefilled(live.ring.prompt_tokens, now - (live.begun or now))
-        computed += live.ring.prompt_tokens + live.num_resumed
-    last = live.last_delta_at.get(choice)
+    if not request.last_delta_at:
+        request.first_delta_at = now
+        prompt_tokens = request.resolved.prompt_tokens
+        metrics.prefilled(prompt_tokens, now - (request.computing_since or now))
+        computed += prompt_tokens + request.resolved.num_resumed
+    last = request.last_delta_at.get(choice)
     if last is None:
-        metrics.first_token(now - live.call.arrived, tokens)
+        metrics.first_token(now - request.arrived_at, tokens)
     else:
         metrics.tokens(tokens, now - last)
-    live.last_delta_at[choice] = now
+    request.last_delta_at[choice] = now
     return computed
 
 
-def count_request(metrics: ProcessorMetrics, live: LiveRequest, now: float) -> None:
-    """A request has ended."""
-    ring, first = live.ring, live.first_delta_at
-    decoded = None if first is None else max(live.last_delta_at.values()) - first
-    seconds = now - live.call.arrived
-    metrics.request_ended(live.call.client.tenant, ring.prompt_tokens, ring.completion_tokens, seconds, decoded)
+def count_request(metrics: ProcessorMetrics, request: Request, usage: inference_pb2.Usage, now: float) -> None:
+    """Count an admitted request that has ended."""
+    first = request.first_delta_at
+    decode_seconds = None if first is None else max(request.last_delta_at.values()) - first
+    seconds = now - request.arrived_at
+    metrics.request_ended(request.tenant, usage.prompt_tokens, usage.completion_tokens, seconds, decode_seconds)
 
 
-def log_finished(call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
-    """The line that joins the client's name of a request to the ring's, under which the other services log it."""
+def log_finished(request: Request, usage: inference_pb2.Usage) -> None:
+    """Log the end of an admitted request."""
     if not log.is_enabled_for(logging.DEBUG):
-        return  # who drops a thousand requests at once must not hold up the others for lines that nobody reads
-    told = log.bind(
-        request_id=call.ring_id,
-        client_request_id=call.client_id,
-        tenant=call.client.tenant,
-        seconds=round(time.monotonic() - call.arrived, 4),
-    )
-    if isinstance(closing, inference_pb2.Refused):
-        status = status_from_proto(closing.status)
-        told.debug("request refused", code=status.code.name, reason=status.reason.name, field=status.field)
         return
-    ends = {choice: state.end for choice, state in call.live.ring.choices.items()} if call.live is not None else {}
-    told.debug(
+    _bound_log(request).debug(
         "request finished",
-        finish_reasons={choice: end and end.finish_reason.name for choice, end in ends.items()},
-        prompt_tokens=closing.prompt_tokens,
-        cached_tokens=closing.cached_tokens,
-        completion_tokens=closing.completion_tokens,
+        finish_reasons={
+            choice: state.end and state.end.finish_reason.name for choice, state in request.delivery.choices.items()
+        },
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def log_refused(request: Request, refused: inference_pb2.Refused) -> None:
+    """Log the end of a request that was not admitted."""
+    if not log.is_enabled_for(logging.DEBUG):
+        return  # a client that drops a thousand requests at once must not cost the others a thousand unread lines
+    status = status_from_proto(refused.status)
+    _bound_log(request).debug("request refused", code=status.code.name, reason=status.reason.name, field=status.field)
+
+
+def _bound_log(request: Request) -> Any:
+    """Joins the client's id of a request to the ring id, under which the other services log it."""
+    return log.bind(
+        request_id=request.request_id,
+        client_request_id=request.client_request_id,
+        tenant=request.tenant,
+        seconds=round(time.monotonic() - request.arrived_at, 4),
     )

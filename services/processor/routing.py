@@ -1,6 +1,7 @@
-"""Where each request is computed: it gets a route, is moved when a peer is lost or silent, waits while there is none.
+"""Routing and rerouting of requests: the first Submit, the resubmit when an engine is lost, the Redirect when a
+detokenizer is, the replay of lost frames, and the wait while there is no route (until the route timeout).
 
-Whoever owns the requests ends those that cannot go on, through ``end``.
+A request that cannot go on is returned with its error, and its owner ends it.
 """
 
 from __future__ import annotations
@@ -9,295 +10,315 @@ import enum
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 import structlog
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.client import LiveRequest
 from services.processor.peers import Peers
+from services.processor.request import Request
 from services.processor.served_models import no_route
 from services.ring.deadline_queue import DeadlineQueue
 from services.ring.errors import Code, Reason, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.poison import Blame
-from services.ring.routes import Route, RouteIndex
+from services.ring.routes import Route, RouteIndex, Routes
 
 log = structlog.get_logger(__name__)
 
+Failed = tuple[Request, Status]
+"""A request that cannot go on, and its error."""
+
 MAX_REDIRECTS = 5
-"""Replays asked for because frames did not fit, before a request fails: a peer that keeps breaking the rules."""
+"""Replays in a row, because frames did not fit, after which a request fails: some peer breaks the protocol."""
 _BLAME_INTERVAL = 0.25
-"""Seconds between looks at whether engines that died with a request have come back."""
+"""Seconds between checks whether engines that died with a request have come back."""
 
 
 class Change(enum.Enum):
-    """What was changed for a request that had been on its way."""
+    """What a failover changed for a request."""
 
     ENGINE = "engine"
-    """It is computed elsewhere, or anew."""
+    """It was submitted again, to another engine or the next life of the same one."""
     DETOKENIZER = "detokenizer"
     """It is computed where it was, and decoded elsewhere."""
     REPLAY = "replay"
-    """Nothing: its output was asked for again, because some was lost."""
+    """Neither: its output was requested again, because some was lost."""
 
 
 class Router:
-    """Of the requests of one processor."""
+    """The routes of one processor's requests.
 
-    def __init__(
-        self,
-        peers: Peers,
-        end: Callable[[LiveRequest, Status], None],
-        *,
-        patience: float,
-        max_crash_resubmits: int,
-    ) -> None:
-        """As in ``InFlightRequests``; ``end`` ends a request with an error."""
-        self._peers = peers
-        self._end = end
-        self._patience = patience
-        self._max_crash_resubmits = max_crash_resubmits
-        self._placed: RouteIndex[LiveRequest] = RouteIndex()
-        self._stranded: DeadlineQueue[LiveRequest] = DeadlineQueue()
-        """Without a route: due when it is worth to look for one though nothing has changed, or patience is over."""
-        self._revision = -1
-        """Of the routes when those that are stranded, or at suspects, were looked at last."""
-        self._look_at = math.inf
-        """When to look at those between parted pairs though nothing has changed."""
-        self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
-        """How often each was done."""
+    Generators must be consumed, and each failed request ended before the next is taken: its load then counts no more.
+    """
 
-    # News of peers
+    def __init__(self, peers: Peers, routes: Routes, *, route_timeout: float, max_crash_resubmits: int) -> None:
+        """``route_timeout``: seconds that a request may be without a route, per outage.
 
-    def routes_changed(self) -> None:
-        """Stranded requests may go on."""
-        for live in self._stranded.items():
-            self.route(live, live.reason)
-
-    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
-        """Its requests need another engine."""
-        now = time.monotonic()
-        for live in self._placed.at_engine(engine):
-            self._unplace(live)
-            live.outage.lost(now)
-            if crashed:
-                live.crashes.ended(engine, now, computing=live.computing)
-            self.route(live, f"engine {engine.name} was lost")
-
-    def detokenizer_lost(self, detokenizer: PeerId) -> None:
-        """Its requests need another detokenizer."""
-        for live in self._placed.at_detokenizer(detokenizer):
-            live.outage.lost(time.monotonic())
-            self.route(live, f"detokenizer {detokenizer.name} was lost")
-
-    def tick(self, now: float) -> None:
-        """Lose patience with routes that do not come, and leave who gives no sign of life.
-
-        Who found no route is looked at again when routes have changed: it would find none before.
+        ``max_crash_resubmits``: a request that this many engines computed when they died is submitted no more.
         """
-        changed, self._revision = self._revision != self._peers.revision, self._peers.revision
-        due = self._stranded.due(now)
-        for live in self._stranded.items() if changed else due:
-            if live.outage.waited(now) > self._patience:
-                generation = live.admission.generation
-                status = no_route(self._peers.vocabularies.preferred(), generation, self._patience).status
-                self._end(live, replace(status, message=f"{status.message}: {live.reason}"))
-            elif now >= live.retry_at:
-                self.route(live, live.reason)
-            else:
-                self._strand(live, live.reason, live.retry_at)
-        if changed or now > self._look_at:
-            self._leave(now)
+        self._peers = peers
+        self._routes = routes
+        self._route_timeout = route_timeout
+        self._max_crash_resubmits = max_crash_resubmits
+        self._routed: RouteIndex[Request] = RouteIndex()
+        self._unrouted: DeadlineQueue[Request] = DeadlineQueue()
+        """Requests without a route; due when to look for one though nothing has changed, or at the route timeout."""
+        self._revision = -1
+        """Of the routes at the last look at unrouted requests and suspects."""
+        self._parted_due = math.inf
+        """When to look at requests on parted pairs though nothing has changed."""
+        self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
 
-    # Of one request
+    # Events of peers
+
+    def routes_changed(self) -> Iterator[Failed]:
+        """Look for routes for the requests that have none."""
+        for request in self._unrouted.items():
+            if error := self.route(request, request.route_lost_reason):
+                yield request, error
+
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> Iterator[Failed]:
+        """Move the requests of an engine."""
+        now = time.monotonic()
+        for request in self._routed.at_engine(engine):
+            self._clear_route(request)
+            request.route_timeout.lost(now)
+            if crashed:
+                request.poison.engine_died(engine, now, computing=request.computing)
+            if error := self.route(request, f"engine {engine.name} was lost"):
+                yield request, error
+
+    def detokenizer_lost(self, detokenizer: PeerId) -> Iterator[Failed]:
+        """Move the requests of a detokenizer."""
+        for request in self._routed.at_detokenizer(detokenizer):
+            request.route_timeout.lost(time.monotonic())
+            if error := self.route(request, f"detokenizer {detokenizer.name} was lost"):
+                yield request, error
+
+    def tick(self, now: float) -> Iterator[Failed]:
+        """Apply the route timeout, look for routes again, and move requests away from silent peers.
+
+        A request that found no route is looked at again only when routes have changed: before, it would find none.
+        """
+        changed, self._revision = self._revision != self._routes.revision, self._routes.revision
+        due = self._unrouted.due(now)
+        for request in self._unrouted.items() if changed else due:
+            error: Status | None = None
+            if request.route_timeout.waited(now) > self._route_timeout:
+                error = self._timeout_error(request)
+            elif now >= request.retry_at:
+                error = self.route(request, request.route_lost_reason)
+            else:
+                self._wait_for_route(request, request.route_lost_reason, request.retry_at)
+            if error:
+                yield request, error
+        if changed or now > self._parted_due:
+            yield from self._leave_silent_peers(now)
+
+    # One request
 
     def numerics(self, engine: PeerId) -> str:
-        """Those of an engine that is linked; empty where it is not any more."""
-        return self._peers.numerics(engine) if self._peers.has_engine(engine) else ""
+        """The numerics of an engine; empty if it is no longer linked."""
+        return self._peers.numerics(engine)
 
-    def forget(self, live: LiveRequest) -> None:
-        """It has ended: no route is wanted for it, and the engine that has it is told."""
-        self._stranded.discard(live.ring.request_id)
-        self._forget_at(live)
-        self._unplace(live)
-        self._peers.release(live.ring.request_id, live.computed())
-        self._peers.vocabularies.leave(live.admission.generation)
+    def route(self, request: Request, reason: str) -> Status | None:
+        """Give a request a route: another detokenizer if its engine is linked, else another engine.
 
-    def refused(self, live: LiveRequest, reason: str) -> None:
-        """Its engine did not take it: it waits for another route."""
-        self._forget_at(live)  # it may still have it, under an earlier epoch
-        self._unplace(live)
-        live.outage.refused(time.monotonic())
-        self._strand(live, reason, live.retry_at)
+        ``reason``: why it lost its last route, for people. Returns an error if it cannot go on.
+        """
+        if request.route is not None and self._peers.has_engine(request.route.engine):
+            return self._route_from(request, request.route.engine, reason)
+        return self._route_anew(request, reason)
 
-    def _leave(self, now: float) -> None:
-        """Move what stands still, as far as there is another route. It may yet go on: a false alarm is harmless.
+    def replay(self, request: Request) -> Status | None:
+        """A frame did not fit: have the output sent again from what was delivered. Returns an error after too many."""
+        if request.request_id in self._unrouted:
+            return None  # its next route brings a replay
+        delivery = request.delivery
+        delivery.redirects += 1
+        log.warning("frames did not fit", request_id=request.request_id, redirects=delivery.redirects)
+        if delivery.redirects > MAX_REDIRECTS:
+            return Status(Code.INTERNAL, f"its frames did not fit {delivery.redirects} times")
+        if request.route is not None:
+            self._redirect(request, request.route, "frames did not fit")
+        return None
 
-        It is at peers that give no sign of life, or between parted pairs.
+    def refused(self, request: Request, reason: str) -> None:
+        """Its engine refused it: it waits for another route, at least until ``retry_at``."""
+        self._send_done(request)  # the engine may still have it, under an earlier epoch
+        self._clear_route(request)
+        request.route_timeout.refused(time.monotonic())
+        self._wait_for_route(request, reason, request.retry_at)
+
+    def forget(self, request: Request) -> None:
+        """It has ended: its engine may forget it, and nothing of it stays here."""
+        self._unrouted.discard(request.request_id)
+        self._send_done(request)
+        self._clear_route(request)
+        self._routes.release(request.request_id, request.cached_prefixes())
+
+    def _timeout_error(self, request: Request) -> Status:
+        status = no_route(self._routes.preferred(), request.resolved.generation, self._route_timeout).status
+        return replace(status, message=f"{status.message}: {request.route_lost_reason}")
+
+    def _leave_silent_peers(self, now: float) -> Iterator[Failed]:
+        """Move requests from suspected peers and parted pairs, as far as there are other routes.
+
+        A false alarm is harmless: what the old route still sends is of an earlier epoch.
         """
         suspects = self._peers.suspects
         for peer in suspects:
-            for live in self._placed.at_engine(peer):
-                self._resubmit(live, f"engine {peer.name} gave no sign of life")
-            for live in self._placed.at_detokenizer(peer):
-                if live.route is not None and live.route.engine not in suspects:
-                    self._leave_detokenizer(live, live.route)
-        self._look_at = math.inf
+            for request in self._routed.at_engine(peer):
+                _, error = self._resubmit(request, f"engine {peer.name} gave no sign of life")
+                if error:
+                    yield request, error
+            for request in self._routed.at_detokenizer(peer):
+                if request.route is not None and request.route.engine not in suspects:
+                    self._leave_detokenizer(request, request.route)
+        self._parted_due = math.inf
         for route, since in self._peers.parted.items():
             if route.engine in suspects:
                 continue
-            for live in self._placed.on(route):
-                if not self._leave_detokenizer(live, route) and now - since > BEAT_LIMIT:
-                    self._resubmit(live, f"engine {route.engine.name} is heard by no detokenizer")
-            if now - since <= BEAT_LIMIT and self._placed.on(route):  # they may just be joining again
-                self._look_at = min(self._look_at, since + BEAT_LIMIT)
+            for request in self._routed.on(route):
+                if not self._leave_detokenizer(request, route) and now - since > BEAT_LIMIT:
+                    _, error = self._resubmit(request, f"engine {route.engine.name} is heard by no detokenizer")
+                    if error:
+                        yield request, error
+            if now - since <= BEAT_LIMIT and self._routed.on(route):  # the two may be about to join again
+                self._parted_due = min(self._parted_due, since + BEAT_LIMIT)
 
-    def _leave_detokenizer(self, live: LiveRequest, route: Route) -> bool:
-        """Go on at another detokenizer, if there is one, computed where it was."""
-        if (other := self._choose(live, route.engine)) is None:
+    def _leave_detokenizer(self, request: Request, route: Route) -> bool:
+        """Redirect to another detokenizer of the same engine; returns whether there is one."""
+        if (other := self._choose(request, route.engine)) is None:
             return False
-        live.outage.lost(time.monotonic())
-        self._redirect(live, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
+        request.route_timeout.lost(time.monotonic())
+        self._redirect(request, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
         return True
 
-    def _resubmit(self, live: LiveRequest, reason: str) -> bool:
-        """Go on at another engine, if there is one, though the present one may be alive."""
-        if (route := self._choose(live)) is None:
-            return False
-        self._forget_at(live)  # read when it comes back; what it then says is of an earlier epoch
-        live.outage.lost(time.monotonic())
-        self._submit(live, route, reason)
-        return True
+    def _resubmit(self, request: Request, reason: str) -> tuple[bool, Status | None]:
+        """Leave an engine that may be alive; returns whether there is another one, and an error if it failed there."""
+        if (route := self._choose(request)) is None:
+            return False, None
+        self._send_done(request)
+        request.route_timeout.lost(time.monotonic())
+        return True, self._submit(request, route, reason)
 
-    def route(self, live: LiveRequest, reason: str) -> None:
-        """Give the request a route: another detokenizer if its engine is there, else another engine."""
-        if live.route is not None and self._peers.has_engine(live.route.engine):
-            self._route_from(live, live.route.engine, reason)
-        else:
-            self._route_anew(live, reason)
-
-    def _route_from(self, live: LiveRequest, engine: PeerId, reason: str) -> None:
-        if (route := self._choose(live, engine)) is not None:
-            self._redirect(live, route, reason)
-            return
+    def _route_from(self, request: Request, engine: PeerId, reason: str) -> Status | None:
+        if (route := self._choose(request, engine)) is not None:
+            self._redirect(request, route, reason)
+            return None
         now = time.monotonic()
-        stays_until = now + BEAT_LIMIT - live.outage.waited(now)  # its engine may just be joining another
-        if now <= stays_until:
-            self._strand(live, reason, stays_until)
-        elif not self._resubmit(live, f"engine {engine.name} has no detokenizer"):
-            self._strand(live, reason)
+        stay_until = now + BEAT_LIMIT - request.route_timeout.waited(now)  # another detokenizer may be about to join
+        if now <= stay_until:
+            self._wait_for_route(request, reason, stay_until)
+            return None
+        moved, error = self._resubmit(request, f"engine {engine.name} has no detokenizer")
+        if not moved:
+            self._wait_for_route(request, reason)
+        return error
 
-    def _route_anew(self, live: LiveRequest, reason: str) -> None:
-        self._unplace(live)
-        blame = live.crashes.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
+    def _route_anew(self, request: Request, reason: str) -> Status | None:
+        self._clear_route(request)
+        blame = request.poison.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
         if blame is Blame.POISON:
-            message = f"{live.crashes.count} engines died while they had this request"
-            self._end(live, Status(Code.INTERNAL, message, given_reason=Reason.POISON))
-        elif blame is Blame.UNSURE:
-            self._strand(live, reason, time.monotonic() + _BLAME_INTERVAL)
-        elif (route := self._choose(live)) is not None:
-            self._submit(live, route, reason)
+            message = f"{request.poison.count} engines died while they had this request"
+            return Status(Code.INTERNAL, message, given_reason=Reason.POISON)
+        if blame is Blame.UNSURE:
+            self._wait_for_route(request, reason, time.monotonic() + _BLAME_INTERVAL)
+        elif (route := self._choose(request)) is not None:
+            return self._submit(request, route, reason)
         else:
-            self._strand(live, reason)
+            self._wait_for_route(request, reason)
+        return None
 
-    def _choose(self, live: LiveRequest, engine: PeerId | None = None) -> Route | None:
-        request_id, choices = live.ring.request_id, len(live.ring.unfinished())
-        admission = live.admission
-        return self._peers.choose(request_id, admission.generation, admission.prefixes, choices=choices, engine=engine)
+    def _choose(self, request: Request, engine: PeerId | None = None) -> Route | None:
+        resolved = request.resolved
+        return self._routes.choose(
+            request.request_id,
+            resolved.generation,
+            resolved.prefixes,
+            choices=len(request.delivery.unfinished()),
+            engine=engine,
+        )
 
-    def _strand(self, live: LiveRequest, reason: str, due: float = math.inf) -> None:
-        """It waits for a route; ``due``: when to look for one though nothing has changed."""
-        live.reason = reason
+    def _wait_for_route(self, request: Request, reason: str, due: float = math.inf) -> None:
+        """``due``: when to look for a route though nothing has changed."""
+        request.route_lost_reason = reason
         now = time.monotonic()
-        patient_until = now + self._patience - live.outage.waited(now)
-        self._stranded.put(live.ring.request_id, live, min(due, patient_until))
+        timeout_at = now + self._route_timeout - request.route_timeout.waited(now)
+        self._unrouted.put(request.request_id, request, min(due, timeout_at))
 
-    def _settle(self, live: LiveRequest, route: Route) -> None:
-        live.route = route
-        self._placed.put(live.ring.request_id, live, route)
-        live.outage.routed(time.monotonic())
-        self._stranded.discard(live.ring.request_id)
+    def _set_route(self, request: Request, route: Route) -> None:
+        request.route = route
+        self._routed.put(request.request_id, request, route)
+        request.route_timeout.routed(time.monotonic())
+        self._unrouted.discard(request.request_id)
 
-    def _unplace(self, live: LiveRequest) -> None:
-        live.route = None
-        self._placed.discard(live.ring.request_id)
+    def _clear_route(self, request: Request) -> None:
+        request.route = None
+        self._routed.discard(request.request_id)
 
-    def _submit(self, live: LiveRequest, route: Route, reason: str) -> None:
-        submit = submit_of(live, route.detokenizer.name)
+    def _submit(self, request: Request, route: Route, reason: str) -> Status | None:
+        submit = submit_of(request, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
-            # It would end the link, and with it every other request that is on its way.
+            # Sent all the same, it would end the link, and with it every other request there.
             problem = f"with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
-            self._end(live, invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status)
-            return
+            return invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status
         moved = submit.epoch > 1
-        self._note(live, route, Change.ENGINE if moved else None, reason)
-        live.reason = reason if moved else ""
-        live.computing = live.started = False
-        self._settle(live, route)
-        self._peers.send(route.engine, (engine_pb2.Command(submit=submit),))
+        self._record(request, route, Change.ENGINE if moved else None, reason)
+        request.route_lost_reason = reason if moved else ""
+        request.computing = request.started_sent = False
+        self._set_route(request, route)
+        self._peers.send(route.engine, engine_pb2.Command(submit=submit))
+        return None
 
-    def _redirect(self, live: LiveRequest, route: Route, reason: str) -> None:
-        redirect = redirect_of(live, route.detokenizer.name)
-        self._note(live, route, Change.REPLAY if route == live.route else Change.DETOKENIZER, reason)
-        self._settle(live, route)
-        self._peers.send(route.engine, (redirect,))
+    def _redirect(self, request: Request, route: Route, reason: str) -> None:
+        redirect = redirect_of(request, route.detokenizer.name)
+        self._record(request, route, Change.REPLAY if route == request.route else Change.DETOKENIZER, reason)
+        self._set_route(request, route)
+        self._peers.send(route.engine, engine_pb2.Command(redirect=redirect))
 
-    def _note(self, live: LiveRequest, route: Route, change: Change | None, reason: str) -> None:
-        """It goes this way now; without a change, for the first time."""
+    def _record(self, request: Request, route: Route, change: Change | None, reason: str) -> None:
+        """Count and trace a routing; ``change`` is None for a request's first."""
         if change is not None:
             self.failovers[change] += 1
-        if live.call.trace is not None:
+        if request.trace is not None:
             changed = change.value if change is not None else ""
-            live.call.trace.routed(route, live.ring.epoch, changed, reason)
+            request.trace.routed(route, request.delivery.epoch, changed, reason)
 
-    def replay(self, live: LiveRequest) -> None:
-        """A frame did not fit: ask for the log again, from what is there."""
-        if live.ring.request_id in self._stranded:
-            return  # the route that it waits for brings a replay
-        live.ring.redirects += 1
-        log.warning("frames did not fit", request_id=live.ring.request_id, redirects=live.ring.redirects)
-        if live.ring.redirects > MAX_REDIRECTS:
-            message = f"its frames did not fit {live.ring.redirects} times"
-            self._end(live, Status(Code.INTERNAL, message))
-        elif live.route is not None:
-            self._redirect(live, live.route, "frames did not fit")
-
-    def _forget_at(self, live: LiveRequest) -> None:
-        """Tell the engine that has a request to forget it."""
-        if live.route is not None:
-            self._peers.send(live.route.engine, (done_of(live),))
+    def _send_done(self, request: Request) -> None:
+        if request.route is not None:
+            done = engine_pb2.Done(request_id=request.request_id, epoch=request.delivery.epoch)
+            self._peers.send(request.route.engine, engine_pb2.Command(done=done))
 
 
-def submit_of(live: LiveRequest, deliver_to: str) -> engine_pb2.Submit:
-    """Begin it, or go on with it from what was delivered, under a new epoch."""
-    submit = live.admission.submit
-    submit.request_id = live.ring.request_id
-    submit.epoch = live.ring.next_epoch()
+def submit_of(request: Request, deliver_to: str) -> engine_pb2.Submit:
+    """The Submit that begins a request, or resumes it from what was delivered, under a new epoch."""
+    submit = request.resolved.submit
+    submit.request_id = request.request_id
+    submit.epoch = request.delivery.next_epoch()
     submit.deliver_to = deliver_to
-    submit.output_context = live.admission.output_context
-    if live.call.deadline is not None:
-        submit.timeout_ms = max(1, round((live.call.deadline - time.monotonic()) * 1000))
-    unfinished = live.ring.unfinished()
-    if any(unfinished.values()) or len(unfinished) < live.admission.num_choices:
+    submit.output_context = request.resolved.output_context
+    if request.deadline is not None:
+        submit.timeout_ms = max(1, round((request.deadline - time.monotonic()) * 1000))
+    unfinished = request.delivery.unfinished()
+    if any(unfinished.values()) or len(unfinished) < request.resolved.num_choices:
         submit.resume.extend(
             sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
         )
     return submit
 
 
-def redirect_of(live: LiveRequest, deliver_to: str) -> engine_pb2.Command:
-    """Have its log sent again, under a new epoch."""
-    delivered = [engine_pb2.Delivered(choice=choice, count=count) for choice, count in live.ring.delivered().items()]
-    redirect = engine_pb2.Redirect(
-        request_id=live.ring.request_id, epoch=live.ring.next_epoch(), deliver_to=deliver_to, delivered=delivered
+def redirect_of(request: Request, deliver_to: str) -> engine_pb2.Redirect:
+    """The Redirect that has the engine's log sent again from what was delivered, under a new epoch."""
+    delivered = request.delivery.delivered()
+    return engine_pb2.Redirect(
+        request_id=request.request_id,
+        epoch=request.delivery.next_epoch(),
+        deliver_to=deliver_to,
+        delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in delivered.items()],
     )
-    return engine_pb2.Command(redirect=redirect)
-
-
-def done_of(live: LiveRequest) -> engine_pb2.Command:
-    """Have it forgotten."""
-    return engine_pb2.Command(done=engine_pb2.Done(request_id=live.ring.request_id, epoch=live.ring.epoch))

@@ -1,7 +1,7 @@
-"""The models that this processor serves, as engines tell them: one, or a few while a new one is rolled out.
+"""The models that this processor serves, as engines describe them: one, or a few while a new one is rolled out.
 
-Everything that a request is checked against and tokenized with belongs to a generation (``services.ring.generations``),
-and a request keeps to the one that admitted it.
+Limits, tokenizer and chat template belong to a generation (``services.ring.generations``), and a request stays with the
+generation that admitted it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ringline.engine.v1 import engine_pb2
 
 from services.peers.redial import LinkRefused
 from services.peers.tokenizer_fetch import TokenizerFetches
-from services.processor.admission.validation import UNKNOWN_MODEL, ModelLimits
 from services.ring.errors import Code, Reason, Refused
 from services.ring.generations import Generation, Generations
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
@@ -26,11 +25,52 @@ from services.text.tokenizer import Tokenizer
 log = structlog.get_logger(__name__)
 
 MODEL_TIMEOUT = 10.0
+"""Seconds for an engine to describe its model."""
+
+MAX_CHOICES = 128
+BYTES_PER_TOKEN = 8
+"""Most bytes of text per token, on average over a whole context; text of any language takes 3 to 5."""
+BYTES_PER_ID = 3
+"""Most bytes of a packed id, with the largest vocabularies."""
+LEAST_TEXT_BYTES = 64 << 10
+LEAST_MESSAGE_BYTES = 256 << 10
+LEAST_FIELDS, MOST_FIELDS = 8192, 32768
+UNKNOWN_MODEL = MessageLimits(LEAST_MESSAGE_BYTES, LEAST_FIELDS)
+"""For messages that come before any model is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """What turns texts into ids, and ids into texts."""
+class ModelLimits:
+    """What a model's requests may hold."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+    @property
+    def max_text_bytes(self) -> int:
+        """For a text to tokenize or to return: by far more than fills any context."""
+        return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
+
+    @property
+    def lookup(self) -> MessageLimits:
+        """For a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
+        return MessageLimits(
+            max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
+            max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
+        )
+
+    @property
+    def request(self) -> MessageLimits:
+        """For a message with a request: lists as long as the vocabulary, and the resumed ids of every choice."""
+        resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
+        return MessageLimits(self.lookup.max_bytes + resumed, self.lookup.max_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class TextCodec:
+    """A tokenizer and the chat templates that came with it."""
 
     tokenizer: Tokenizer
     chat: ChatTemplates
@@ -38,7 +78,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Everything a request is checked against and turned into ids with."""
+    """A model as an engine described it, with what requests for it are checked against and tokenized with."""
 
     model: engine_pb2.GetModelResponse
     tokenizer: Tokenizer
@@ -47,7 +87,7 @@ class ServedModel:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What a request may require: of what the engine can do, only what this processor knows how to ask it for."""
+        """What a request may require: the engine's capabilities that this processor knows, and its own."""
         chat = (CHAT_CAPABILITY,) if self.chat.names else ()
         return frozenset(
             (*(name for name in self.model.capabilities if name in ENGINE_CAPABILITIES), *PROCESSOR_CAPABILITIES, *chat)
@@ -55,37 +95,40 @@ class ServedModel:
 
     @property
     def generation(self) -> Generation:
-        """Which requests and engines it is for."""
+        """The requests and engines that belong to it."""
         return generation_of(self.model)
 
 
 class ServedModels:
-    """Learns them from engines; generations with the same tokenizer share it."""
+    """The models that engines serve or requests still need; generations with the same tokenizer share it."""
 
-    def __init__(self, most: int) -> None:
-        """``most`` generations are held at a time."""
-        self._most = most
-        self._held: Generations[Generation, ServedModel] = Generations(most)
-        self._fetches = TokenizerFetches(_texts_of)
-        self.preferred: Callable[[], Sequence[Generation]] = list
-        """The generations that new requests may belong to, the best first; set by the one who knows the routes."""
+    def __init__(self, max_generations: int, preferred: Callable[[], Sequence[Generation]]) -> None:
+        """``preferred``: the generations that take new requests at present, the best first."""
+        self._max_generations = max_generations
+        self._preferred = preferred
+        self._held: Generations[Generation, ServedModel] = Generations(max_generations)
+        self._fetches = TokenizerFetches(_codec_of)
 
     def __len__(self) -> int:
-        """How many are held."""
+        """The number of generations held."""
         return len(self._held)
+
+    def preferred(self) -> Sequence[Generation]:
+        """The generations that take new requests at present, the best first."""
+        return self._preferred()
 
     @property
     def request_limits(self) -> MessageLimits:
-        """How large a message with a request may be: as large as any of the models allows."""
+        """Limits of a message with a request: the widest of all models."""
         return _widest(held.limits.request for held in self._held.values())
 
     @property
     def lookup_limits(self) -> MessageLimits:
-        """How large a message to ``Tokenize`` or ``Detokenize`` may be."""
+        """Limits of a message to ``Tokenize`` or ``Detokenize``: the widest of all models."""
         return _widest(held.limits.lookup for held in self._held.values())
 
     async def learn(self, stub: Any) -> engine_pb2.GetModelResponse:
-        """Ask an engine what it serves.
+        """Ask an engine for its model, and fetch the tokenizer if it is new.
 
         Raises ``LinkRefused`` for an engine that cannot be served, ``grpc.aio.AioRpcError`` for one that does not
         answer.
@@ -93,102 +136,104 @@ class ServedModels:
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         if generation_of(model) not in self._held:
             digest = model.tokenizer_digest
-            await self._fetches.get(digest, stub, lambda: self._texts(model), lambda texts: self.add(model, texts))
-            if (texts := self._texts(model)) is not None:
-                self.add(model, texts)
+            await self._fetches.get(digest, stub, lambda: self._codec(model), lambda codec: self.add(model, codec))
+            if (codec := self._codec(model)) is not None:
+                self.add(model, codec)
         return model
 
-    def add(self, model: engine_pb2.GetModelResponse, texts: Texts) -> None:
-        """Hold what an engine serves; raises ``LinkRefused`` while there is no room for one model more."""
+    def add(self, model: engine_pb2.GetModelResponse, codec: TextCodec) -> None:
+        """Hold an engine's model; raises ``LinkRefused`` while there is no room for one more."""
         generation = generation_of(model)
         if generation in self._held:
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
-        vocabulary = ServedModel(model, texts.tokenizer, texts.chat, limits)
-        if not self._held.learn(generation, PeerId(model.name, model.incarnation), vocabulary):
+        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits)
+        if not self._held.learn(generation, PeerId(model.name, model.incarnation), served_model):
+            most = self._max_generations
             raise LinkRefused(
-                f"it serves another model than the {self._most} that engines and requests need here: --max-generations"
+                f"it serves another model than the {most} that engines and requests need here: --max-generations"
             )
         log.info(
             "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
         )
 
     def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """An engine was linked; raises ``LinkRefused`` where what it serves was forgotten since it was asked."""
+        """An engine was linked; raises ``LinkRefused`` if its model was dropped since it was learned."""
         if not self._held.engine_up(engine, generation_of(model)):
-            raise LinkRefused(f"what it serves was forgotten: {self._most} other models were asked for meanwhile")
+            most = self._max_generations
+            raise LinkRefused(f"what it serves was forgotten: {most} other models were asked for meanwhile")
 
     def engine_down(self, engine: PeerId) -> None:
         """The link to an engine ended."""
         self._held.engine_down(engine)
 
     def served(self) -> list[ServedModel]:
-        """What engines serve now, or served when there were any; the newest first."""
-        served, held = set(self.preferred()), self._held.values()
-        return [each for each in held if each.generation in served] or held
+        """The models of engines that take work, the newest first; every model held if there are none."""
+        preferred, held = set(self._preferred()), self._held.values()
+        return [each for each in held if each.generation in preferred] or held
 
     @property
     def newest(self) -> ServedModel | None:
-        """The first of these; None before the first engine."""
+        """The first of ``served``; None before the first engine."""
         return next(iter(self.served()), None)
 
     def for_new(self, name: str = "") -> ServedModel | None:
-        """What a new request should belong to; None while no engine takes work."""
-        return named(name, [held for generation in self.preferred() if (held := self._held.get(generation))])
+        """The model for a new request that asks for ``name``; None while no engine takes work."""
+        return find_model(name, [held for generation in self._preferred() if (held := self._held.get(generation))])
 
-    def of(self, digest: str) -> ServedModel | None:
-        """The one that a request began on."""
+    def by_digest(self, digest: str) -> ServedModel | None:
+        """The model that a request began on."""
         return next((held for held in self._held.values() if held.model.model_digest == digest), None)
 
     def holds(self, generation: Generation) -> bool:
-        """Whether requests may belong to it."""
+        """Whether a generation is held."""
         return generation in self._held
 
     def enter(self, generation: Generation) -> None:
-        """A request belongs to it: it is held until ``leave``."""
+        """A request was admitted to a generation, which is held until ``leave``."""
         self._held.enter(generation)
 
     def leave(self, generation: Generation) -> None:
         """The request has ended."""
         self._held.leave(generation)
 
-    def _texts(self, model: engine_pb2.GetModelResponse) -> Texts | None:
-        """Those of another generation that has the same tokenizer."""
+    def _codec(self, model: engine_pb2.GetModelResponse) -> TextCodec | None:
+        """The codec of another generation with the same tokenizer; None if there is none."""
         for held in self._held.values():
             if held.model.tokenizer_digest == model.tokenizer_digest:
-                return Texts(held.tokenizer, held.chat)
+                return TextCodec(held.tokenizer, held.chat)
         return None
 
 
 def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
-    """The generation of an engine that says this of itself."""
+    """The generation of an engine that serves ``model``."""
     return Generation(model.model, model.model_digest)
 
 
 def no_model() -> Refused:
-    """Why nothing can be said of a request while no model is known."""
+    """Refuses a request while no model is known."""
     return Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
 
 
-def no_route(served: Sequence[Generation], wanted: Generation | None, patience: float) -> Refused:
-    """Why a request of a generation (None: of any) found no engine, while those ``served`` take work."""
+def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float) -> Refused:
+    """Refuses a request of a generation (None: of any) that found no engine, while those ``served`` take work."""
     if served and wanted not in served:
-        message = f"no engine serves the model that this request began on, within {patience:g} s: begin it anew"
+        message = f"no engine serves the model that this request began on, within {route_timeout:g} s: begin it anew"
         return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)
-    message = f"no engine and detokenizer for this request within {patience:g} s"
+    message = f"no engine and detokenizer for this request within {route_timeout:g} s"
     return Refused(Code.UNAVAILABLE, message, 1000, reason=Reason.NO_ROUTE)
 
 
-def _texts_of(files: dict[str, bytes]) -> Texts:
-    return Texts(Tokenizer.from_files(files), ChatTemplates.from_files(files))
+def _codec_of(files: dict[str, bytes]) -> TextCodec:
+    return TextCodec(Tokenizer.from_files(files), ChatTemplates.from_files(files))
 
 
-def named(name: str, found: Sequence[ServedModel]) -> ServedModel | None:
-    """The first of that name, else the first: what is wrong with the name is said of that."""
-    return next((each for each in found if each.limits.name == name), found[0] if found else None)
+def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
+    """The first model of that name, else the first of all: the error about the name will quote its name."""
+    return next((each for each in models if each.limits.name == name), models[0] if models else None)
 
 
 def _widest(limits: Iterable[MessageLimits]) -> MessageLimits:
-    """What any of ``limits`` allows; without any, what is allowed before a model is known."""
+    """The maximum of each limit; the limits of an unknown model if there are none."""
     known = list(limits) or [UNKNOWN_MODEL]
     return MessageLimits(max(each.max_bytes for each in known), max(each.max_fields for each in known))

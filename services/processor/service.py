@@ -1,4 +1,4 @@
-"""The RPCs of ``InferenceService``: streams are read into the intake, and what their clients are owed is written."""
+"""The RPCs of ``InferenceService``: frames are read into ``Intake``, and responses are written as clients take them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.intake import Intake, usable_id
 from services.processor.admission.resolve import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
-from services.processor.client import MAX_REFUSALS, ClientStream
+from services.processor.client_stream import MAX_REFUSALS, ClientStream
+from services.processor.intake import Intake, usable_id
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.protobuf import refusal
-from services.processor.served_models import ServedModel, ServedModels, named, no_model
+from services.processor.served_models import ServedModel, ServedModels, find_model, no_model
 from services.ring.errors import Code, Reason, Refused, Status
 from services.rpc.calls import end_soon
 from services.rpc.handlers import Incoming
@@ -37,115 +37,115 @@ _Frame = TypeVar("_Frame", inference_pb2.GenerateRequest, inference_pb2.SessionR
 
 
 @dataclass(frozen=True, slots=True)
-class SessionBounds:
-    """What one client's stream may do."""
+class SessionLimits:
+    """Limits of one client's stream; times in seconds."""
 
     max_live_requests: int
     max_message_bytes: int
     stall_timeout: float
     drain_grace: float
     max_age: float
-    """Seconds after which a session's client is asked for another one."""
+    """After this, a session's client is asked to open another one."""
 
 
 class InferenceService:
-    """The front door. Its methods take messages as bytes (``rpc_handlers``), and measure them first."""
+    """Its methods take messages as bytes (``rpc_handlers``), and measure them before parsing."""
 
     def __init__(
         self,
-        vocabularies: ServedModels,
+        models: ServedModels,
         intake: Intake,
-        desk: TokenizationQueue,
+        queue: TokenizationQueue,
         metrics: ProcessorMetrics,
-        bounds: SessionBounds,
+        limits: SessionLimits,
         tenant_header: str,
         policies: TenantPolicies,
     ) -> None:
-        self._vocabularies = vocabularies
+        self._models = models
         self._intake = intake
-        self._desk = desk
+        self._queue = queue
         self._metrics = metrics
-        self._bounds = bounds
+        self._limits = limits
         self._tenant_header = tenant_header
         self._policies = policies
 
     # Generate and Session
 
     async def Generate(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
+        stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
         try:
-            refused = await self._begin(client, data, context)
-            del data  # what is kept of it is with the desk
+            refused = await self._begin(stream, data, context)
+            del data  # the queue keeps its own copy
             if refused is None:
-                error = await self._write_generate(client, context)
+                error = await self._write_generate(stream, context)
             else:
-                await self._send(client, context, refused)
+                await self._send(stream, context, refused)
                 error = status_from_proto(refused.refused.status)
         except TimeoutError:
-            error = self._stalled(client)
+            error = self._stalled(stream)
         finally:
-            self._intake.close(client)
+            self._intake.close(stream)
         if error is not None:
             await abort(context, error)
 
     async def _begin(
-        self, client: ClientStream, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+        self, stream: ClientStream, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.GenerateResponse | None:
-        """Begin the one request of a stream; returns what is answered to one that is refused."""
-        name, arrived = "", time.monotonic()
+        """Begin the one request of a Generate call; returns the response if it is refused."""
+        name, arrived_at = "", time.monotonic()
         try:
             try:
-                request = await self._parse(inference_pb2.GenerateRequest, data, client.tenant)
+                request = await self._parse(inference_pb2.GenerateRequest, data, stream.tenant)
             except Refused as refused:
-                self._metrics.request_refused(refused.status.code.name, client.tenant)
+                self._metrics.request_refused(refused.status.code.name, stream.tenant)
                 raise
             name = usable_id(request)
-            self._intake.begin(client, request, 1, arrived, context.time_remaining())
+            self._intake.begin(stream, request, 1, arrived_at, context.time_remaining())
         except Refused as refused:
             return refusal(name, 1, refused.status)
         return None
 
     async def _parse(self, kind: type[_Frame], data: bytes, tenant: str) -> _Frame:
-        """A message with a request. What takes long is done in a worker thread, before others are tokenized.
+        """Parse a message with a request; a large one in a worker thread, before others are tokenized.
 
-        One that is large, while no model is known, may be welcome once one is.
+        Raises ``Refused``, retryable while no model is known: the limits may be wider once one is.
         """
-        limits = self._vocabularies.request_limits
+        limits = self._models.request_limits
         work = partial(parse, kind, data, limits)
         try:
             if len(data) > limits.max_bytes or is_quick(kind, data):
                 return work()
-            return await self._desk.look_up(work, tenant, len(data), first=True)
+            return await self._queue.run_in_thread(work, tenant, len(data), urgent=True)
         except Refused:
-            if self._vocabularies.newest is None:
+            if self._models.newest is None:
                 raise no_model() from None
             raise
 
     async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        client = self._intake.open(await self._caller(context), context.invocation_metadata() or ())
-        loop, age, grace = asyncio.get_running_loop(), self._bounds.max_age, self._bounds.drain_grace
-        timers = loop.call_later(age, client.drain), loop.call_later(age + grace, client.end_when_idle)
+        stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
+        loop, age, grace = asyncio.get_running_loop(), self._limits.max_age, self._limits.drain_grace
+        timers = loop.call_later(age, stream.drain), loop.call_later(age + grace, stream.end_when_idle)
         try:
-            end = await self._serve_session(client, incoming, context)
+            end = await self._serve_session(stream, incoming, context)
         finally:
             for timer in timers:
                 timer.cancel()
-            self._intake.close(client)
+            self._intake.close(stream)
         if isinstance(end, Status):
-            # Last: a client that takes nothing does not take its status either, and this waits until it does.
+            # Last: a client that reads nothing does not take its status either, and this waits until it does.
             await abort(context, end)
         if end is not None:
             try:
                 raise end
             finally:
-                del end  # it refers to this frame: together they would stay until Python looks for cycles
+                del end  # it refers to this frame: together they would stay until the garbage collector runs
 
     async def _serve_session(
-        self, client: ClientStream, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]
+        self, stream: ClientStream, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Status | BaseException | None:
-        """Read and write until the end; returns what ended it too early."""
-        reader = asyncio.create_task(self._read_session(client, incoming))
-        writer = asyncio.create_task(self._write_session(client, context, reader))
+        """Read and write until the end; returns the failure that ended it early, if any."""
+        reader = asyncio.create_task(self._read_session(stream, incoming))
+        writer = asyncio.create_task(self._write_session(stream, context, reader))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and (failure := reader.exception()) is not None:
@@ -157,91 +157,91 @@ class InferenceService:
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _read_session(self, client: ClientStream, incoming: Incoming) -> None:
+    async def _read_session(self, stream: ClientStream, incoming: Incoming) -> None:
         ordinal = 0
         while (data := await incoming.read()) is not None:
-            ordinal, arrived = ordinal + 1, time.monotonic()
+            ordinal, arrived_at = ordinal + 1, time.monotonic()
             try:
-                frame = await self._parse(inference_pb2.SessionRequest, data, client.tenant)
+                frame = await self._parse(inference_pb2.SessionRequest, data, stream.tenant)
             except Refused as refused:
-                self._intake.refuse_frame(client, ordinal, refused.status)
+                self._intake.refuse_frame(stream, ordinal, refused.status)
             else:
-                self._intake.session_frame(client, frame, ordinal, arrived)
-                del frame  # what is kept of it is with the desk
-            del data  # it may be long until the next one comes
-            while client.num_refusals > MAX_REFUSALS:
-                client.room_for_refusals.clear()
-                await client.room_for_refusals.wait()
+                self._intake.session_frame(stream, frame, ordinal, arrived_at)
+                del frame  # the queue keeps its own copy
+            del data  # the next frame may take long to come
+            while stream.num_refusals > MAX_REFUSALS:
+                stream.room_for_refusals.clear()
+                await stream.room_for_refusals.wait()
 
-    async def _write_generate(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
+    async def _write_generate(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
         """Write until the request has ended; returns the status of a request that failed."""
         error: Status | None = None
         while True:
-            await client.wake.wait()
-            client.wake.clear()
-            while responses := _packed(client.take()):
+            await stream.wake.wait()
+            stream.wake.clear()
+            while responses := _packed(stream.take()):
                 for response, failure in responses:
-                    await self._send(client, context, response)
+                    await self._send(stream, context, response)
                     error = failure or error
-                client.written()
-            if client.num_live == 0:
+                stream.written()
+            if stream.num_live == 0:
                 return error
 
     async def _write_session(
-        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
+        self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
         """Write until the client has closed its side, or was asked to, and every request has ended; or it stalls."""
         try:
-            await self._write_news(client, context, reader)
-        except TimeoutError:  # not raised further: it and its task would refer to each other
-            return self._stalled(client)
+            await self._write_news(stream, context, reader)
+        except TimeoutError:  # not raised further: the error and its task would refer to each other
+            return self._stalled(stream)
         return None
 
     async def _write_news(
-        self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
+        self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> None:
         limits = inference_pb2.SessionLimits(
-            max_live_requests=self._bounds.max_live_requests,
-            max_message_bytes=self._bounds.max_message_bytes,  # whatever models come: a session outlives them
-            stall_timeout_ms=round(self._bounds.stall_timeout * 1000),
+            max_live_requests=self._limits.max_live_requests,
+            max_message_bytes=self._limits.max_message_bytes,  # not the model's: a session outlives models
+            stall_timeout_ms=round(self._limits.stall_timeout * 1000),
         )
-        await self._send(client, context, inference_pb2.SessionResponse(limits=limits))
-        reader.add_done_callback(lambda _: client.wake.set())
-        draining_told = False
-        while not ((reader.done() or client.over) and client.num_live == 0 and client.num_refusals == 0):
-            await client.wake.wait()
-            client.wake.clear()
-            if (self._intake.draining or client.draining) and not draining_told:
-                draining_told = True
+        await self._send(stream, context, inference_pb2.SessionResponse(limits=limits))
+        reader.add_done_callback(lambda _: stream.wake.set())
+        draining_sent = False
+        while not ((reader.done() or stream.ending) and stream.num_live == 0 and stream.num_refusals == 0):
+            await stream.wake.wait()
+            stream.wake.clear()
+            if (self._intake.draining or stream.draining) and not draining_sent:
+                draining_sent = True
                 draining = inference_pb2.SessionResponse()
-                draining.draining.grace_ms = round(self._bounds.drain_grace * 1000)
-                await self._send(client, context, draining)
-            while (frame := client.take()) is not None:
+                draining.draining.grace_ms = round(self._limits.drain_grace * 1000)
+                await self._send(stream, context, draining)
+            while (frame := stream.take()) is not None:
                 packed, frame = frame.SerializeToString(), None
-                await self._send(client, context, packed)
-                client.written()
+                await self._send(stream, context, packed)
+                stream.written()
 
-    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
-        """Who asks; ends the call where that is not clear."""
-        if (caller := authenticated.get()) is not None:
-            return caller
+    async def _principal(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
+        """Whose call it is; ends the call if its metadata is ambiguous."""
+        if (principal := authenticated.get()) is not None:
+            return principal
         try:
             return Principal(tenant_of(context.invocation_metadata() or (), self._tenant_header))
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, tenant="")
             await abort(context, refused.status)
 
-    async def _send(self, client: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-        async with client.writing(self._bounds.stall_timeout):
+    async def _send(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+        async with stream.writing(self._limits.stall_timeout):
             await context.write(response)
 
-    def _stalled(self, client: ClientStream) -> Status:
-        reason = client.stall(self._bounds.stall_timeout)
+    def _stalled(self, stream: ClientStream) -> Status:
+        reason = stream.stall(self._limits.stall_timeout)
         log.info("client stalled", reason=reason)
         end_soon()
         return Status(Code.RESOURCE_EXHAUSTED, f"the client does not read: {reason}", given_reason=Reason.STALLED)
 
-    # The rest
+    # Look-ups
 
     async def Tokenize(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -256,9 +256,9 @@ class InferenceService:
     async def ListModels(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        vocabulary, caller = self._vocabularies.newest, await self._caller(context)
-        permitted = vocabulary is not None and self._policies.permits(caller.tenant, vocabulary.limits.name)
-        return list_models(vocabulary if permitted else None)
+        model, principal = self._models.newest, await self._principal(context)
+        permitted = model is not None and self._policies.permits(principal.tenant, model.limits.name)
+        return list_models(model if permitted else None)
 
     async def _look_up(
         self,
@@ -267,30 +267,30 @@ class InferenceService:
         data: bytes,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> _Response:
-        """Off the event loop; a refusal becomes the RPC's status."""
-        tenant = (await self._caller(context)).tenant
-        served, limits = self._vocabularies.served(), self._vocabularies.lookup_limits
+        """Run ``look_up`` off the event loop; a refusal becomes the RPC's status."""
+        tenant = (await self._principal(context)).tenant
+        served, limits = self._models.served(), self._models.lookup_limits
 
-        def known() -> _Response:
+        def work() -> _Response:
             request = parse(kind, data, limits)
-            if (vocabulary := named(request.model, served)) is None:
+            if (model := find_model(request.model, served)) is None:
                 raise no_model()
-            self._policies.check_model(tenant, vocabulary.limits.name)
-            return look_up(request, vocabulary)
+            self._policies.check_model(tenant, model.limits.name)
+            return look_up(request, model)
 
         try:
-            return await self._desk.look_up(known, tenant, len(data))
+            return await self._queue.run_in_thread(work, tenant, len(data))
         except Refused as refused:
             await abort(context, refused.status)
 
 
 def _packed(frame: inference_pb2.SessionResponse | None) -> list[tuple[bytes, Status | None]]:
-    """The responses in a frame, each with the status that it ends its request with, if it does."""
+    """The responses in a frame, each with the error that it ends its request with, if any."""
     return [] if frame is None else [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
 
 
 def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
-    """The status that a response ends its request or choice with, if it does."""
+    """The error that a response ends its request or choice with, if any."""
     if response.HasField("refused"):
         return status_from_proto(response.refused.status)
     if response.HasField("choice_finished") and response.choice_finished.HasField("error"):
@@ -298,49 +298,49 @@ def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
     return None
 
 
-def tokenize(request: inference_pb2.TokenizeRequest, vocabulary: ServedModel) -> inference_pb2.TokenizeResponse:
-    """The ids of a text or chat, as a generation would see them. Raises ``Refused``."""
-    check_model(request.model, vocabulary.limits)
+def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> inference_pb2.TokenizeResponse:
+    """The ids of a text or chat, as a request would have them. Raises ``Refused``."""
+    check_model(request.model, model.limits)
     rendered = ""
     match request.WhichOneof("input"):
         case "text":
             text, special = request.text, True
-            check_text_size("text", text, vocabulary.limits)
+            check_text_size("text", text, model.limits)
         case "chat":
-            text = rendered = render_chat(request.chat, vocabulary)
+            text = rendered = render_chat(request.chat, model)
             special = False
         case _:
             raise refuse("input", "none is set: expected text or chat")
     if request.HasField("add_special_tokens"):
         special = request.add_special_tokens
     return inference_pb2.TokenizeResponse(
-        token_ids=vocabulary.tokenizer.encode(text, add_special_tokens=special),
+        token_ids=model.tokenizer.encode(text, add_special_tokens=special),
         rendered=rendered,
-        max_model_len=vocabulary.limits.max_model_len,
+        max_model_len=model.limits.max_model_len,
     )
 
 
-def detokenize(request: inference_pb2.DetokenizeRequest, vocabulary: ServedModel) -> inference_pb2.DetokenizeResponse:
+def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> inference_pb2.DetokenizeResponse:
     """The text of ids, decoded as a whole. Raises ``Refused``."""
-    check_model(request.model, vocabulary.limits)
-    limits = vocabulary.limits
+    check_model(request.model, model.limits)
+    limits = model.limits
     if len(request.token_ids) > limits.max_model_len:
         problem = f"{len(request.token_ids)} ids: expected at most {limits.max_model_len}, the model's context"
         raise refuse("token_ids", problem)
     ids = list(request.token_ids)
     check_token_ids("token_ids", ids, limits)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-    size = vocabulary.tokenizer.text_bytes(ids, skip_special_tokens=skip)
+    size = model.tokenizer.text_bytes(ids, skip_special_tokens=skip)
     if size > limits.max_text_bytes:
         raise refuse("token_ids", f"their text has {size} bytes: expected at most {limits.max_text_bytes}")
-    return inference_pb2.DetokenizeResponse(text=vocabulary.tokenizer.decode(ids, skip_special_tokens=skip))
+    return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(ids, skip_special_tokens=skip))
 
 
-def list_models(vocabulary: ServedModel | None) -> inference_pb2.ListModelsResponse:
-    """What can be asked for; nothing, as long as no engine was reached."""
-    if vocabulary is None:
+def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:
+    """The model on offer; an empty list before the first engine was reached."""
+    if served_model is None:
         return inference_pb2.ListModelsResponse()
-    model = vocabulary.model
+    model = served_model.model
     return inference_pb2.ListModelsResponse(
         models=[
             inference_pb2.Model(
@@ -349,10 +349,10 @@ def list_models(vocabulary: ServedModel | None) -> inference_pb2.ListModelsRespo
                 vocab_size=model.vocab_size,
                 max_model_len=model.max_model_len,
                 eos_token_ids=model.eos_token_ids,
-                has_chat_template=bool(vocabulary.chat.names),
+                has_chat_template=bool(served_model.chat.names),
                 tokenizer_digest=model.tokenizer_digest,
                 model_digest=model.model_digest,
-                capabilities=sorted(vocabulary.capabilities),
+                capabilities=sorted(served_model.capabilities),
             )
         ]
     )

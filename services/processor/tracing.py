@@ -1,6 +1,6 @@
-"""The processor's part of a request's trace: the request itself, its way to an engine, its delivery, its failovers.
+"""The processor's spans of a traced request: the request itself, its tokenization and delivery, its failovers.
 
-Made of times that are noted anyway, when the request is over.
+Spans are made when the request has ended, from times that are recorded anyway.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ringline.inference.v1 import inference_pb2
 
+from services.ring.delivery import Delivery
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.routes import Route
@@ -20,53 +21,54 @@ from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from services.processor.client import ClientRequest, LiveRequest
-
 MAX_EVENTS = 64
-"""Of one request: one that goes round and round has no longer a trace than others."""
+"""Routing events of one request: one that is moved again and again keeps a short trace."""
 _NO_ERRORS = {Code.CANCELLED: FinishReason.CANCELLED, Code.DEADLINE_EXCEEDED: FinishReason.DEADLINE}
 
 
 class RequestTraces:
-    """Begins the traces of this process's requests."""
+    """Decides which requests are traced, and begins their spans."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
     def begin(
-        self, carrier: Mapping[str, str], request: inference_pb2.GenerateRequest, ring_id: str, arrived: float
+        self, carrier: Mapping[str, str], traceparent: str, request_id: str, arrived_at: float
     ) -> RequestTrace | None:
-        """A request arrived on a stream whose metadata is ``carrier``; None if it is not to be traced."""
-        if 0 < len(request.traceparent) <= MAX_TRACEPARENT:
-            carrier = {"traceparent": request.traceparent}
-        span = self._tracing.begin("request", carrier, arrived)
+        """The trace of a request; None if it is not sampled.
+
+        ``traceparent`` is the request's own, and goes before the ``carrier`` of its stream.
+        """
+        if 0 < len(traceparent) <= MAX_TRACEPARENT:
+            carrier = {"traceparent": traceparent}
+        span = self._tracing.begin("request", carrier, arrived_at)
         if span is None:
             return None
-        span.set_attribute("ringline.request_id", ring_id)
-        return RequestTrace(self._tracing, span, arrived)
+        span.set_attribute("ringline.request_id", request_id)
+        return RequestTrace(self._tracing, span, arrived_at)
 
 
 class RequestTrace:
-    """Of one request, from its arrival until its end is written."""
+    """The trace of one request, from its arrival until its end is written."""
 
-    def __init__(self, tracing: Tracing, span: Span, arrived: float) -> None:
+    def __init__(self, tracing: Tracing, span: Span, arrived_at: float) -> None:
         self._tracing = tracing
         self._span = span
-        self._arrived = arrived
+        self._arrived_at = arrived_at
         self._events = 0
         self._first_delta_at: float | None = None
         self._tokens = 0
         self.traceparent = tracing.traceparent(span)
-        """For the processes that the request goes through."""
+        """Sent on to engines and detokenizers."""
 
     def admitted(self, prompt_tokens: int, model: str) -> None:
-        """It is tokenized, and sets out."""
+        """It is tokenized and goes in flight."""
         tokens = {"gen_ai.usage.input_tokens": prompt_tokens}
-        self._tracing.span("tokenize", self.traceparent, self._arrived, time.monotonic(), tokens)
+        self._tracing.span("tokenize", self.traceparent, self._arrived_at, time.monotonic(), tokens)
         self._span.set_attributes({**tokens, "gen_ai.request.model": model})
 
     def routed(self, route: Route, epoch: int, changed: str = "", reason: str = "") -> None:
-        """It was given a route; ``changed`` for what, if it had one before."""
+        """It was given a route; ``changed`` says what differs from the one before, if there was one."""
         self._events += 1
         if self._events > MAX_EVENTS:
             return
@@ -79,16 +81,10 @@ class RequestTrace:
             attributes |= {"changed": changed, "reason": reason}
         self._span.add_event("failover" if changed else "submitted", attributes, self._now())
 
-    def closed(self, call: ClientRequest, closing: inference_pb2.Usage | inference_pb2.Refused) -> None:
-        """Its end is known."""
-        if isinstance(closing, inference_pb2.Refused):
-            self._refused(status_from_proto(closing.status))
-        elif call.live is not None:
-            self._finished(call.live, closing)
-
-    def _finished(self, live: LiveRequest, usage: inference_pb2.Usage) -> None:
-        self._first_delta_at, self._tokens = live.first_delta_at, usage.completion_tokens
-        ends = [state.end for state in live.ring.choices.values() if state.end is not None]
+    def finished(self, usage: inference_pb2.Usage, delivery: Delivery, first_delta_at: float | None) -> None:
+        """Every choice has ended; its end is still to be delivered."""
+        self._first_delta_at, self._tokens = first_delta_at, usage.completion_tokens
+        ends = [state.end for state in delivery.choices.values() if state.end is not None]
         self._span.set_attributes(
             {
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
@@ -96,18 +92,22 @@ class RequestTrace:
                 "ringline.cached_tokens": usage.cached_tokens,
             }
         )
-        if live.first_delta_at is not None:
-            self._span.set_attribute("ringline.time_to_first_token", live.first_delta_at - self._arrived)
+        if first_delta_at is not None:
+            self._span.set_attribute("ringline.time_to_first_token", first_delta_at - self._arrived_at)
         if error := next((end.error for end in ends if end.error is not None), None):
             self._failed(FinishReason.ERROR.name, error.code)
 
-    def refused(self, status: Status) -> None:
-        """It was not taken; that is the end of it."""
+    def refused(self, refused: inference_pb2.Refused) -> None:
+        """It ended before it was admitted; its end is still to be delivered."""
+        self._refused(status_from_proto(refused.status))
+
+    def refused_at_once(self, status: Status) -> None:
+        """It was refused as it arrived: the trace ends here."""
         self._refused(status)
         self._span.end(self._now())
 
     def delivered(self) -> None:
-        """Its end is written, or nobody is there to take it."""
+        """Its end is written, or its client has gone."""
         now = time.monotonic()
         if self._first_delta_at is not None:
             attributes = {"gen_ai.usage.output_tokens": self._tokens}
@@ -115,7 +115,7 @@ class RequestTrace:
         self._span.end(self._tracing.nanoseconds(now))
 
     def _refused(self, status: Status) -> None:
-        """A client that cancels, or whose time is over, is no error."""
+        """Cancellation by the client and an expired deadline are no errors."""
         finish_reason = _NO_ERRORS.get(status.code)
         self._failed(
             FinishReason.ERROR.name if finish_reason is None else finish_reason.name,
@@ -123,7 +123,7 @@ class RequestTrace:
         )
 
     def _failed(self, finish_reason: str, code: int | None) -> None:
-        """Messages may hold what a client wrote, and are left out."""
+        """The status message is left out: it may quote what a client wrote."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("ringline.finish_reason", finish_reason.lower())

@@ -5,6 +5,6 @@ In reading order:
 identity, events, errors, logprobs    what messages carry: peers and ring ids, deltas and ends, status codes
 ledger, cursor, attach_registry       the engine's side: one entry per request, one cursor per link and request
 outbox, peer_list, liveness           what every sender keeps for its readers, and how it knows that they live
-request, routes, prefixes, generations, poison, deadline_queue    the processor's side
+delivery, routes, route_timeout, prefixes, generations, poison, deadline_queue    the processor's side
 dynamic_threshold, roles              bounds per tenant, and what a certificate allows
 """

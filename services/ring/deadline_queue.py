@@ -1,4 +1,4 @@
-"""What waits for its time, found without a look at all else that waits."""
+"""A queue of items by due time, which finds the due ones without looking at the others."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _SLACK = 64
-"""Times of items that are gone may be so many, and as many again as there are items, before they are swept out."""
+"""Stale heap entries are swept out when there are more of them than this plus the number of items."""
 
 
 class DeadlineQueue(Generic[T]):
-    """Items by key, each with the time at which it is due. Times are seconds on the owner's clock."""
+    """Items by key, each with a due time. Times are seconds on the owner's clock."""
 
     def __init__(self) -> None:
         self._items: dict[str, tuple[float, T]] = {}
         self._times: list[tuple[float, str]] = []
-        """A heap; an entry says nothing if its item has another time by now, or is gone."""
+        """A heap; an entry is stale if its item is gone or has another due time."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -30,7 +30,7 @@ class DeadlineQueue(Generic[T]):
         return [item for _, item in self._items.values()]
 
     def put(self, key: str, item: T, due: float) -> None:
-        """Have an item wait, until another time if it waits already."""
+        """Add an item, or change its due time."""
         self._items[key] = due, item
         heapq.heappush(self._times, (due, key))
         if len(self._times) > 2 * len(self._items) + _SLACK:
@@ -38,11 +38,11 @@ class DeadlineQueue(Generic[T]):
             heapq.heapify(self._times)
 
     def discard(self, key: str) -> None:
-        """An item waits no longer, if it did."""
+        """Remove an item, if it is there."""
         self._items.pop(key, None)
 
     def due(self, now: float) -> list[T]:
-        """Those that are due. Each is told once: it has to be put again, or discarded."""
+        """The items that are due. Each is returned once: the caller puts it again, or discards it."""
         found: dict[str, T] = {}
         while self._times and self._times[0][0] <= now:
             time, key = heapq.heappop(self._times)

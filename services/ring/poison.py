@@ -1,8 +1,8 @@
-"""Is a request poison? Which lives of engines ended while they computed it, and when that is too many.
+"""The poison rule: how many engines may die while they compute a request before it is resubmitted no more.
 
-A life that comes back had merely been cut off, so an end counts once the same life has stayed away for a while. A
-request that had only waited where an engine died is not to blame; but as an engine may die before it can tell what it
-begins to compute, there is a bound on that too.
+An engine that comes back with the same incarnation had only been cut off, so a death counts once it has stayed away for
+a while. A request that only waited at an engine that died is hardly to blame; but an engine may die before it can
+report what it begins to compute, so there is a (larger) limit on that, too.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from services.ring.identity import PeerId
 
 MAX_CRASH_RESUBMITS = 2
-"""A request that so many engines computed when they died is given to no other."""
+"""A request that this many engines computed when they died is resubmitted no more."""
 RETURN_GRACE = 3.0
-"""Seconds after which a life that has not come back is over: longer than peers take to dial again."""
+"""Seconds after which an engine that has not come back is dead: longer than peers take to dial again."""
 WAITING_FACTOR = 5
-"""An engine that died while a request waited there counts as this fraction of one that computed it."""
+"""This many engines that died while a request waited there count as one that computed it."""
 
 
 class Blame(enum.Enum):
-    """Whether a request may be given to another engine."""
+    """Whether a request may be resubmitted."""
 
     NONE = "none"
     """It may."""
     UNSURE = "unsure"
-    """Too many engines have gone, but they may have been cut off: it has to wait."""
+    """Too many engines have gone, but they may only be cut off: it has to wait."""
     POISON = "poison"
     """It may not."""
 
 
 class PoisonTracker:
-    """Of one request. Times are seconds on the owner's monotonic clock."""
+    """The engines that died with one request. Times are seconds on the owner's monotonic clock."""
 
     __slots__ = ("_computing", "_waiting")
 
@@ -40,8 +40,8 @@ class PoisonTracker:
         self._computing: dict[PeerId, float] = {}
         self._waiting: set[PeerId] = set()
 
-    def ended(self, engine: PeerId, now: float, *, computing: bool) -> None:
-        """A life of an engine ended, or was cut off, that had the request."""
+    def engine_died(self, engine: PeerId, now: float, *, computing: bool) -> None:
+        """An engine that had the request died, or was cut off."""
         if computing:
             self._computing[engine] = now
         else:
@@ -49,11 +49,11 @@ class PoisonTracker:
 
     @property
     def count(self) -> int:
-        """Lives that ended while they had it."""
+        """Engines that died while they had it."""
         return len(self._computing) + len(self._waiting)
 
     def blame(self, now: float, limit: int, attached: Callable[[PeerId], bool]) -> Blame:
-        """``limit``: so many engines that died while they computed it are too many."""
+        """``limit``: number of engines that died computing it from which on it is poison."""
         self._computing = {engine: at for engine, at in self._computing.items() if not attached(engine)}
         self._waiting = {engine for engine in self._waiting if not attached(engine)}
         if len(self._waiting) >= WAITING_FACTOR * limit:

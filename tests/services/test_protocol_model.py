@@ -118,9 +118,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         if prompt_logprobs:
             request.output.prompt_logprobs = 2
         self.asked[request.request_id] = request
-        live = self.world.ask(request).live
-        assert live is not None
-        self.served[request.request_id] = SERVED[live.admission.model.model_digest]
+        resolved = self.world.ask(request).resolved
+        self.served[request.request_id] = SERVED[resolved.model.model_digest]
 
     @rule(tokens=st.integers(1, 5), max_bytes=SIZES, rounds=st.integers(1, 4))
     def everything_flows(self, tokens: int, max_bytes: int, rounds: int) -> None:
@@ -165,7 +164,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def text_comes_again(self, data: st.DataObject) -> None:
         frame = data.draw(st.sampled_from(self.world.history[-5:]))
-        self.world.ring.text(detokenizer_pb2.TextOutputs.FromString(frame))
+        self.world.in_flight.text(detokenizer_pb2.TextOutputs.FromString(frame))
 
     @precondition(lambda self: self.losses_left)
     @rule(name=st.sampled_from(DETOKENIZERS))
@@ -223,9 +222,9 @@ class ProtocolMachine(RuleBasedStateMachine):
     def client_cancels(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.asked)))
         call = self.world.client.find(name)
-        if call is not None and not call.ended:
+        if call is not None and not call.finished:
             self.cancelled.add(name)
-            self.world.ring.end(call, FinishReason.CANCELLED)
+            self.world.in_flight.end(call, FinishReason.CANCELLED)
 
     # What must hold
 
@@ -251,7 +250,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             world.pass_time(ORPHAN_GRACE / 10)
             if world.quiet:
                 break
-        assert world.client.num_live == world.ring.num_live == 0
+        assert world.client.num_live == world.in_flight.num_live == 0
         for engine in world.engines.values():
             assert engine.board.num_ledgers == 0
             assert not engine.core.running

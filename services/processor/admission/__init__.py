@@ -1,8 +1,7 @@
-"""From a client's message to a request with prompt ids: what is checked, what waits, and who has to come later.
+"""Admission: what a request must pass before an engine sees it, in this order.
 
-intake             where clients' requests begin, are refused and end   (read first)
-validation         what a request may ask for; resolve: prompt ids and every default
-tokenization_queue tokenizes off the event loop, in batches; tenants take turns (deficit_round_robin)
-tenant_window, backlog, throughput   how many requests may be ahead of the engines, and how long one more would wait
-rate_limiter, tenant_policy   how much each tenant may have
+backlog, rate_limiter   the admission limit, and each tenant's limits (tenant_policy); throughput: how fast work leaves
+tenant_window           how many requests of a tenant may be ahead of what engines compute
+tokenization_queue      worker threads, fair between tenants (deficit_round_robin)
+validation, resolve     in a thread: checks, prompt ids, every default
 """

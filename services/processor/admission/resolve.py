@@ -1,6 +1,6 @@
-"""A request becomes prompt ids with every default resolved: what the engine is told and what the client is told.
+"""Resolves a request: prompt ids, every default, and the messages for client, engine and detokenizer.
 
-Pure but for the randomness of a seed nobody gave. Runs off the event loop: tokenizing takes its time.
+Pure except for the random seed of a request that brings none. Runs in a worker thread: tokenizing takes its time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import hashlib
 import json
 import secrets
 from array import array
-from dataclasses import dataclass
 from typing import Any
 
 from ringline.detokenizer.v1 import detokenizer_pb2
@@ -26,10 +25,10 @@ from services.processor.admission.validation import (
     check_token_ids,
     refuse,
 )
-from services.processor.served_models import ServedModel, generation_of
-from services.ring.generations import Generation
+from services.processor.request import ResolvedRequest
+from services.processor.served_models import ServedModel
 from services.ring.identity import PeerId, check_requires
-from services.ring.prefixes import Prefixes, prefixes_of
+from services.ring.prefixes import prefixes_of
 from services.text.chat import ChatTemplateError, UnknownTemplateError
 from services.text.incremental import left_context
 
@@ -46,62 +45,21 @@ _NEUTRAL = {
 _MODEL_DEFAULTS = frozenset(engine_pb2.SamplingDefaults.DESCRIPTOR.fields_by_name)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A request as it was taken. It is kept for as long as the request is under way, so its messages are serialized:
-    parsed, they would take up to twenty times as much memory.
-    """
-
-    packed_admitted: bytes
-    packed_submit: bytes
-    output_context: bytes
-    """What the detokenizer is told."""
-    prompt_tokens: int
-    num_choices: int
-    """Finished ones, which a resume leaves out, among them."""
-    choices: dict[int, array[int]]
-    """Unfinished choices and the ids they have."""
-    wants_prefill_progress: bool
-    prefixes: Prefixes
-    """Of the prompt; they say which engine may have computed it."""
-    num_prompt_scores: int
-    """Log probabilities of the prompt that an engine is asked for."""
-    numerics: str
-    """Those that computed the resumed ids, as far as the client knows them."""
-    model: engine_pb2.GetModelResponse
-    """What it was checked against and tokenized for."""
-
-    @property
-    def admitted(self) -> inference_pb2.Admitted:
-        """What the client is told; made anew each time."""
-        return inference_pb2.Admitted.FromString(self.packed_admitted)
-
-    @property
-    def submit(self) -> engine_pb2.Submit:
-        """What an engine is told; without id, epoch, receiver, time and resumed ids. Made anew each time."""
-        return engine_pb2.Submit.FromString(self.packed_submit)
-
-    @property
-    def generation(self) -> Generation:
-        """The only one that may compute it."""
-        return generation_of(self.model)
-
-
-def admit(
+def resolve_request(
     request: inference_pb2.GenerateRequest,
-    vocabulary: ServedModel,
+    served_model: ServedModel,
     tenant: str,
     reply_to: PeerId,
     traceparent: str = "",
-) -> Admission:
+) -> ResolvedRequest:
     """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong.
 
-    ``traceparent``: its place in a trace, if it is traced.
+    ``reply_to``: this processor. ``traceparent``: of a traced request.
     """
-    limits, model = vocabulary.limits, vocabulary.model
-    check_requires(request.requires, vocabulary.capabilities)
+    limits, model = served_model.limits, served_model.model
+    check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
-    prompt = prompt_ids(request, vocabulary)
+    prompt = prompt_ids(request, served_model)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
     choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
@@ -111,7 +69,7 @@ def admit(
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room)
     output = _resolve_output(request.output)
-    bad_words = _bad_words(list(stopping.bad_words), vocabulary)
+    bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     submit = engine_pb2.Submit(
         prompt_token_ids=prompt,
@@ -133,7 +91,7 @@ def admit(
     context = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
         reply_incarnation=reply_to.incarnation,
-        prompt_tail=left_context(vocabulary.tokenizer.pieces(skip_special_tokens=output.skip_special_tokens), prompt),
+        prompt_tail=left_context(served_model.tokenizer.pieces(skip_special_tokens=output.skip_special_tokens), prompt),
         stop_strings=stopping.stop,
         include_stop_str_in_output=stopping.include_stop_str_in_output,
         skip_special_tokens=output.skip_special_tokens,
@@ -150,7 +108,7 @@ def admit(
         model=model.model,
         model_digest=model.model_digest,
     )
-    return Admission(
+    return ResolvedRequest(
         packed_admitted=admitted.SerializeToString(),
         packed_submit=submit.SerializeToString(),
         output_context=context.SerializeToString(),
@@ -165,8 +123,8 @@ def admit(
     )
 
 
-def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: ServedModel) -> list[int]:
-    """The prompt as ids, the last ``truncate_prompt_tokens`` of them if asked."""
+def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> list[int]:
+    """The prompt as ids, the last ``truncate_prompt_tokens`` of them if given."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
@@ -175,29 +133,29 @@ def prompt_ids(request: inference_pb2.GenerateRequest, vocabulary: ServedModel) 
         text = request.text
     else:
         special = request.add_special_tokens
-        text = render_chat(request.chat, vocabulary)
-    return vocabulary.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
+        text = render_chat(request.chat, served_model)
+    return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
 
 
-def render_chat(chat: inference_pb2.Chat, vocabulary: ServedModel) -> str:
-    """The text that the model's template makes of a conversation; raises ``Refused``."""
+def render_chat(chat: inference_pb2.Chat, served_model: ServedModel) -> str:
+    """A conversation rendered by the model's chat template; raises ``Refused``."""
     check_chat(chat)
     generation_prompt = not chat.continue_final_message
     if chat.HasField("add_generation_prompt"):
         generation_prompt = chat.add_generation_prompt
     try:
-        rendered = vocabulary.chat.render(
+        rendered = served_model.chat.render(
             [_message(message, index) for index, message in enumerate(chat.messages)],
             tools=_json("chat.tools_json", chat.tools_json, list, "array"),
             template_args=_json("chat.template_args_json", chat.template_args_json, dict, "object"),
             add_generation_prompt=generation_prompt,
             continue_final_message=chat.continue_final_message,
             template_name=chat.template_name or None,
-            max_chars=vocabulary.limits.max_text_bytes,
+            max_chars=served_model.limits.max_text_bytes,
         )
     except ChatTemplateError as error:
         raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
-    check_text_size("chat", rendered, vocabulary.limits)
+    check_text_size("chat", rendered, served_model.limits)
     return rendered
 
 
@@ -248,60 +206,60 @@ def _json(field: str, text: str, kind: type, noun: str) -> Any:
 
 
 def _resolve_sampling(
-    asked: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
+    given: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
 ) -> inference_pb2.SamplingParams:
     resolved = inference_pb2.SamplingParams()
-    resolved.CopyFrom(asked)
+    resolved.CopyFrom(given)
     for name, neutral in _NEUTRAL.items():
-        if not asked.HasField(name):  # type: ignore[arg-type]
-            given = name in _MODEL_DEFAULTS and model.HasField(name)  # type: ignore[arg-type]
-            setattr(resolved, name, getattr(model, name) if given else neutral)
-    if not asked.HasField("seed"):
+        if not given.HasField(name):  # type: ignore[arg-type]
+            has_default = name in _MODEL_DEFAULTS and model.HasField(name)  # type: ignore[arg-type]
+            setattr(resolved, name, getattr(model, name) if has_default else neutral)
+    if not given.HasField("seed"):
         resolved.seed = secrets.randbits(64)
     return resolved
 
 
 def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:
-    """What an engine is told of resolved parameters."""
-    told = engine_pb2.SamplingParams(
+    """The engine's part of resolved parameters."""
+    params = engine_pb2.SamplingParams(
         **{name: getattr(sampling, name) for name in (*_NEUTRAL, "seed")},
         allowed_token_ids=sampling.allowed_token_ids,
     )
-    told.logit_bias.update(sampling.logit_bias)
-    return told
+    params.logit_bias.update(sampling.logit_bias)
+    return params
 
 
-def _resolve_stopping(asked: inference_pb2.StoppingParams, room: int) -> inference_pb2.StoppingParams:
+def _resolve_stopping(given: inference_pb2.StoppingParams, room: int) -> inference_pb2.StoppingParams:
     resolved = inference_pb2.StoppingParams()
-    resolved.CopyFrom(asked)
-    resolved.max_tokens = asked.max_tokens if asked.HasField("max_tokens") else room
-    resolved.min_tokens = asked.min_tokens
+    resolved.CopyFrom(given)
+    resolved.max_tokens = given.max_tokens if given.HasField("max_tokens") else room
+    resolved.min_tokens = given.min_tokens
     if resolved.min_tokens > resolved.max_tokens:
-        raise refuse("stopping.min_tokens", f"{asked.min_tokens} is out of range: the context has room for {room}")
-    resolved.include_stop_str_in_output = asked.include_stop_str_in_output
-    resolved.ignore_eos = asked.ignore_eos
+        raise refuse("stopping.min_tokens", f"{given.min_tokens} is out of range: the context has room for {room}")
+    resolved.include_stop_str_in_output = given.include_stop_str_in_output
+    resolved.ignore_eos = given.ignore_eos
     return resolved
 
 
-def _resolve_output(asked: inference_pb2.OutputParams) -> inference_pb2.OutputParams:
+def _resolve_output(given: inference_pb2.OutputParams) -> inference_pb2.OutputParams:
     resolved = inference_pb2.OutputParams()
-    resolved.CopyFrom(asked)
-    resolved.skip_special_tokens = asked.skip_special_tokens if asked.HasField("skip_special_tokens") else True
-    resolved.return_prompt_token_ids = asked.return_prompt_token_ids
-    resolved.prefill_progress = asked.prefill_progress
+    resolved.CopyFrom(given)
+    resolved.skip_special_tokens = given.skip_special_tokens if given.HasField("skip_special_tokens") else True
+    resolved.return_prompt_token_ids = given.return_prompt_token_ids
+    resolved.prefill_progress = given.prefill_progress
     return resolved
 
 
-def _bad_words(words: list[str], vocabulary: ServedModel) -> list[list[int]]:
-    """The ids of each word, as it begins a text and as it follows a space.
+def _bad_words(words: list[str], served_model: ServedModel) -> list[list[int]]:
+    """The ids of each word, at the beginning of a text and after a space.
 
-    The second form counts only where it is spelt differently from its first id on, at equal length (as in vLLM):
-    else it would forbid the space rather than the word.
+    As in vLLM, the form after a space counts only if it has the same length and another first id: otherwise it would
+    forbid the space rather than the word.
     """
     sequences: list[list[int]] = []
     for word in words:
-        bare = vocabulary.tokenizer.encode(word.lstrip(), add_special_tokens=False)
-        spaced = vocabulary.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        bare = served_model.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = served_model.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
         if bare:
             sequences.append(bare)
         if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):

@@ -1,19 +1,17 @@
-"""What a request may ask for. Each check names the field, what it holds, and what it accepts."""
+"""Validation of requests. Each error names the field, what it holds, and what it accepts."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.served_models import MAX_CHOICES, ModelLimits
 from services.ring.errors import Code, Reason, Refused, invalid_field
-from services.rpc.message_limits import MessageLimits
 from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
-MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORD_TOKENS_TOGETHER = 128, 256, 1024
@@ -23,45 +21,6 @@ MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_TEMPERATURE = float(1 << 31)
 MAX_PROBLEM_LENGTH = 1000
 
-BYTES_PER_TOKEN = 8
-"""What a token of text takes at most, on average over a whole context; text of any language takes 3 to 5."""
-BYTES_PER_ID = 3
-"""What an id of the largest vocabularies takes in a list of them."""
-LEAST_TEXT_BYTES = 64 << 10
-LEAST_MESSAGE_BYTES = 256 << 10
-LEAST_FIELDS, MOST_FIELDS = 8192, 32768
-UNKNOWN_MODEL = MessageLimits(LEAST_MESSAGE_BYTES, LEAST_FIELDS)
-"""Of a message that comes before it is known what is served."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What the served model allows."""
-
-    name: str
-    vocab_size: int
-    max_model_len: int
-    max_logprobs: int
-
-    @property
-    def max_text_bytes(self) -> int:
-        """Of a text that is tokenized, and of one that is answered: more than fills any context, by far."""
-        return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
-
-    @property
-    def lookup(self) -> MessageLimits:
-        """Of a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
-        return MessageLimits(
-            max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
-            max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
-        )
-
-    @property
-    def request(self) -> MessageLimits:
-        """Of a message with a request: lists as long as the vocabulary, and what every choice resumes from."""
-        resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
-        return MessageLimits(self.lookup.max_bytes + resumed, self.lookup.max_fields)
-
 
 def refuse(field: str, problem: str) -> Refused:
     """INVALID_ARGUMENT, naming the field. Short enough for a status, whatever ``problem`` quotes."""
@@ -69,7 +28,7 @@ def refuse(field: str, problem: str) -> Refused:
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
-    """Everything that can be said before the prompt is tokenized; raises ``Refused``."""
+    """Every check that needs no tokenization; raises ``Refused``."""
     check_model(request.model, limits)
     _check_prompt(request, limits)
     check_sampling(request.sampling, limits)
@@ -83,7 +42,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
 
 
 def check_request_id(request_id: str) -> None:
-    """A client's name for a request comes back with every response."""
+    """The client's id comes back with every response, so it must be short."""
     size = len(request_id.encode())
     if size > MAX_REQUEST_ID_BYTES:
         raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
@@ -97,7 +56,7 @@ def check_model(name: str, limits: ModelLimits) -> None:
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:
-    """A conversation has messages, and each says who speaks."""
+    """A conversation has messages, and each has a role."""
     if not chat.messages:
         raise refuse("chat.messages", "empty: expected at least one message")
     for index, message in enumerate(chat.messages):
@@ -116,7 +75,7 @@ def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> No
 
 
 def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
-    """What is tokenized takes many times its size on the way, so it must be of a size that the model could take."""
+    """Tokenizing takes many times a text's size in memory, so the text must not exceed what the context could hold."""
     size = len(text.encode())
     if size > limits.max_text_bytes:
         context = f"for a context of {limits.max_model_len} tokens"
@@ -171,7 +130,7 @@ def check_candidates(
     eos_token_ids: Iterable[int],
     limits: ModelLimits,
 ) -> None:
-    """What is banned, once everything is resolved and tokenized, leaves a first token to sample."""
+    """Bans, once everything is resolved and tokenized, must leave a first token to sample."""
     together = sum(map(len, bad_words))
     if together > MAX_BAD_WORD_TOKENS_TOGETHER:
         raise refuse(
@@ -305,13 +264,13 @@ def _check_float(
         lower = f"more than {_number(low)}" if low_open else f"at least {_number(low)}"
         upper = f"less than {_number(high)}" if high_open else f"at most {_number(high)}"
         accepted = f"{lower} and {upper}" if low_open or high_open else f"{_number(low)} to {_number(high)}"
-        if high_open and not too_high:  # the upper bound is where arithmetic ends: nobody comes near it
+        if high_open and not too_high:  # the upper bound is only where float32 ends
             accepted = lower
         raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
 
 
 def _number(value: float) -> str:
-    """A float of 32 bits in the fewest digits that tell it from every other, as whoever asked may have written it."""
+    """A float32 in the fewest digits that identify it, as the client probably wrote it."""
     if math.isfinite(value) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     texts = (f"{value:.{digits}g}" for digits in range(1, 9))

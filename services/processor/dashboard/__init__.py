@@ -1,1 +1,1 @@
-"""The live page on the metrics port: pages serves it, snapshot computes its numbers, events remembers what happened."""
+"""The dashboard on the metrics port: pages serves it, snapshot computes its numbers."""

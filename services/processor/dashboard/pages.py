@@ -1,7 +1,7 @@
-"""The live page of the metrics port: one static file, and the numbers that it asks for every second.
+"""The dashboard on the metrics port: one static file, and the numbers that it fetches every second.
 
-The file's own style and script are all that a browser may use for it: nothing is loaded from elsewhere, and what names
-of peers contain is shown as it is.
+A content security policy allows the file's own style and script only: nothing is loaded from elsewhere, and names of
+peers cannot inject anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.telemetry.metrics_endpoint import Page
 
 
-def pages(overview: DashboardSnapshot) -> Mapping[str, Page]:
-    """What the metrics port answers beside ``/metrics``."""
+def pages(snapshot: DashboardSnapshot) -> Mapping[str, Page]:
+    """The pages of the metrics port beside ``/metrics``, by path."""
     html = files(__package__).joinpath("page.html").read_text()
     policy = {
         "Content-Security-Policy": f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -28,11 +28,11 @@ def pages(overview: DashboardSnapshot) -> Mapping[str, Page]:
     body = html.encode()
     return {
         "/": Page("text/html; charset=utf-8", lambda: body, policy),
-        "/ring.json": Page("application/json", overview.json),
+        "/ring.json": Page("application/json", snapshot.json),
     }
 
 
 def _hash(html: str, element: str) -> str:
-    """What names the one element of its kind in a content security policy."""
+    """The content security policy source of the only element of its kind."""
     (content,) = re.findall(rf"<{element}>(.*?)</{element}>", html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

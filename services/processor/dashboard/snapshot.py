@@ -1,4 +1,4 @@
-"""What the dashboard shows (``page.html``): the ring at this moment and over the last minutes."""
+"""The numbers of the dashboard (``page.html``): the state of this moment, and rates over the last minutes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from services.processor.peers import Peers, PeerView
 INTERVAL = 1.0
 """Seconds between samples."""
 HISTORY = 120
-"""Samples that the page draws."""
+"""Samples that the page plots."""
 RATE_SAMPLES = 5
-"""Over so many intervals is a speed measured: reports of peers come every half second, and not evenly."""
+"""Intervals over which a rate is measured: reports of peers come every half second, and not evenly."""
 LATENCY_SAMPLES = 60
 
 
 class _Rate:
-    """How fast something that is counted grows."""
+    """The rate of a counter."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES + 1)
 
     def add(self, now: float, count: int) -> float:
-        """The count is this now; returns how much it grew per second lately. One that began anew begins anew here."""
+        """Add a reading; returns the recent growth per second. A counter that fell was reset, and so is the rate."""
         if self._points and count < self._points[-1][1]:
             self._points.clear()
         self._points.append((now, count))
@@ -37,7 +37,7 @@ class _Rate:
 
 
 class DashboardSnapshot:
-    """Of one processor."""
+    """Samples taken every second, the latest as JSON."""
 
     def __init__(self, name: str, peers: Peers, metrics: ProcessorMetrics) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class DashboardSnapshot:
         self._latest: Mapping[str, Any] = {}
 
     def tick(self, now: float, reading: ProcessorReading, serving: bool) -> None:
-        """Take a sample if it is time to. Call a few times a second."""
+        """Take a sample if one is due. Call a few times a second."""
         if now >= self._next:
             self._next = now + INTERVAL
             self._latest = self._sample(now, reading, serving)
@@ -64,8 +64,8 @@ class DashboardSnapshot:
 
     def _sample(self, now: float, reading: ProcessorReading, serving: bool) -> Mapping[str, Any]:
         metrics = self._metrics
-        speed = self._delivered.add(now, metrics.generation_tokens)
-        self._tokens.append(round(speed, 1))
+        rate = self._delivered.add(now, metrics.generation_tokens)
+        self._tokens.append(round(rate, 1))
         self._live.append(reading.live_requests)
         times = metrics.first_token_times
         self._first_tokens.append(times.counts)
@@ -79,7 +79,7 @@ class DashboardSnapshot:
             "serving": serving,
             "live": reading.live_requests,
             "waiting": reading.waiting_requests,
-            "tokens_per_second": speed,
+            "tokens_per_second": rate,
             "requests_per_second": self._ended.add(now, metrics.ended_choices),
             "first_token": {"p50": quantile(times.bounds, lately, 0.5), "p95": quantile(times.bounds, lately, 0.95)},
             "failovers": dict(reading.failovers),
@@ -89,7 +89,7 @@ class DashboardSnapshot:
             "others": self._peers.others(self._name),
             "events": [
                 {"at": e.at, "service": e.service, "name": e.name, "what": e.what, "requests": e.requests}
-                for e in self._peers.chronicle.events()
+                for e in self._peers.event_log.events()
             ],
         }
 
@@ -106,7 +106,7 @@ class DashboardSnapshot:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Of values counted by bucket, as Prometheus estimates it: straight within a bucket. None if there are none."""
+    """The quantile of a histogram, as Prometheus estimates it: linear within a bucket. None for an empty one."""
     total = sum(counts)
     if not total:
         return None

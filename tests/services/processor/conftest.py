@@ -1,4 +1,4 @@
-"""Rings of one process, which log nothing; and a front door without a ring."""
+"""Whole rings in one process, which log nothing; a service and a tokenization queue without engines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,8 +8,8 @@ import pytest
 from ringline.inference.v1 import inference_pb2_grpc
 from structlog.testing import capture_logs
 
-from tests.services.processor.front_doors import FrontDoor, served
-from tests.services.processor.tokenization_queues import LARGE, Office
+from tests.services.processor.queue_harness import LARGE, QueueHarness
+from tests.services.processor.service_harness import ServiceHarness, served
 from tests.services.ring.world import World
 
 
@@ -28,23 +28,23 @@ def wide() -> Iterator[World]:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[FrontDoor]:
-    door = FrontDoor()
-    yield door
-    door.go.set()
-    door.desk.close()
+async def harness() -> AsyncIterator[ServiceHarness]:
+    harness = ServiceHarness()
+    yield harness
+    harness.go.set()
+    harness.queue.close()
 
 
 @pytest.fixture
-async def front(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
-    async with served(door, tmp_path) as stub:
+async def stub(harness: ServiceHarness, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    async with served(harness, tmp_path) as stub:
         yield stub
 
 
 @pytest.fixture
-async def office() -> AsyncIterator[Office]:
-    office = Office(max_waiting_bytes=4 * LARGE + 2000)
+async def core() -> AsyncIterator[QueueHarness]:
+    core = QueueHarness(max_waiting_bytes=4 * LARGE + 2000)
     await asyncio.sleep(0)
-    yield office
-    await office.go()
-    office.desk.close()
+    yield core
+    await core.run()
+    core.queue.close()

@@ -1,16 +1,17 @@
-"""A small vocabulary for tests of admission: every byte a token, a few words, special tokens and a chat template."""
+"""A small model for tests of admission: every byte a token, a few words, special tokens and a chat template."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from ringline.engine.v1 import engine_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine_core.config import ModelSpec
-from services.processor.admission.validation import ModelLimits
-from services.processor.served_models import ServedModel, ServedModels, Texts
+from services.processor.served_models import ModelLimits, ServedModel, ServedModels, TextCodec
+from services.ring.generations import Generation
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
@@ -49,14 +50,14 @@ def tokenizer() -> TextTokenizer:
 
 
 def spec(**defaults: float) -> ModelSpec:
-    """The model, as the engine knows it."""
+    """The model as the engine knows it."""
     eos = tokenizer().token_id(EOS_TEXT)
     assert eos is not None
     return ModelSpec("m", "A", tokenizer().vocab_size, MAX_MODEL_LEN, (eos,), None, "float32", defaults)
 
 
-def vocabulary(**defaults: float) -> ServedModel:
-    """The same, as the processor knows it; ``defaults`` are the model's own sampling parameters."""
+def served_model(**defaults: float) -> ServedModel:
+    """The same model as the processor knows it; ``defaults`` are its own sampling parameters."""
     model = spec()
     sampling = engine_pb2.SamplingDefaults()
     for name, value in defaults.items():
@@ -76,12 +77,16 @@ def vocabulary(**defaults: float) -> ServedModel:
 
 
 @cache
-def texts() -> Texts:
-    return Texts(tokenizer(), ChatTemplates.from_files(files()))
+def codec() -> TextCodec:
+    return TextCodec(tokenizer(), ChatTemplates.from_files(files()))
 
 
-def learned(model: engine_pb2.GetModelResponse | None = None, most: int = 4) -> ServedModels:
-    """What a processor knows that was told of one model."""
-    vocabularies = ServedModels(most)
-    vocabularies.add(model or vocabulary().model, texts())
-    return vocabularies
+def learned(
+    model: engine_pb2.GetModelResponse | None = None,
+    max_generations: int = 4,
+    preferred: Callable[[], Sequence[Generation]] = list,
+) -> ServedModels:
+    """The models of a processor that has learned one."""
+    models = ServedModels(max_generations, preferred)
+    models.add(model or served_model().model, codec())
+    return models

@@ -15,7 +15,7 @@ from services.config.errors import FatalError
 from services.config.options import SettingError, build
 from services.config.security_settings import AuthSettings
 from services.config.settings import ProcessorSettings
-from services.processor.authentication import client_gate
+from services.processor.authentication import auth_interceptors
 from services.processor.json_web_tokens import JsonWebTokens
 
 DIGEST = "0123456789abcdef" * 4
@@ -40,7 +40,7 @@ CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
 def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
-        client_gate(AuthSettings(auth_token_file=str(tmp_path / "t")))
+        auth_interceptors(AuthSettings(auth_token_file=str(tmp_path / "t")))
     assert "0123456789" not in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: P
 def test_a_file_of_keys_that_cannot_be_used(keys: object, words: str, tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps(keys))
     with pytest.raises(FatalError, match=f"^--auth-jwks-file: .*{words}"):
-        client_gate(AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
+        auth_interceptors(AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_others_are_not(options: dict) -> None:
     build(ProcessorSettings(), options)
 
 
-def test_without_them_there_is_no_gate() -> None:
-    assert client_gate(AuthSettings()) == []
+def test_without_them_nobody_is_asked_for_a_token() -> None:
+    assert auth_interceptors(AuthSettings()) == []
 
 
 def signed_with(key: rsa.RSAPrivateKey, algorithm: str, kid: str = "rsa") -> str:
@@ -117,13 +117,13 @@ def test_keys_of_others_do_not_keep_a_file_from_being_used_nor_a_withdrawn_key_t
     write(old)
     settings = AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j"), "auth_jwt_algorithms": algorithms})
     tokens = JsonWebTokens(settings)
-    callers = [tokens.caller(signed_with(old, algorithm)) for algorithm in algorithms]
-    assert [caller.tenant for caller in callers] == ["blue", "blue"]
+    principals = [tokens.principal(signed_with(old, algorithm)) for algorithm in algorithms]
+    assert [principal.tenant for principal in principals] == ["blue", "blue"]
     with pytest.raises(ValueError, match="is not signed as it must be"):
-        tokens.caller(signed_with(old, "RS256"))
-    assert all(caller.still_known() for caller in callers)
+        tokens.principal(signed_with(old, "RS256"))
+    assert all(principal.is_valid() for principal in principals)
     write(new)
-    assert not any(caller.still_known() for caller in callers), "another key has the name now"
+    assert not any(principal.is_valid() for principal in principals), "another key has the name now"
     with pytest.raises(ValueError, match="signature is not valid"):
-        tokens.caller(signed_with(old, "PS256"))
-    assert tokens.caller(signed_with(new, "PS256")).still_known()
+        tokens.principal(signed_with(old, "PS256"))
+    assert tokens.principal(signed_with(new, "PS256")).is_valid()

@@ -18,9 +18,9 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 import services
 from services.processor.main import DESCRIPTION
 from services.ring.errors import Code, Status
-from tests.services.processor.front_doors import FrontDoor, ask, read_into, until, write
 from tests.services.processor.ring_requests import ask as ask_ring
 from tests.services.processor.ring_requests import settle
+from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write
 from tests.services.ring.world import World
 
 SERVICES = str(Path(services.__file__).parent)
@@ -56,24 +56,24 @@ def _ours(thing: object) -> str | None:
 
 
 @pytest.fixture
-async def channel(front: inference_pb2_grpc.InferenceServiceStub, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
-    """A connection to the door that takes little of what it does not read."""
+async def channel(stub: inference_pb2_grpc.InferenceServiceStub, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """A connection to the harness that takes little of what it does not read."""
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock", options=narrow) as channel:
         yield channel
 
 
-async def refused(door: FrontDoor, channel: grpc.aio.Channel) -> None:
-    front = inference_pb2_grpc.InferenceServiceStub(channel)
+async def refused(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
     with pytest.raises(grpc.aio.AioRpcError):
-        await read_into([], front.Generate(inference_pb2.GenerateRequest(chat=BAD_CHAT)))
+        await read_into([], stub.Generate(inference_pb2.GenerateRequest(chat=BAD_CHAT)))
     with pytest.raises(grpc.aio.AioRpcError):
-        await front.Tokenize(inference_pb2.TokenizeRequest(chat=BAD_CHAT))
+        await stub.Tokenize(inference_pb2.TokenizeRequest(chat=BAD_CHAT))
     with pytest.raises(grpc.aio.AioRpcError):
-        await front.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[4_000_000]))
+        await stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[4_000_000]))
 
 
-async def refused_on_a_session(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+async def refused_on_a_session(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     chat = inference_pb2.GenerateRequest(request_id="chat", chat=BAD_CHAT)
     await write(session, ask(""), ask("long", "x" * 70_000), ask("too large", "x" * 500_000), chat)
@@ -82,7 +82,7 @@ async def refused_on_a_session(door: FrontDoor, channel: grpc.aio.Channel) -> No
     assert len(responses) == 4
 
 
-async def malformed(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+async def malformed(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     for name in ("Tokenize", "Generate", "Session"):
         call = channel.stream_stream(METHOD + name)()
         if name == "Session":
@@ -93,39 +93,39 @@ async def malformed(door: FrontDoor, channel: grpc.aio.Channel) -> None:
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def left(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+async def left(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     """Their clients go while they have requests under way."""
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     call = channel.stream_stream(METHOD + "Generate")()  # a call with a single request would keep it in a cycle
     await write(session, ask("r"))
     await call.write(ask("r").SerializeToString())
-    await until(lambda: door.intake.num_open == 2)
+    await until(lambda: harness.intake.num_open == 2)
     session.cancel()
     call.cancel()
 
 
-async def stalled(door: FrontDoor, channel: grpc.aio.Channel) -> None:
+async def stalled(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     """A client takes nothing."""
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     await session.read()
-    (client,) = door.intake._clients
-    usual = door.service._bounds
-    door.service._bounds = replace(usual, stall_timeout=0.05)
+    (client,) = harness.intake._streams
+    usual = harness.service._limits
+    harness.service._limits = replace(usual, stall_timeout=0.05)
     for _ in range(2000):
         client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
     del client
-    await until(lambda: not door.intake._clients)
-    door.service._bounds = usual  # of the next session
+    await until(lambda: not harness.intake._streams)
+    harness.service._limits = usual  # of the next session
     session.cancel()
 
 
 @pytest.mark.parametrize("ends", [refused, refused_on_a_session, malformed, left, stalled])
-async def test_what_ended_early_is_freed(ends, door: FrontDoor, channel: grpc.aio.Channel) -> None:
-    await ends(door, channel)  # once for what is made once
-    await until(lambda: not door.intake._clients)
+async def test_what_ended_early_is_freed(ends, harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
+    await ends(harness, channel)  # once for what is made once
+    await until(lambda: not harness.intake._streams)
     with nothing_for_the_collector():
-        await ends(door, channel)
-        await until(lambda: not door.intake._clients)
+        await ends(harness, channel)
+        await until(lambda: not harness.intake._streams)
 
 
 def test_what_was_answered_is_freed(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What the live page is told: speeds and quantiles as they are, bounded, and of no request anything."""
+"""The dashboard's numbers: rates and quantiles as they are, bounded, and nothing about single requests."""
 
 import json
 import random
@@ -10,11 +10,13 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.dashboard.events import MAX_EVENTS, EventLog
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
+from services.processor.event_log import MAX_EVENTS, EventLog
+from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.peers import Peers
 from services.ring.identity import PeerId
+from services.ring.routes import Routes
 from tests.services.processor.model_specs import learned
 from tests.services.ring.world import MODEL_MESSAGE
 
@@ -38,42 +40,45 @@ def message(peer: PeerId) -> link_pb2.Peer:
 
 @pytest.fixture
 def peers():
-    made = Peers(learned(MODEL_MESSAGE), random.Random(0))
-    made.events = Nobody()
-    return made
+    return Peers(Routes(random.Random(0)))
 
 
-def joined(peers: Peers) -> None:
-    peers.engine_up(Link(), ENGINE, MODEL_MESSAGE)
-    peers.detokenizer_up(DETOKENIZER, "unix:elsewhere")
+@pytest.fixture
+def links(peers: Peers) -> LinkEvents:
+    return LinkEvents(learned(MODEL_MESSAGE), peers, Nobody())
+
+
+def joined(links: LinkEvents) -> None:
+    links.engine_up(Link(), ENGINE, MODEL_MESSAGE)
+    links.detokenizer_up(DETOKENIZER, "unix:elsewhere")
     attached = link_pb2.PeerChanges(
         revision=1, reset=True, added=[message(DETOKENIZER), message(OTHER), message(PeerId("me", 9))]
     )
-    peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(peers=attached))
+    links.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(peers=attached))
     load = detokenizer_pb2.Load(live_requests=4, decoded_tokens=70)
     heard = link_pb2.PeerChanges(revision=1, reset=True, added=[message(ENGINE)])
-    peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load, engines=heard))
+    links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(load=load, engines=heard))
 
 
-def told(overview: DashboardSnapshot) -> dict:
-    return json.loads(overview.json())
+def told(snapshot: DashboardSnapshot) -> dict:
+    return json.loads(snapshot.json())
 
 
-def test_the_ring_is_told_with_its_speeds(peers) -> None:
+def test_the_ring_is_told_with_its_speeds(peers, links) -> None:
     metrics = ProcessorMetrics()
-    overview = DashboardSnapshot("me", peers, metrics)
-    joined(peers)
+    snapshot = DashboardSnapshot("me", peers, metrics)
+    joined(links)
     for second in range(4):
         load = engine_pb2.Load(
             running_choices=3, waiting_requests=1, kv_usage=0.5, blocks_total=64, generated_tokens=100 * second
         )
-        peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
+        links.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
         metrics.tokens(50, 0.1)
         metrics.choice_ended("stop")
         metrics.first_token(0.03)
-        overview.tick(float(second), ProcessorReading(live_requests=7, waiting_requests=2), serving=True)
-        overview.tick(second + 0.5, ProcessorReading(), serving=False)  # not due yet
-    ring = told(overview)
+        snapshot.tick(float(second), ProcessorReading(live_requests=7, waiting_requests=2), serving=True)
+        snapshot.tick(second + 0.5, ProcessorReading(), serving=False)  # not due yet
+    ring = told(snapshot)
     assert (ring["name"], ring["serving"], ring["live"], ring["waiting"]) == ("me", True, 7, 2)
     assert ring["tokens_per_second"] == pytest.approx(51)
     assert ring["requests_per_second"] == pytest.approx(1)
@@ -85,26 +90,26 @@ def test_the_ring_is_told_with_its_speeds(peers) -> None:
     assert ring["history"]["live"] == [7] * 4
 
 
-def test_a_peer_that_begins_anew_has_no_negative_speed(peers) -> None:
-    overview = DashboardSnapshot("me", peers, ProcessorMetrics())
-    joined(peers)
+def test_a_peer_that_begins_anew_has_no_negative_speed(peers, links) -> None:
+    snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
+    joined(links)
     for second, tokens in enumerate((1000, 2000, 10, 20)):
         load = engine_pb2.Load(generated_tokens=tokens)
-        peers.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
-        overview.tick(float(second), ProcessorReading(), serving=True)
-    assert told(overview)["engines"][0]["tokens_per_second"] == 10
+        links.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
+        snapshot.tick(float(second), ProcessorReading(), serving=True)
+    assert told(snapshot)["engines"][0]["tokens_per_second"] == 10
 
 
-def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers) -> None:
-    overview = DashboardSnapshot("me", peers, ProcessorMetrics())
+def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers, links) -> None:
+    snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
     for _ in range(MAX_EVENTS):
-        joined(peers)
-        peers.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))
-        peers.detokenizer_down(DETOKENIZER)
-        peers.engine_down(Link(), ENGINE)
+        joined(links)
+        links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))
+        links.detokenizer_down(DETOKENIZER)
+        links.engine_down(Link(), ENGINE)
     for second in range(2 * HISTORY):
-        overview.tick(float(second), ProcessorReading(), serving=True)
-    ring = told(overview)
+        snapshot.tick(float(second), ProcessorReading(), serving=True)
+    ring = told(snapshot)
     assert [(event["name"], event["what"]) for event in ring["events"]][-2:] == [
         ("detokenizer-0", "left"),
         ("engine-0", "lost"),
@@ -116,9 +121,9 @@ def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers) -> N
 
 
 def test_an_event_has_its_time_and_what_the_peer_had() -> None:
-    chronicle = EventLog(clock=lambda: 12.5)
-    chronicle.note("engine", "engine-0", "lost", 3)
-    (event,) = chronicle.events()
+    event_log = EventLog(clock=lambda: 12.5)
+    event_log.add("engine", "engine-0", "lost", 3)
+    (event,) = event_log.events()
     assert (event.at, event.service, event.name, event.what, event.requests) == (12.5, "engine", "engine-0", "lost", 3)
 
 

@@ -19,7 +19,7 @@ from services.detokenizer.metrics import DetokenizerMetrics
 from services.processor.dashboard.pages import pages
 from services.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.browser import Browser, browsing
-from tests.ring import InFlightRequests
+from tests.ring import Ring
 from tests.services.streams import ask
 
 PROMPT = "unmistakable beginning"
@@ -46,7 +46,7 @@ def _clean(browser: Browser) -> Iterator[None]:
 
 
 @pytest.fixture
-def load(ring: InFlightRequests) -> Iterator[None]:
+def load(ring: Ring) -> Iterator[None]:
     """Answers that are being written for as long as the test lasts."""
     ended = threading.Event()
 
@@ -67,11 +67,11 @@ def load(ring: InFlightRequests) -> Iterator[None]:
     thread.join()
 
 
-def page_of(ring: InFlightRequests) -> str:
+def page_of(ring: Ring) -> str:
     return (ring.state.services["processor"].metrics or "").removesuffix("metrics")
 
 
-def test_the_page_shows_the_ring_at_work_by_itself(browser: Browser, ring: InFlightRequests, load: None) -> None:
+def test_the_page_shows_the_ring_at_work_by_itself(browser: Browser, ring: Ring, load: None) -> None:
     page = page_of(ring)
     browser.look(*DESKTOP)
     browser.open(page)
@@ -93,7 +93,7 @@ def test_the_page_shows_the_ring_at_work_by_itself(browser: Browser, ring: InFli
     browser.wait("1", lambda _: len(browser.asked) > asked + 1)
 
 
-def test_it_tells_of_no_prompt_and_no_tenant_and_lets_nothing_else_in(ring: InFlightRequests, load: None) -> None:
+def test_it_tells_of_no_prompt_and_no_tenant_and_lets_nothing_else_in(ring: Ring, load: None) -> None:
     page = page_of(ring)
     while True:  # until the request is there
         with urllib.request.urlopen(page + "ring.json", timeout=30) as answer:
@@ -113,7 +113,7 @@ def test_it_tells_of_no_prompt_and_no_tenant_and_lets_nothing_else_in(ring: InFl
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 568), (768, 1024), DESKTOP])
-def test_it_fits_every_screen(browser: Browser, ring: InFlightRequests, size: tuple[int, int]) -> None:
+def test_it_fits_every_screen(browser: Browser, ring: Ring, size: tuple[int, int]) -> None:
     browser.look(*size)
     browser.open(page_of(ring))
     browser.wait(NODES, lambda found: len(found) == 3)
@@ -123,7 +123,7 @@ def test_it_fits_every_screen(browser: Browser, ring: InFlightRequests, size: tu
     assert browser.run(f"{texts}.every(box => box.left >= 0 && box.right <= innerWidth)")
 
 
-def test_it_is_dark_where_that_is_wanted(browser: Browser, ring: InFlightRequests) -> None:
+def test_it_is_dark_where_that_is_wanted(browser: Browser, ring: Ring) -> None:
     shades = {}
     for dark in (False, True):
         browser.look(*PHONE, dark=dark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,20 +15,17 @@ from structlog.testing import capture_logs
 from engine_core.request import Request
 from engine_core.validation import validate_request
 from services.engine.protobuf import submission_of
-from services.processor.admission.resolve import admit
-from services.processor.client import ClientRequest, ClientStream, LiveRequest
-from services.processor.in_flight import InFlightRequests
-from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
+from services.processor.admission.resolve import resolve_request
+from services.processor.client_stream import ClientStream
+from services.processor.request import Request as ReceivedRequest
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import MAX_OUTPUT_CONTEXT_BYTES
-from services.ring.request import RingRequest
 from services.ring.routes import Route
-from tests.services.processor.backlogs import roomy
-from tests.services.processor.model_specs import MAX_MODEL_LEN, learned, spec, vocabulary
+from tests.services.processor.model_specs import MAX_MODEL_LEN, learned, served_model, spec
+from tests.services.processor.processor_core import ProcessorCore
 
-VOCABULARY, SPEC = vocabulary(), spec()
+MODEL, SPEC = served_model(), spec()
 ME = PeerId("processor", 1)
 
 
@@ -119,25 +115,23 @@ class Wire:
 
 def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
-    admission = admit(request, VOCABULARY, "tenant", ME)
-    assert len(admission.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    ring = InFlightRequests(peers := Peers(learned(), random.Random(0)), METRICS, roomy(), patience=1.0)
-    peers.events = ring
+    resolved = resolve_request(request, MODEL, "tenant", ME)
+    assert len(resolved.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
+    core = ProcessorCore(lambda routes: learned())
     wire, engine = Wire(), PeerId("engine", 1)
-    peers.engine_up(wire, engine, VOCABULARY.model)  # type: ignore[arg-type]
-    call = ClientRequest("1-1", "", 1, ClientStream(""), 0.0, None)
-    live = LiveRequest(call, admission, RingRequest("1-1", admission.prompt_tokens, admission.choices))
-    ring._placement._submit(live, Route(engine, PeerId("detokenizer", 1)), "")
+    core.link_events.engine_up(wire, engine, MODEL.model)  # type: ignore[arg-type]
+    received = ReceivedRequest("1-1", "", 1, "", ClientStream(""), 0.0)
+    received.admit(resolved)
+    core.router._submit(received, Route(engine, PeerId("detokenizer", 1)), "")
     (command,) = wire.sent
     submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
-        choice: [*ids] for choice, ids in admission.choices.items()
+        choice: [*ids] for choice, ids in resolved.choices.items()
     }
     assert isinstance(submission.order, Request)
     return submission.order
 
 
-METRICS = ProcessorMetrics()
 OUTCOMES: Counter[str] = Counter()
 
 

@@ -11,7 +11,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.client import LiveRequest
+from services.processor.request import Request
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from tests.services.processor.ring_requests import (
@@ -45,8 +45,8 @@ def test_ids_that_a_request_came_with_count_as_computed(world: World, monkeypatc
     """Else engines look so slow, beside what requests take, that others are refused."""
     computed: list[int] = []
     ended: list[int] = []
-    monkeypatch.setattr(world.ring.backlog, "computed", computed.append)
-    monkeypatch.setattr(world.ring.backlog, "ended", lambda tenant, tokens, seconds: ended.append(tokens))
+    monkeypatch.setattr(world.backlog, "computed", computed.append)
+    monkeypatch.setattr(world.backlog, "ended", lambda tenant, tokens, seconds: ended.append(tokens))
     request = ask()
     request.resume.choices.add(choice=0, token_ids=expected(15))
     request.resume.model_digest = MODEL_MESSAGE.model_digest
@@ -62,10 +62,10 @@ def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
     world.kill_engine("engine-0")
     world.heal()
     world.flow(tokens=1)
-    (live,) = world.ring._live.values()
-    assert live.ring.epoch == 2
+    (live,) = world.in_flight._requests.values()
+    assert live.delivery.epoch == 2
     status = status_pb2.Status(code=Code.INVALID_ARGUMENT, message="no")
-    world.ring.rejected(link_pb2.Rejection(request_id=call.ring_id, epoch=1, status=status))
+    world.in_flight.rejected(link_pb2.Rejection(request_id=call.request_id, epoch=1, status=status))
     settle(world)
     assert end(world).finish_reason == FinishReason.LENGTH
 
@@ -75,7 +75,7 @@ def test_a_request_ends_once(world: World) -> None:
     world.flow(tokens=2)
     world.flow(tokens=2)
     for finish_reason in (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.CANCELLED):
-        world.ring.end(call, finish_reason)
+        world.in_flight.end(call, finish_reason)
     assert end(world).finish_reason == FinishReason.CANCELLED
     settle(world)
     assert world.quiet
@@ -89,11 +89,11 @@ def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -
     gc.collect()
     gc.disable()
     try:
-        world.ring.end(call, FinishReason.CANCELLED)
+        world.in_flight.end(call, FinishReason.CANCELLED)
         del call
         settle(world)
-        objects = [one for one in gc.get_objects() if type(one) is LiveRequest]
-        assert not [live for live in objects if live.call.client is world.client]
+        objects = [one for one in gc.get_objects() if type(one) is Request]
+        assert not [one for one in objects if one.stream is world.client]
     finally:
         gc.enable()
 
@@ -101,7 +101,7 @@ def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -
 def test_a_done_that_was_lost_with_its_link_leaves_nothing(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
-    world.ring.end(call, FinishReason.CANCELLED)
+    world.in_flight.end(call, FinishReason.CANCELLED)
     processors_stream(world).commands.clear()
     world.detach(processors_stream(world))
     world.heal()
@@ -117,7 +117,7 @@ def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Wor
     wide.flow(tokens=1)
     wide.flow(tokens=1)
     (first,) = [engine for engine in wide.engines.values() if engine.board.num_ledgers]
-    route = next(iter(wide.ring._live.values())).route
+    route = next(iter(wide.in_flight._requests.values())).route
     assert route is not None
     # Its detokenizer dies, and the other one, to which the processor redirects, has just lost its link to the engine.
     (other,) = [name for name in wide.detokenizers if name != route.detokenizer.name]
@@ -133,11 +133,11 @@ def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Wor
 def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: World) -> None:
     wide.ask(ask(max_tokens=60))
     wide.flow(tokens=1)
-    live = next(iter(wide.ring._live.values()))
+    live = next(iter(wide.in_flight._requests.values()))
     assert live.route is not None
     engine = wide.engines[live.route.engine.name]
     engine.board.draining = True
-    wide.peers.engine_frame(
+    wide.link_events.engine_frame(
         engine.streams["processor"],  # type: ignore[arg-type]
         engine.me,
         engine_pb2.AttachResponse(draining={}),
@@ -156,9 +156,9 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     world.flow(tokens=2)
     world.flow(tokens=2)
     world.kill_engine("engine-0")
-    world.models["engine-0"] = engine_pb2.GetModelResponse()
-    world.models["engine-0"].CopyFrom(MODEL_MESSAGE)
-    world.models["engine-0"].numerics = numerics
+    world.described["engine-0"] = engine_pb2.GetModelResponse()
+    world.described["engine-0"].CopyFrom(MODEL_MESSAGE)
+    world.described["engine-0"].numerics = numerics
     world.heal()
     settle(world)
     (started,) = moves(world)
@@ -207,7 +207,7 @@ def test_latencies_are_those_of_single_choices(world: World) -> None:
     settle(world)
     metrics = {
         metric.name: {s.name.rsplit("_", 1)[-1]: s.value for s in metric.samples}
-        for metric in world.ring._metrics.collect()
+        for metric in world.in_flight._metrics.collect()
     }
     deltas = [response.delta for response in events(world, "delta")]
     assert len(deltas) > 2
@@ -256,7 +256,7 @@ def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
 def charged(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens, as they are taken out of a tenant's."""
     tokens: list[int] = []
-    monkeypatch.setattr(world.ring.meter, "computed", lambda tenant, amount, now: tokens.append(amount))
+    monkeypatch.setattr(world.rate_limiter, "computed", lambda tenant, amount, now: tokens.append(amount))
     return tokens
 
 
@@ -264,10 +264,10 @@ def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_comp
     world: World, charged: list[int]
 ) -> None:
     call = world.ask(ask())
-    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
-    begun = engine_pb2.Prefill(request_id=call.ring_id, epoch=1, prompt_tokens=prompt)
-    world.ring.text(detokenizer_pb2.TextOutputs(prefills=[begun]))
-    world.ring.end(call, FinishReason.CANCELLED)
+    prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
+    begun = engine_pb2.Prefill(request_id=call.request_id, epoch=1, prompt_tokens=prompt)
+    world.in_flight.text(detokenizer_pb2.TextOutputs(prefills=[begun]))
+    world.in_flight.end(call, FinishReason.CANCELLED)
     assert charged == [prompt]
     settle(world)
     charged.clear()
@@ -281,25 +281,25 @@ def test_who_gives_up_before_word_of_the_beginning_comes_is_charged_the_prompt(
     finish_reason: FinishReason, world: World, charged: list[int]
 ) -> None:
     call = world.ask(ask())
-    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
-    world.ring.end(call, finish_reason)
+    prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
+    world.in_flight.end(call, finish_reason)
     settle(world)
     assert charged == [prompt]
 
 
 def test_a_prompt_that_no_engine_has_is_not_charged(world: World, charged: list[int]) -> None:
     world.kill_engine("engine-0")
-    world.ring.end(world.ask(ask()), FinishReason.CANCELLED)
+    world.in_flight.end(world.ask(ask()), FinishReason.CANCELLED)
     world.heal()
     settle(world)
     refused = world.ask(ask())
-    world.ring.end(refused, FinishReason.ERROR, Status(Code.UNAVAILABLE, "it is the ring's own fault"))
+    world.in_flight.end(refused, FinishReason.ERROR, Status(Code.UNAVAILABLE, "it is the ring's own fault"))
     settle(world)
     assert not charged
 
 
 def test_a_prompt_whose_time_runs_out_at_the_engine_is_charged(world: World, charged: list[int]) -> None:
     call = world.ask(ask())
-    prompt = next(iter(world.ring._live.values())).ring.prompt_tokens
-    world.ring._end(call.ring_id, 1, 0, ChoiceEnd(FinishReason.DEADLINE, 0), set())
+    prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
+    world.in_flight._choice_ended(call.request_id, 1, 0, ChoiceEnd(FinishReason.DEADLINE, 0), set())
     assert charged == [prompt]

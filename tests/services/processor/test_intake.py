@@ -10,14 +10,15 @@ import pytest
 from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.backlog import Backlog, BacklogLimits
-from services.processor.admission.resolve import Admission, admit
+from services.processor.admission.backlog import BacklogLimits
+from services.processor.admission.resolve import resolve_request
 from services.processor.admission.validation import MAX_REQUEST_ID_BYTES
+from services.processor.request import ResolvedRequest
 from services.ring.errors import Code
-from tests.services.processor.front_doors import (
+from tests.services.processor.service_harness import (
     MAX_LIVE,
     ROOM,
-    FrontDoor,
+    ServiceHarness,
     ask,
     cancel,
     read_ends,
@@ -28,8 +29,8 @@ from tests.services.processor.front_doors import (
 )
 
 
-async def test_a_name_that_is_too_long_does_not_come_back(front) -> None:
-    call = front.Session()
+async def test_a_name_that_is_too_long_does_not_come_back(stub) -> None:
+    call = stub.Session()
     await write(call, ask("ö" * (MAX_REQUEST_ID_BYTES // 2) + "x"), ask("x" * 100_000))
     refused = await read_ends(call, 2)
     assert [(response.request_id, response.in_reply_to) for response in refused] == [("", 1), ("", 2)]
@@ -39,12 +40,12 @@ async def test_a_name_that_is_too_long_does_not_come_back(front) -> None:
     call.cancel()
     shown: list[inference_pb2.GenerateResponse] = []
     with pytest.raises(grpc.aio.AioRpcError, match="request_id: 129 bytes: expected at most 128"):
-        await read_into(shown, front.Generate(ask("x" * (MAX_REQUEST_ID_BYTES + 1))))
+        await read_into(shown, stub.Generate(ask("x" * (MAX_REQUEST_ID_BYTES + 1))))
     assert [response.request_id for response in shown] == [""]
 
 
-async def test_a_name_may_be_as_long_as_the_contract_says(front) -> None:
-    call = front.Session()
+async def test_a_name_may_be_as_long_as_the_contract_says(stub) -> None:
+    call = stub.Session()
     name = "x" * MAX_REQUEST_ID_BYTES
     await write(call, ask(name))
     await cancel(call, name)
@@ -54,9 +55,9 @@ async def test_a_name_may_be_as_long_as_the_contract_says(front) -> None:
     call.cancel()
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_makes_room(door: FrontDoor, front) -> None:
-    held = door.hold_up()
-    call = front.Session()
+async def test_a_request_that_is_cancelled_while_it_waits_makes_room(harness: ServiceHarness, stub) -> None:
+    held = harness.occupy_threads()
+    call = stub.Session()
     await write(call, ask("waits", "a" * ROOM), ask("is refused", "a" * ROOM))
     (refused,) = await read_ends(call, 1)
     assert refused.request_id == "is refused"
@@ -67,7 +68,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_makes_room(door: Front
     (cancelled,) = await read_ends(call, 1)
     assert cancelled.request_id == "waits"
     assert cancelled.refused.status.code == Code.CANCELLED
-    door.go.set()
+    harness.go.set()
     (late,) = await read_ends(call, 1)
     assert late.request_id == "in its place"
     assert late.refused.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0], "longer than the context"
@@ -75,8 +76,8 @@ async def test_a_request_that_is_cancelled_while_it_waits_makes_room(door: Front
     call.cancel()
 
 
-async def test_every_refusal_is_counted_once_with_its_code(door: FrontDoor, front) -> None:
-    call = front.Session()
+async def test_every_refusal_is_counted_once_with_its_code(harness: ServiceHarness, stub) -> None:
+    call = stub.Session()
     await write(call, *(ask(f"live {i}") for i in range(MAX_LIVE)), ask("live 0"), ask("one too many"), ask(""))
     await call.write(inference_pb2.SessionRequest())
     assert len(await read_ends(call, 4)) == 4
@@ -84,14 +85,14 @@ async def test_every_refusal_is_counted_once_with_its_code(door: FrontDoor, fron
     too_hot.sampling.temperature = -1.0
     for request in (too_hot, ask("x" * 1000)):
         with pytest.raises(grpc.aio.AioRpcError):
-            await read_into([], front.Generate(request))
-    door.intake.drain()
+            await read_into([], stub.Generate(request))
+    harness.intake.drain()
     with pytest.raises(grpc.aio.AioRpcError):
-        await read_into([], front.Generate(ask("late")))
+        await read_into([], stub.Generate(ask("late")))
     for index in range(MAX_LIVE):
         await cancel(call, f"live {index}")
     await read_ends(call, MAX_LIVE)
-    assert door.counted() == {
+    assert harness.counted() == {
         ("vllm:request_success_total", "abort"): MAX_LIVE,
         ("vllm:request_success_total", "error"): 7,
         ("ringline_requests_refused_total", "INVALID_ARGUMENT"): 5,
@@ -104,14 +105,14 @@ async def test_every_refusal_is_counted_once_with_its_code(door: FrontDoor, fron
 async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenized: list[str] = []
 
-    def counted(request: inference_pb2.GenerateRequest, *others: object) -> Admission:
+    def counted(request: inference_pb2.GenerateRequest, *others: object) -> ResolvedRequest:
         tokenized.append(request.request_id)
-        return admit(request, *others)  # type: ignore[arg-type]
+        return resolve_request(request, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.admit", counted)
-    door = FrontDoor(backlog=Backlog(BacklogLimits(max_requests=4, max_seconds=60.0)))
-    async with served(door, tmp_path) as front:
-        call = front.Session()
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", counted)
+    harness = ServiceHarness(BacklogLimits(max_requests=4, max_seconds=60.0))
+    async with served(harness, tmp_path) as stub:
+        call = stub.Session()
         await write(call, *(ask(f"r{i}") for i in range(2)))
         await until(lambda: len(tokenized) == 2)
         await write(call, ask("one too many"))
@@ -120,7 +121,7 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
         assert refused.refused.status.details, "when to come again"
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await read_into([], front.Generate(ask("another")))
+            await read_into([], stub.Generate(ask("another")))
         error = from_rpc(failure.value)
         assert isinstance(error, Overloaded)
         assert error.retry_after is not None
@@ -131,4 +132,4 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         await until(lambda: len(tokenized) == 3)
         assert tokenized == ["r0", "r1", "in its place"]
         call.cancel()
-    door.desk.close()
+    harness.queue.close()

@@ -15,14 +15,14 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
 from services.process.memory import give_back_free_memory
-from services.processor.admission.resolve import admit
-from services.processor.admission.validation import ModelLimits
-from services.processor.client import ClientRequest, ClientStream, LiveRequest
+from services.processor.admission.resolve import resolve_request
+from services.processor.client_stream import ClientStream
+from services.processor.request import Request
 from services.processor.routing import submit_of
+from services.processor.served_models import ModelLimits
 from services.ring.identity import PeerId, ring_id
-from services.ring.request import RingRequest
 from services.rpc.memory_guard import resident
-from tests.services.processor.model_specs import MAX_LOGPROBS, vocabulary
+from tests.services.processor.model_specs import MAX_LOGPROBS, served_model
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTEXT, WORDS = 32768, 151_000
@@ -59,28 +59,27 @@ KINDS = ("prompt", "allowed", "biases", "bad words", "choices", "resumed")
 
 def measure(kind: str) -> None:
     """Hold requests, and each once more on its way to an engine."""
-    known = vocabulary()
+    known = served_model()
     known.model.max_model_len, known.model.vocab_size, known.model.block_size = CONTEXT, 256, 16
     known = replace(known, limits=ModelLimits("m", WORDS, CONTEXT, MAX_LOGPROBS))
-    request, client = wide(kind), ClientStream("")
+    request, stream = wide(kind), ClientStream("")
     held, charged = [], 0
 
-    def hold() -> LiveRequest:
-        admission = admit(request, known, "", PeerId("processor", 1))
-        call = ClientRequest(ring_id(1, len(held)), str(len(held)), 1, client, time.monotonic(), None)
-        ring = RingRequest(call.ring_id, admission.prompt_tokens, admission.choices)
-        live = LiveRequest(call, admission, ring)
-        command = engine_pb2.AttachRequest(commands=[engine_pb2.Command(submit=submit_of(live, "detokenizer"))])
-        held.append((live, command.SerializeToString()))
-        client.add(call)
-        return live
+    def hold() -> Request:
+        number = len(held)
+        admitted = Request(ring_id(1, number), str(number), 1, "", stream, time.monotonic())
+        admitted.admit(resolve_request(request, known, "", PeerId("processor", 1)))
+        command = engine_pb2.AttachRequest(commands=[engine_pb2.Command(submit=submit_of(admitted, "detokenizer"))])
+        held.append((admitted, command.SerializeToString()))
+        stream.add(admitted)
+        return admitted
 
     hold()  # what is made once
     gc.collect()
     give_back_free_memory()
     before = resident()
     while charged < CHARGED and len(held) < MOST:
-        charged += hold().size
+        charged += hold().resolved.held_bytes
     gc.collect()
     give_back_free_memory()
     grown = resident() - before

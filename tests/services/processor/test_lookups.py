@@ -1,4 +1,4 @@
-"""What is answered from the vocabulary alone."""
+"""Look-ups, which need a model and no engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.service import detokenize
 from services.ring.errors import Refused
 from services.text.tokenizer import Tokenizer
-from tests.services.processor.model_specs import MAX_MODEL_LEN, files, vocabulary
+from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model
 
 WORD = "x" * 2000
 
@@ -21,7 +21,7 @@ def test_the_text_of_ids_is_measured_before_it_is_made() -> None:
     library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
     library.add_tokens([WORD])
     own = Tokenizer.from_files({**files(), "tokenizer.json": library.to_str().encode()})
-    known = vocabulary()
+    known = served_model()
     known = replace(known, tokenizer=own, limits=replace(known.limits, vocab_size=own.vocab_size))
     word = own.token_id(WORD)
     assert word is not None

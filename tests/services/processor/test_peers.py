@@ -8,8 +8,8 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 
 from services.peers.redial import LinkRefused
-from services.processor.client import ClientRequest
-from services.processor.served_models import Texts
+from services.processor.request import Request
+from services.processor.served_models import TextCodec
 from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
@@ -23,22 +23,22 @@ def hear(world: World, **frame: object) -> None:
     """The engine says something."""
     stream = processors_stream(world)
     response = engine_pb2.AttachResponse(**frame)  # type: ignore[arg-type]
-    world.peers.engine_frame(stream, stream.engine.me, response)  # type: ignore[arg-type]
+    world.link_events.engine_frame(stream, stream.engine.me, response)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("draining", [False, True])
 def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: World, draining: bool) -> None:
-    assert world.peers.ready
+    assert world.routes.any_joined()
     later = time.monotonic() + 2 * BEAT_LIMIT
-    world.peers.watch(later)
-    assert not world.peers.ready
+    world.link_events.check_liveness(later)
+    assert not world.routes.any_joined()
     hear(world, load=engine_pb2.Load())
     (detokenizer,) = world.peers._detokenizers.values()
     detokenizer.liveness.beat(time.monotonic())
     if draining:
         hear(world, draining={})
-    world.peers.watch(time.monotonic())
-    assert world.peers.ready == (not draining)
+    world.link_events.check_liveness(time.monotonic())
+    assert world.routes.any_joined() == (not draining)
 
 
 def roll_out(world: World, *names: str) -> None:
@@ -49,10 +49,9 @@ def roll_out(world: World, *names: str) -> None:
     world.flow()
 
 
-def engine_of(world: World, call: ClientRequest) -> str:
-    assert call.live is not None
-    assert call.live.route is not None
-    return call.live.route.engine.name
+def engine_of(world: World, call: Request) -> str:
+    assert call.route is not None
+    return call.route.engine.name
 
 
 def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: World) -> None:
@@ -93,14 +92,14 @@ def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
     wide.ask(ask())
     wide.flow(tokens=2)
     wide.flow(tokens=2)
-    wide.ring._placement._patience = -1.0
+    wide.router._route_timeout = -1.0
     roll_out(wide, "engine-0", "engine-1")
     settle(wide)
     status = status_from_proto(end(wide).error)
     assert (status.code, status.reason) == (Code.UNAVAILABLE, Reason.MODEL_GONE)
     assert ids(wide) == expected(len(ids(wide)))
     assert wide.quiet
-    assert [held.model.model_digest for held in wide.vocabularies._held.values()] == [NEXT.digest], "none is kept"
+    assert [held.model.model_digest for held in wide.models._held.values()] == [NEXT.digest], "none is kept"
 
 
 def test_going_back_makes_the_earlier_model_the_newest_again(wide: World) -> None:
@@ -108,28 +107,28 @@ def test_going_back_makes_the_earlier_model_the_newest_again(wide: World) -> Non
         wide.kill_engine("engine-1", served)
         wide.heal()
         wide.flow()
-        assert wide.vocabulary.model.model_digest == served.digest
+        assert wide.model.model.model_digest == served.digest
 
 
 def test_an_engine_of_one_model_too_many_is_not_linked(wide: World) -> None:
     wide.ask(ask())  # a request of the present one, which keeps it
     stream = processors_stream(wide)
     for number in range(MAX_GENERATIONS - 1):
-        wide.vocabularies.add(model := another(number), TEXTS)
-        wide.peers.engine_up(stream, PeerId(model.name, model.incarnation), model)  # type: ignore[arg-type]
+        wide.models.add(model := another(number), CODEC)
+        wide.link_events.engine_up(stream, PeerId(model.name, model.incarnation), model)  # type: ignore[arg-type]
     with pytest.raises(LinkRefused, match=r"another model than the 3 .*--max-generations"):
-        wide.vocabularies.add(another(9), TEXTS)
-    assert len(wide.vocabularies) == MAX_GENERATIONS
-    wide.peers.engine_down(stream, PeerId("engine-0", 1000))  # type: ignore[arg-type]
-    wide.vocabularies.add(another(9), TEXTS)
+        wide.models.add(another(9), CODEC)
+    assert len(wide.models) == MAX_GENERATIONS
+    wide.link_events.engine_down(stream, PeerId("engine-0", 1000))  # type: ignore[arg-type]
+    wide.models.add(another(9), CODEC)
 
 
 def test_an_engine_whose_model_was_forgotten_before_it_was_linked_is_asked_again(world: World) -> None:
     stream = processors_stream(world)
     for number in range(MAX_GENERATIONS):
-        world.vocabularies.add(another(number), TEXTS)
+        world.models.add(another(number), CODEC)
     with pytest.raises(LinkRefused, match="forgotten"):
-        world.peers.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
+        world.link_events.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
 
 
 async def test_a_model_with_a_tokenizer_that_is_there_is_learned_without_fetching_it(world: World) -> None:
@@ -137,11 +136,11 @@ async def test_a_model_with_a_tokenizer_that_is_there_is_learned_without_fetchin
         async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
             return another(1)
 
-    await world.peers.prepare(Stub())
-    assert world.vocabularies.of("another 1") is not None
+    await world.link_events.prepare(Stub())
+    assert world.models.by_digest("another 1") is not None
 
 
-TEXTS = Texts(PRESENT.tokenizer, ChatTemplates({}))
+CODEC = TextCodec(PRESENT.tokenizer, ChatTemplates({}))
 
 
 def another(number: int) -> engine_pb2.GetModelResponse:

@@ -94,7 +94,7 @@ def test_engines_that_are_cut_off_at_once_and_come_back_did_not_die(wide: World,
     for _ in range(MAX_CRASH_RESUBMITS):
         wide.flow(tokens=1)
         wide.flow(tokens=1)
-        (live,) = wide.ring._live.values()
+        (live,) = wide.in_flight._requests.values()
         assert live.route is not None
         streams.append(processors_stream(wide, live.route.engine.name))
         wide.detach(streams[-1])
@@ -140,7 +140,7 @@ def test_engines_that_drained_did_not_die_of_it(world: World) -> None:
         world.flow(tokens=1)
         world.flow(tokens=1)
         draining = engine_pb2.AttachResponse(draining={})
-        world.peers.engine_frame(processors_stream(world), world.engines["engine-0"].me, draining)  # type: ignore[arg-type]
+        world.link_events.engine_frame(processors_stream(world), world.engines["engine-0"].me, draining)  # type: ignore[arg-type]
         world.kill_engine("engine-0")
         world.heal()
     settle(world)

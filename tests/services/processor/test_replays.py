@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.response_reader import ResponseReader
 
-from services.processor.client import ClientRequest
+from services.processor.request import Request
 from services.processor.routing import MAX_REDIRECTS
 from services.ring.errors import Code
 from services.ring.events import FinishReason
@@ -18,10 +18,10 @@ from tests.services.processor.ring_requests import ask, end, events, expected, i
 from tests.services.ring.world import World
 
 
-def text_beyond(call: ClientRequest, epoch: int) -> detokenizer_pb2.TextOutputs:
+def text_beyond(call: Request, epoch: int) -> detokenizer_pb2.TextOutputs:
     """A delta that something was lost before."""
     return detokenizer_pb2.TextOutputs(
-        request_ids=[call.ring_id],
+        request_ids=[call.request_id],
         epochs=[epoch],
         choices=[0],
         first_positions=[50],
@@ -36,11 +36,11 @@ def test_frames_that_do_not_fit_wait_for_the_route_that_brings_a_replay(world: W
     world.flow(tokens=1)
     world.flow(tokens=1)
     world.kill_detokenizer("detokenizer-0")
-    (live,) = world.ring._live.values()
-    epoch = live.ring.epoch
+    (live,) = world.in_flight._requests.values()
+    epoch = live.delivery.epoch
     for _ in range(MAX_REDIRECTS + 1):
-        world.ring.text(text_beyond(call, epoch))
-    assert (live.ring.epoch, live.ring.redirects) == (epoch, 0)
+        world.in_flight.text(text_beyond(call, epoch))
+    assert (live.delivery.epoch, live.delivery.redirects) == (epoch, 0)
     assert not processors_stream(world).commands
     world.heal()
     settle(world)
@@ -50,9 +50,9 @@ def test_frames_that_do_not_fit_wait_for_the_route_that_brings_a_replay(world: W
 @pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
 def test_so_many_replays_are_asked_for_and_no_more(world: World, times: int) -> None:
     call = world.ask(ask())
-    (live,) = world.ring._live.values()
+    (live,) = world.in_flight._requests.values()
     for _ in range(times):
-        world.ring.text(text_beyond(call, live.ring.epoch))
+        world.in_flight.text(text_beyond(call, live.delivery.epoch))
     settle(world)
     assert end(world).finish_reason == (FinishReason.LENGTH if times == MAX_REDIRECTS else FinishReason.ERROR)
 
@@ -141,8 +141,8 @@ def test_a_lost_frame_with_prompt_scores_is_asked_for_again(world: World) -> Non
 
 def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> None:
     length, alternatives = 60_000, 20
-    limits = replace(world.vocabulary.limits, max_model_len=length + 8)
-    world.vocabulary = replace(world.vocabulary, limits=limits)
+    limits = replace(world.model.limits, max_model_len=length + 8)
+    world.model = replace(world.model, limits=limits)
     request = ask(max_tokens=3)
     request.token_ids.ids.extend([5] * length)
     request.output.prompt_logprobs = alternatives
@@ -178,11 +178,11 @@ def test_prompt_scores_of_another_epoch_are_late_news(world: World) -> None:
     request = ask()
     request.output.prompt_logprobs = 0
     call = world.ask(request)
-    (live,) = world.ring._live.values()
-    for epoch in (live.ring.epoch - 1, live.ring.epoch + 1):
-        late = engine_pb2.PromptLogprobs(request_id=call.ring_id, epoch=epoch, offset=0)
+    (live,) = world.in_flight._requests.values()
+    for epoch in (live.delivery.epoch - 1, live.delivery.epoch + 1):
+        late = engine_pb2.PromptLogprobs(request_id=call.request_id, epoch=epoch, offset=0)
         late.logprobs.logprobs.append(-9.0)
         late.logprobs.ranks.append(9)
-        world.ring.text(detokenizer_pb2.TextOutputs(prompt_logprobs=[late]))
+        world.in_flight.text(detokenizer_pb2.TextOutputs(prompt_logprobs=[late]))
     assert not events(world, "prompt_logprobs")
-    assert live.prompt_scores == 0
+    assert live.prompt_scores_delivered == 0

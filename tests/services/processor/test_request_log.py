@@ -25,7 +25,7 @@ def test_a_request_that_ends_is_told_by_the_detokenizer_and_the_processor() -> N
     by_detokenizer, by_processor = lines(logs, "request finished")
     for line in (by_detokenizer, by_processor):
         assert line["log_level"] == "debug"
-        assert line["request_id"] == call.ring_id
+        assert line["request_id"] == call.request_id
         assert line["finish_reasons"] == {0: "LENGTH", 1: "LENGTH"}
         assert line["completion_tokens"] == 14
     assert by_detokenizer["epoch"] == 1
@@ -39,9 +39,8 @@ def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> Non
         call = world.ask(ask())
         for _ in range(3):
             world.flow(tokens=1)
-        assert call.live is not None
-        delivered = call.live.ring.completion_tokens
-        world.ring.end(call, FinishReason.CANCELLED)
+        delivered = call.delivery.completion_tokens
+        world.in_flight.end(call, FinishReason.CANCELLED)
         settle(world)
     by_processor, by_detokenizer = lines(logs, "request finished")
     assert by_processor["finish_reasons"] == {0: "CANCELLED"}
@@ -52,9 +51,8 @@ def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> Non
 def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
     with capture_logs() as logs:
         world = World(["engine-0"], ["detokenizer-0"])
-        call = world.ask(ask())
-        call.live, call.ended = None, False
-        world.ring.end(call, FinishReason.ERROR, invalid_field("temperature", "-1 is out of range").status)
+        call = world.receive(ask())
+        world.in_flight.end(call, FinishReason.ERROR, invalid_field("temperature", "-1 is out of range").status)
     (line,) = lines(logs, "request refused")
     assert (line["code"], line["reason"], line["field"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", "temperature")
-    assert (line["request_id"], line["client_request_id"]) == (call.ring_id, "r")
+    assert (line["request_id"], line["client_request_id"]) == (call.request_id, "r")

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.resolve import Admission, admit, cache_salt, prompt_ids, render_chat
+from services.processor.admission.resolve import cache_salt, prompt_ids, render_chat, resolve_request
 from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
+from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
-from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, tokenizer, vocabulary
+from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, served_model, tokenizer
 
 ME = PeerId("processor-0", 77)
 TOKENIZER = tokenizer()
@@ -29,16 +30,16 @@ def ask(text: str = "abc") -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(text=text)
 
 
-def take(request: inference_pb2.GenerateRequest, tenant: str = "", **defaults: float) -> Admission:
-    return admit(request, vocabulary(**defaults), tenant, ME)
+def take(request: inference_pb2.GenerateRequest, tenant: str = "", **defaults: float) -> ResolvedRequest:
+    return resolve_request(request, served_model(**defaults), tenant, ME)
 
 
-def choices_of(admission: Admission) -> dict[int, list[int]]:
-    return {choice: list(ids) for choice, ids in admission.choices.items()}
+def choices_of(resolved: ResolvedRequest) -> dict[int, list[int]]:
+    return {choice: list(ids) for choice, ids in resolved.choices.items()}
 
 
-def context_of(admission: Admission) -> detokenizer_pb2.OutputContext:
-    return detokenizer_pb2.OutputContext.FromString(admission.output_context)
+def context_of(resolved: ResolvedRequest) -> detokenizer_pb2.OutputContext:
+    return detokenizer_pb2.OutputContext.FromString(resolved.output_context)
 
 
 def refusal(request: inference_pb2.GenerateRequest) -> str:
@@ -133,7 +134,7 @@ def test_engine_and_client_are_told_the_same() -> None:
     assert list(submit.stop_token_ids) == [4, 5]
     assert (submit.HasField("logprobs"), submit.logprobs, submit.prompt_logprobs) == (True, 0, 3)
     assert (submit.priority, submit.tenant) == (-5, "t")
-    assert submit.model_digest == admitted.model_digest == vocabulary().model.model_digest
+    assert submit.model_digest == admitted.model_digest == served_model().model.model_digest
     assert choices_of(admission) == {0: [], 1: []}
     assert not take(ask()).submit.HasField("logprobs")
 
@@ -168,18 +169,18 @@ def test_resumed_choices_are_those_that_go_on() -> None:
 
 def test_text_gets_special_tokens_unless_not_wanted() -> None:
     request = ask("abc")
-    assert list(prompt_ids(request, vocabulary())) == [BOS, *TOKENIZER.encode("abc", add_special_tokens=False)]
+    assert list(prompt_ids(request, served_model())) == [BOS, *TOKENIZER.encode("abc", add_special_tokens=False)]
     request.add_special_tokens = False
-    assert list(prompt_ids(request, vocabulary())) == TOKENIZER.encode("abc", add_special_tokens=False)
+    assert list(prompt_ids(request, served_model())) == TOKENIZER.encode("abc", add_special_tokens=False)
 
 
 def test_chats_get_special_tokens_only_if_wanted() -> None:
     request = inference_pb2.GenerateRequest()
     request.chat.messages.add(role="user", content="ab")
     bare = TOKENIZER.encode("[user]ab\n[assistant]", add_special_tokens=False)
-    assert prompt_ids(request, vocabulary()) == bare
+    assert prompt_ids(request, served_model()) == bare
     request.add_special_tokens = True
-    assert prompt_ids(request, vocabulary()) == [BOS, *bare]
+    assert prompt_ids(request, served_model()) == [BOS, *bare]
 
 
 @pytest.mark.parametrize("kind", ["text", "token_ids", "chat"])
@@ -195,8 +196,8 @@ def test_truncation_keeps_the_last_tokens(kind: str) -> None:
     whole = inference_pb2.GenerateRequest()
     whole.CopyFrom(request)
     whole.ClearField("truncate_prompt_tokens")
-    expected = prompt_ids(whole, vocabulary())[-4:]
-    assert prompt_ids(request, vocabulary()) == expected
+    expected = prompt_ids(whole, served_model())[-4:]
+    assert prompt_ids(request, served_model()) == expected
     assert take(request).admitted.prompt_tokens == 4
 
 
@@ -222,7 +223,7 @@ def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
     message = chat.messages.add(role="assistant", content="x")
     message.tool_calls.add(id="1", name="f", arguments_json='{"a": 1}')
     message.tool_calls.add(id="2", name="g")
-    rendered = render_chat(chat, vocabulary())
+    rendered = render_chat(chat, served_model())
     calls, rest = rendered.removeprefix("[assistant]x").split("\n")
     assert json.loads(calls) == [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
@@ -243,7 +244,7 @@ def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
 def test_a_chat_ends_as_it_is_to_go_on(fields: dict[str, bool], rendered: str) -> None:
     chat = inference_pb2.Chat(**fields)
     chat.messages.add(role="user", content="ab")
-    assert render_chat(chat, vocabulary()) == rendered
+    assert render_chat(chat, served_model()) == rendered
 
 
 # Bad words
@@ -372,15 +373,15 @@ def test_what_comes_close_to_a_refusal_is_taken() -> None:
 
 def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
     """This processor would pass over the field that asks for it, and the engine would answer without."""
-    known = vocabulary()
+    known = served_model()
     known.model.capabilities.extend([*ENGINE_CAPABILITIES, "constraint.regex"])
     assert known.capabilities == {*ENGINE_CAPABILITIES, *PROCESSOR_CAPABILITIES, CHAT_CAPABILITY}
     request = ask()
     request.requires.extend(ENGINE_CAPABILITIES)
-    assert admit(request, known, "", ME).submit.requires == list(ENGINE_CAPABILITIES)
+    assert resolve_request(request, known, "", ME).submit.requires == list(ENGINE_CAPABILITIES)
     request.requires.append("constraint.regex")
     with pytest.raises(Refused, match=r"'constraint\.regex' is not known here") as refused:
-        admit(request, known, "", ME)
+        resolve_request(request, known, "", ME)
     assert refused.value.status.reason is Reason.CAPABILITY_MISSING
 
 
@@ -397,10 +398,10 @@ def test_a_message_has_room_for_every_choice_that_goes_on() -> None:
 
 def test_a_token_that_the_model_lacks_is_refused() -> None:
     """A tokenizer may have more tokens than the model has embeddings."""
-    known = vocabulary()
+    known = served_model()
     smaller = replace(known, limits=replace(known.limits, vocab_size=BOS))
     with pytest.raises(Refused, match=r"^prompt\[0\]: "):
-        admit(ask(), smaller, "", ME)
+        resolve_request(ask(), smaller, "", ME)
 
 
 def test_a_refusal_fits_into_a_status_whatever_it_quotes() -> None:

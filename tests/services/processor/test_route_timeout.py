@@ -30,7 +30,7 @@ def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
 
 
 def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
-    world.ring._placement._patience = 5.0
+    world.router._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -44,14 +44,14 @@ def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamesp
 
 
 def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
-    world.ring._placement._patience = 5.0
+    world.router._route_timeout = 5.0
     world.engines["engine-0"].board.draining = True  # nobody was told
     world.ask(ask())
     for _ in range(4):
         wait(world, clock, 1.0)
         assert not events(world, "request_finished")
-        (live,) = world.ring._live.values()
-        assert live.ring.epoch > 1, "it is tried again and again"
+        (live,) = world.in_flight._requests.values()
+        assert live.delivery.epoch > 1, "it is tried again and again"
     wait(world, clock, 1.5)
     assert end(world).error.code == Code.UNAVAILABLE
     assert "draining" in end(world).error.message
@@ -60,8 +60,8 @@ def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock
 
 
 def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
-    world.ring._placement._patience = 5.0
-    world.ring._placement._max_crash_resubmits = 3
+    world.router._route_timeout = 5.0
+    world.router._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
         world.flow(tokens=1)
@@ -75,7 +75,7 @@ def test_patience_begins_anew_once_something_was_heard(world: World, clock: Simp
 
 
 def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
-    world.ring._placement._patience = 5.0
+    world.router._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=1)
     world.flow(tokens=1)
@@ -88,7 +88,7 @@ def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleName
 
 
 def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamespace) -> None:
-    world.ring._placement._patience = 5.0
+    world.router._route_timeout = 5.0
     world.ask(ask())
     for _ in range(5):
         wait(world, clock, 10.0)
@@ -106,14 +106,14 @@ def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(wide:
     wide.flow()
     wide.ask(ask(max_tokens=60))
     wide.flow(tokens=3)
-    (live,) = wide.ring._live.values()
+    (live,) = wide.in_flight._requests.values()
     route = live.route
     assert route is not None
     wide.kill_detokenizer(route.detokenizer.name)
-    wide.ring.tick(clock.now)
-    assert live.ring.request_id in wide.ring._placement._stranded, "its engine may be joining another"
+    wide.in_flight.tick(clock.now)
+    assert live.request_id in wide.router._unrouted, "its engine may be joining another"
     clock.now += BEAT_LIMIT + 0.1
-    wide.ring.tick(clock.now)
+    wide.in_flight.tick(clock.now)
     assert live.route is not None
     assert live.route.engine != route.engine
     settle(wide)

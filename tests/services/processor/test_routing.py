@@ -6,6 +6,7 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
+from services.processor.metrics import Routing
 from services.ring import routes
 from tests.services.processor.ring_requests import ask, ids, processors_stream, settle
 from tests.services.ring.world import World
@@ -24,7 +25,7 @@ def ask_for(world: World, name: str, text: str, tenant: str = "", max_tokens: in
 
 def engine_of(world: World) -> str:
     """Where the request that came last is."""
-    *_, live = world.ring._live.values()
+    *_, live = world.in_flight._requests.values()
     assert live.route is not None
     return live.route.engine.name
 
@@ -44,24 +45,24 @@ def test_prompts_that_share_a_beginning_go_to_one_engine(many: World) -> None:
         settle(many, 5)
     assert many.quiet
     assert len(engines) == 1
-    assert many.peers.routing.decisions == {"prefix": 7, "overload": 0, "load": 1}
-    assert many.peers.routing.loads == dict.fromkeys(ENGINES, 0)
+    assert Routing.of(many.routes).decisions == {"prefix": 7, "overload": 0, "load": 1}
+    assert Routing.of(many.routes).loads == dict.fromkeys(ENGINES, 0)
 
 
 def test_a_conversation_goes_on_where_it_was(many: World) -> None:
     first = ask_for(many, "first", "abcdefgh", max_tokens=30)
     settle(many)
-    answer = many.vocabulary.tokenizer.decode(ids(many))
+    answer = many.model.tokenizer.decode(ids(many))
     assert len(answer) > 2 * len("abcdefgh"), "it is most of what comes next"
     assert ask_for(many, "second", "abcdefgh" + answer + "more") == first
-    assert many.peers.routing.decisions["prefix"] == 1
+    assert Routing.of(many.routes).decisions["prefix"] == 1
 
 
 def test_tenants_share_no_prefix_and_no_routes(many: World) -> None:
     for tenant in ("one", "other"):
         ask_for(many, tenant, PROMPT, tenant)
         settle(many, 5)
-    assert many.peers.routing.decisions == {"prefix": 0, "overload": 0, "load": 2}
+    assert Routing.of(many.routes).decisions == {"prefix": 0, "overload": 0, "load": 2}
 
 
 def test_requests_of_an_engine_that_died_go_where_their_prompt_is_by_then(many: World) -> None:
@@ -71,7 +72,7 @@ def test_requests_of_an_engine_that_died_go_where_their_prompt_is_by_then(many: 
     many.kill_engine(engine)
     many.heal()
     many.flow(tokens=1)
-    taken = {live.route.engine.name for live in many.ring._live.values() if live.route is not None}
+    taken = {live.route.engine.name for live in many.in_flight._requests.values() if live.route is not None}
     assert len(taken) == 1
     assert taken != {engine}
     assert ask_for(many, "next", PROMPT + "next") in taken
@@ -83,7 +84,7 @@ def test_an_engine_that_drains_gets_nothing_new_though_it_has_the_prompt(many: W
     engine = ask_for(many, "first", PROMPT)
     stream = processors_stream(many, engine)
     draining = engine_pb2.AttachResponse(draining={})
-    many.peers.engine_frame(stream, many.engines[engine].me, draining)  # type: ignore[arg-type]
+    many.link_events.engine_frame(stream, many.engines[engine].me, draining)  # type: ignore[arg-type]
     assert ask_for(many, "second", PROMPT) != engine
 
 
@@ -91,7 +92,7 @@ def test_an_engine_that_others_keep_busy_gets_less(many: World) -> None:
     engine = ask_for(many, "first", PROMPT)
     stream = processors_stream(many, engine)
     load = engine_pb2.AttachResponse(load=engine_pb2.Load(running_choices=60, waiting_requests=20))
-    many.peers.engine_frame(stream, many.engines[engine].me, load)  # type: ignore[arg-type]
+    many.link_events.engine_frame(stream, many.engines[engine].me, load)  # type: ignore[arg-type]
     assert ask_for(many, "second", PROMPT) != engine
-    assert many.peers.routing.decisions["overload"] == 1
-    assert many.peers.routing.loads[engine] == 80
+    assert Routing.of(many.routes).decisions["overload"] == 1
+    assert Routing.of(many.routes).loads[engine] == 80

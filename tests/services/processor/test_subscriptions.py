@@ -1,4 +1,4 @@
-"""Subscriptions: of several addresses that lead to one detokenizer one is used, and the next when that is lost."""
+"""DetokenizerLinks: of several addresses that lead to one detokenizer one is used, and the next when that is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService, Subscribers
 from services.peers.redial import PeerDedup
-from services.processor.detokenizer_link import Subscription
+from services.processor.detokenizer_link import DetokenizerLink
 from services.ring.identity import PeerId
 from services.rpc.handlers import rpc_handlers
 
@@ -59,7 +59,7 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
     owner, claims = Owner(), PeerDedup()
     with capture_logs() as logs:
         subscriptions = {
-            address: Subscription(address, ME, owner, claims, max_message_bytes=1 << 22) for address in addresses
+            address: DetokenizerLink(address, ME, owner, claims, max_message_bytes=1 << 22) for address in addresses
         }
         tasks = {address: asyncio.create_task(each.run()) for address, each in subscriptions.items()}
         async with asyncio.timeout(60):

@@ -10,12 +10,11 @@ from google.rpc import status_pb2
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.types.v1 import link_pb2
 
-from services.processor.peers import Peers
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
-from services.ring.routes import Route
+from services.ring.routes import Route, Routes
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, moves, settle, usage
 from tests.services.ring.world import World
 
@@ -35,16 +34,16 @@ def hang(world: World, peer: PeerId) -> None:
     for look in range(round(1.5 * BEAT_LIMIT / BEAT_INTERVAL)):
         now = start + look * BEAT_INTERVAL
         beat(world, now, but=peer)
-        world.peers.watch(now)
+        world.link_events.check_liveness(now)
     assert world.peers.suspects == {peer}
-    world.ring.tick(time.monotonic())
+    world.in_flight.tick(time.monotonic())
 
 
 def come_back(world: World, peer: PeerId) -> None:
     """The peer gives a sign of life."""
-    now = (world.peers._watched_at or 0.0) + BEAT_INTERVAL
+    now = (world.peers._checked_at or 0.0) + BEAT_INTERVAL
     beat(world, now, but=PeerId("nobody", 1))
-    world.peers.watch(now)
+    world.link_events.check_liveness(now)
     assert not world.peers.suspects
 
 
@@ -57,7 +56,7 @@ def begin(world: World) -> Route:
 
 
 def route_of(world: World) -> Route:
-    (live,) = world.ring._live.values()
+    (live,) = world.in_flight._requests.values()
     assert live.route is not None
     return live.route
 
@@ -88,13 +87,13 @@ def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
 
 def test_what_a_falsely_suspected_engine_says_meanwhile_changes_nothing(wide: World) -> None:
     route = begin(wide)
-    (live,) = wide.ring._live.values()
-    epoch = live.ring.epoch
+    (live,) = wide.in_flight._requests.values()
+    epoch = live.delivery.epoch
     hung = wide.engines[route.engine.name]
     hung.core.step(7)  # its outputs are on their way
     hang(wide, route.engine)
-    assert live.ring.epoch == epoch + 1
-    assert not live.crashes.count, "a hang is no crash"
+    assert live.delivery.epoch == epoch + 1
+    assert not live.poison.count, "a hang is no crash"
     settle(wide)
     assert ids(wide) == expected(LONG)
     assert usage(wide).completion_tokens == LONG
@@ -122,7 +121,7 @@ def test_they_move_as_soon_as_there_is_another(wide: World) -> None:
     for stream in wide.engines[other].streams.values():
         stream.write()
         stream.read()
-    wide.ring.tick(time.monotonic())
+    wide.in_flight.tick(time.monotonic())
     assert route_of(wide).engine.name == other
 
 
@@ -139,11 +138,11 @@ def test_requests_of_a_detokenizer_that_hangs_go_on_at_another(wide: World) -> N
 
 def test_who_stood_still_itself_suspects_nobody(wide: World) -> None:
     now = time.monotonic()
-    wide.peers.watch(now)
-    wide.peers.watch(now + 3 * BEAT_LIMIT)
+    wide.link_events.check_liveness(now)
+    wide.link_events.check_liveness(now + 3 * BEAT_LIMIT)
     assert not wide.peers.suspects
     for look in range(1, 8):
-        wide.peers.watch(now + 3 * BEAT_LIMIT + look * BEAT_INTERVAL)
+        wide.link_events.check_liveness(now + 3 * BEAT_LIMIT + look * BEAT_INTERVAL)
     assert len(wide.peers.suspects) == 4, "but then it counts"
 
 
@@ -151,8 +150,8 @@ def hears(world: World, detokenizer: PeerId, *engines: str, now: float) -> None:
     """A detokenizer says what it hears."""
     heard = [link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
     changes = link_pb2.PeerChanges(revision=1, reset=True, added=heard)
-    world.peers.detokenizer_frame(detokenizer, detokenizer_pb2.SubscribeResponse(engines=changes))
-    world.ring.tick(now)
+    world.link_events.detokenizer_frame(detokenizer, detokenizer_pb2.SubscribeResponse(engines=changes))
+    world.in_flight.tick(now)
 
 
 def test_requests_whose_detokenizer_does_not_hear_their_engine_go_on_at_another(wide: World) -> None:
@@ -165,9 +164,9 @@ def test_requests_whose_detokenizer_does_not_hear_their_engine_go_on_at_another(
     another = ask()
     another.request_id = "another"
     wide.ask(another)
-    assert {live.route for live in wide.ring._live.values()} & {route} == set(), "nothing new goes that way"
+    assert {live.route for live in wide.in_flight._requests.values()} & {route} == set(), "nothing new goes that way"
     settle(wide)
-    assert not wide.ring.num_live
+    assert not wide.in_flight.num_live
     assert wide.quiet
 
 
@@ -177,7 +176,7 @@ def test_an_engine_that_no_detokenizer_hears_is_left_after_a_while(wide: World) 
     for detokenizer in wide.detokenizers.values():
         hears(wide, detokenizer.me, *others, now=now)
     assert route_of(wide).engine == route.engine, "it may be back in a moment"
-    wide.ring.tick(time.monotonic() + 2 * BEAT_LIMIT)
+    wide.in_flight.tick(time.monotonic() + 2 * BEAT_LIMIT)
     assert route_of(wide).engine != route.engine
     settle(wide)
     assert ids(wide) == expected(LONG)
@@ -189,18 +188,18 @@ def test_an_engine_without_room_ends_no_request_that_was_taken_before(wide: Worl
         wide.kill_engine(begin(wide).engine.name)
     else:
         wide.ask(ask(max_tokens=LONG))
-    (live,) = wide.ring._live.values()
+    (live,) = wide.in_flight._requests.values()
     assert live.route is not None
     for stream in wide.streams():
         stream.commands.clear()
     status = status_pb2.Status(code=Code.RESOURCE_EXHAUSTED, message="full")
-    wide.ring.rejected(link_pb2.Rejection(request_id=live.ring.request_id, epoch=live.ring.epoch, status=status))
+    wide.in_flight.rejected(link_pb2.Rejection(request_id=live.request_id, epoch=live.delivery.epoch, status=status))
     if not taken_before:
         assert end(wide).error.code == Code.RESOURCE_EXHAUSTED
         return
-    wide.ring.tick(live.retry_at - 0.001)
+    wide.in_flight.tick(live.retry_at - 0.001)
     assert live.route is None, "not again at once"
-    wide.ring.tick(live.retry_at)
+    wide.in_flight.tick(live.retry_at)
     assert live.route is not None
     settle(wide)
     assert ids(wide) == expected(LONG)
@@ -215,28 +214,28 @@ def test_a_tick_looks_at_none_but_those_whose_time_has_come(wide: World, monkeyp
         wide.ask(request)
     wide.flow(tokens=3)
     looks: list[str] = []
-    choose = Peers.choose
+    choose = Routes.choose
 
-    def looking(peers: Peers, request_id: str, *others: Any, **named: Any) -> Route | None:
+    def looking(routes: Routes, request_id: str, *others: Any, **named: Any) -> Route | None:
         looks.append(request_id)
-        return choose(peers, request_id, *others, **named)
+        return choose(routes, request_id, *others, **named)
 
-    monkeypatch.setattr(Peers, "choose", looking)
+    monkeypatch.setattr(Routes, "choose", looking)
     for _ in range(3):
-        wide.ring.tick(time.monotonic())
+        wide.in_flight.tick(time.monotonic())
     assert not looks, "nothing has changed"
     for name in list(wide.engines):
         wide.suspect(name)
     assert len(looks) > len(names), "some of them twice: there was an engine yet"
     looks.clear()
     for _ in range(3):
-        wide.ring.tick(time.monotonic())
+        wide.in_flight.tick(time.monotonic())
     assert not looks, "they found no other"
     for name in list(wide.engines):
         wide.kill_engine(name)
     looks.clear()
-    wide.ring.tick(time.monotonic())
-    wide.ring.tick(time.monotonic())
+    wide.in_flight.tick(time.monotonic())
+    wide.in_flight.tick(time.monotonic())
     assert len(looks) <= len(names), "those without a route, once"
     monkeypatch.undo()
     wide.heal()

@@ -1,4 +1,4 @@
-"""The desk keeps what engines need not have yet, and lets it go on when they do, or when there are none."""
+"""The queue holds back requests that engines do not need yet, until they do, or until there are no engines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from services.processor.admission.tokenization_queue import LEAST_BYTES
-from services.processor.client import ClientRequest
+from services.processor.request import Request
 from services.ring.events import FinishReason
-from tests.services.processor.tokenization_queues import Office
+from tests.services.processor.queue_harness import QueueHarness
 
 
 @pytest.fixture(autouse=True)
@@ -17,43 +17,45 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.processor.admission.tokenization_queue.LEAST", 1)
 
 
-async def test_no_more_is_tokenized_of_a_flood_than_engines_may_soon_need(office: Office) -> None:
-    office.seats = 2
-    calls = [office.ask(f"flood {index}", 10, "flood") for index in range(4)]
-    late = office.ask("late", 10, "other")
-    office._go.set()
-    await until_live(office, calls[0], calls[1], late)
-    assert (calls[2].live, calls[3].live) == (None, None)
-    assert office.desk._bytes.held("flood") == 2 * LEAST_BYTES
-    office.ring.backlog.leave(calls[1].ring_id)
-    await until_live(office, calls[2])
-    assert calls[3].live is None
+async def test_no_more_is_tokenized_of_a_flood_than_engines_may_soon_need(core: QueueHarness) -> None:
+    core.seats = 2
+    calls = [core.ask(f"flood {index}", 10, "flood") for index in range(4)]
+    late = core.ask("late", 10, "other")
+    core.free_threads()
+    await until_live(core, calls[0], calls[1], late)
+    assert (calls[2].admitted, calls[3].admitted) == (False, False)
+    assert core.queue._bytes.held("flood") == 2 * LEAST_BYTES
+    core.backlog.leave(calls[1].request_id)
+    await until_live(core, calls[2])
+    assert not calls[3].admitted
 
 
-async def test_what_is_kept_goes_on_when_no_engine_is_left_and_loses_its_patience_there(office: Office) -> None:
-    office.seats = 1
-    calls = [office.ask(f"flood {index}", 10) for index in range(3)]
-    office._go.set()
-    await until_live(office, calls[0])
-    assert calls[1].live is None
-    office.seats = None
-    office.desk.release()
-    await until_live(office, *calls)
+async def test_what_is_kept_goes_on_when_no_engine_is_left_and_loses_its_patience_there(
+    core: QueueHarness,
+) -> None:
+    core.seats = 1
+    calls = [core.ask(f"flood {index}", 10) for index in range(3)]
+    core.free_threads()
+    await until_live(core, calls[0])
+    assert not calls[1].admitted
+    core.seats = None
+    core.queue.release()
+    await until_live(core, *calls)
 
 
-async def test_what_ends_while_it_is_kept_leaves_nothing_behind(office: Office) -> None:
-    office.seats = 1
-    first, second, third = (office.ask(f"flood {index}", 10) for index in range(3))
-    office.desk.drop(second)
-    office.ring.end(second, FinishReason.CANCELLED)
-    assert office.desk._bytes.held("") == 2 * LEAST_BYTES
-    office._go.set()
-    await until_live(office, first)
-    office.ring.end(first, FinishReason.CANCELLED)
-    await until_live(office, third)
+async def test_what_ends_while_it_is_kept_leaves_nothing_behind(core: QueueHarness) -> None:
+    core.seats = 1
+    first, second, third = (core.ask(f"flood {index}", 10) for index in range(3))
+    core.queue.remove(second)
+    core.in_flight.end(second, FinishReason.CANCELLED)
+    assert core.queue._bytes.held("") == 2 * LEAST_BYTES
+    core.free_threads()
+    await until_live(core, first)
+    core.in_flight.end(first, FinishReason.CANCELLED)
+    await until_live(core, third)
 
 
-async def until_live(office: Office, *calls: ClientRequest) -> None:
+async def until_live(core: QueueHarness, *calls: Request) -> None:
     async with asyncio.timeout(30):
-        while any(call.live is None for call in calls):  # noqa: ASYNC110 - several clients' events
+        while any(not call.admitted for call in calls):  # noqa: ASYNC110 - several clients' events
             await asyncio.sleep(0.001)

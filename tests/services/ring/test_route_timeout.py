@@ -1,19 +1,19 @@
-"""One clock per outage, against a model that adds up the moments."""
+"""One clock per timeout, against a model that adds up the moments."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ring.routes import RouteTimeout
+from services.ring.route_timeout import RouteTimeout
 
 EVENTS = ("lost", "refused", "routed", "heard")
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 10)), max_size=30))
 def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: list[tuple[str, int]]) -> None:
-    outage = RouteTimeout()
-    outage.lost(0.0)
+    timeout = RouteTimeout()
+    timeout.lost(0.0)
     now = waited = on_route = 0
     routed = well = False
     for event, seconds in events:
@@ -21,17 +21,17 @@ def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: 
             continue
         match event:
             case "lost":
-                outage.lost(now)
+                timeout.lost(now)
                 routed = well = False
             case "refused":
-                outage.refused(now)
+                timeout.refused(now)
                 waited += 0 if well else on_route
                 routed = well = False
             case "routed":
-                outage.routed(now)
+                timeout.routed(now)
                 routed, on_route = True, 0
             case "heard":
-                outage.heard()
+                timeout.heard()
                 waited, well = 0, True
         if routed:
             on_route += seconds
@@ -39,11 +39,11 @@ def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: 
             waited += seconds
         now += seconds
         if not routed:
-            assert outage.waited(now) == waited
+            assert timeout.waited(now) == waited
 
 
-def test_late_news_of_a_lost_route_ends_no_outage() -> None:
-    outage = RouteTimeout()
-    outage.lost(0.0)
-    outage.heard()
-    assert outage.waited(3.0) == 3.0
+def test_late_news_of_a_lost_route_ends_no_timeout() -> None:
+    timeout = RouteTimeout()
+    timeout.lost(0.0)
+    timeout.heard()
+    assert timeout.waited(3.0) == 3.0

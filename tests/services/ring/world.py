@@ -6,7 +6,6 @@ clock. Each movement of a frame is a call, so that a test decides who does what 
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,12 +24,11 @@ from services.detokenizer.engines import Engines
 from services.detokenizer.protobuf import outputs_of
 from services.detokenizer.service import Subscriber
 from services.engine.protobuf import response_of, submission_of
-from services.processor.admission.resolve import admit
-from services.processor.client import ClientRequest, ClientStream, LiveRequest
-from services.processor.in_flight import InFlightRequests
-from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
-from services.processor.served_models import ServedModel, ServedModels, Texts
+from services.processor.admission.resolve import resolve_request
+from services.processor.client_stream import ClientStream
+from services.processor.link_events import LinkEvents
+from services.processor.request import Request as ClientRequest
+from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry
 from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.errors import Refused
@@ -39,10 +37,9 @@ from services.ring.identity import PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.poison import MAX_CRASH_RESUBMITS
-from services.ring.request import RingRequest
 from services.text.chat import ChatTemplates
 from services.text.tokenizer import Tokenizer
-from tests.services.processor.backlogs import roomy
+from tests.services.processor.processor_core import ProcessorCore
 from tests.services.ring.scores import Score, packed
 
 ALPHABET = "abc"
@@ -122,7 +119,7 @@ def prompt_logprob_at(position: int, alternatives: int) -> Score:
 
 
 class FakeCore:
-    """Computes ``token_at``; told what to do by the switchboard, as the step loop is."""
+    """Computes ``token_at``; the attach registry adds and cancels its requests, as for the step loop."""
 
     def __init__(self, served: Served) -> None:
         self.board: AttachRegistry
@@ -194,7 +191,7 @@ class FakeCore:
 class AttachStream:
     """One Attach stream, its two directions, and the dialling end as its owner sees it (an ``EngineLink``)."""
 
-    def __init__(self, engine: Engine, peer: PeerId, link: OutboundLink, owner: Peers | Engines) -> None:
+    def __init__(self, engine: Engine, peer: PeerId, link: OutboundLink, owner: LinkEvents | Engines) -> None:
         self.engine, self.peer, self.link, self.owner = engine, peer, link, owner
         self.address = engine.me.name
         self.max_command_bytes = 1 << 24
@@ -275,7 +272,7 @@ class Detokenizer:
             self.texts.append(outputs_of(self.subscriber.outbox.take(max_bytes)).SerializeToString())
 
 
-class World:
+class World(ProcessorCore):
     """One processor with one client, and as many engines and detokenizers as there are names."""
 
     def __init__(
@@ -283,35 +280,33 @@ class World:
     ) -> None:
         self.lives = 1
         self.now = 0.0
-        self.vocabularies = ServedModels(MAX_GENERATIONS)
-        self._vocabulary: ServedModel | None = None
-        self.me = PeerId("processor", 1)
-        self.peers = Peers(self.vocabularies, random.Random(0))
-        self.ring = InFlightRequests(
-            self.peers, ProcessorMetrics(), roomy(), patience=1e9, max_crash_resubmits=max_crash_resubmits
+        self._model: ServedModel | None = None
+        super().__init__(
+            lambda routes: ServedModels(MAX_GENERATIONS, routes.preferred),
+            route_timeout=1e9,
+            max_crash_resubmits=max_crash_resubmits,
         )
-        self.peers.events = self.ring
         self.client = ClientStream("")
         self.received: list[inference_pb2.GenerateResponse] = []
         self.history: list[bytes] = []
         """Every text frame that the processor has read."""
         self.engines = {name: Engine(self.new_life(name), PRESENT) for name in engines}
         self.detokenizers = {name: Detokenizer(self.new_life(name)) for name in detokenizers}
-        self.models = dict.fromkeys(self.engines, MODEL_MESSAGE)
+        self.described = dict.fromkeys(self.engines, MODEL_MESSAGE)
         """By the engine's name: what it says of itself."""
         self.heal()
         self.flow()
 
     @property
-    def vocabulary(self) -> ServedModel:
-        """What requests are for: what the processor would choose, unless it was set."""
-        vocabulary = self._vocabulary or self.vocabularies.newest
-        assert vocabulary is not None
-        return vocabulary
+    def model(self) -> ServedModel:
+        """The model of requests: what the processor would choose, unless it was set."""
+        model = self._model or self.models.newest
+        assert model is not None
+        return model
 
-    @vocabulary.setter
-    def vocabulary(self, vocabulary: ServedModel) -> None:
-        self._vocabulary = vocabulary
+    @model.setter
+    def model(self, model: ServedModel) -> None:
+        self._model = model
 
     def new_life(self, name: str) -> PeerId:
         self.lives += 1
@@ -323,15 +318,15 @@ class World:
 
     # Lives and links
 
-    def attach(self, engine: Engine, peer: PeerId, owner: Peers | Engines) -> None:
+    def attach(self, engine: Engine, peer: PeerId, owner: LinkEvents | Engines) -> None:
         link, _ = engine.board.attach(peer, self.now)
         stream = engine.streams[peer.name] = AttachStream(engine, peer, link, owner)
         model = engine_pb2.GetModelResponse()
-        model.CopyFrom(self.models[engine.me.name])
+        model.CopyFrom(self.described[engine.me.name])
         model.name, model.incarnation = engine.me.name, engine.me.incarnation
         tokenizer = engine.core.served.tokenizer
-        if isinstance(owner, Peers):
-            owner.vocabularies.add(model, Texts(tokenizer, ChatTemplates({})))
+        if isinstance(owner, LinkEvents):
+            self.models.add(model, TextCodec(tokenizer, ChatTemplates({})))
         elif model.tokenizer_digest not in owner._tokenizers:
             owner._learn(model, tokenizer)
         owner.engine_up(stream, engine.me, model)  # type: ignore[arg-type]
@@ -346,14 +341,14 @@ class World:
             detokenizer.engines.subscribers.remove(detokenizer.subscriber)
             detokenizer.subscriber = None
             detokenizer.texts.clear()
-            self.peers.detokenizer_down(detokenizer.me)
+            self.link_events.detokenizer_down(detokenizer.me)
 
     def kill_engine(self, name: str, served: Served | None = None) -> None:
         """It comes back with the model that it had, or with another."""
         for stream in list(self.engines[name].streams.values()):
             self.detach(stream)
         if served is not None:
-            self.models[name] = served.message
+            self.described[name] = served.message
         self.engines[name] = Engine(self.new_life(name), served or self.engines[name].core.served)
 
     def kill_detokenizer(self, name: str) -> None:
@@ -367,14 +362,14 @@ class World:
         """Whoever lacks a link gets it."""
         for engine in self.engines.values():
             if self.me.name not in engine.streams:
-                self.attach(engine, self.me, self.peers)
+                self.attach(engine, self.me, self.link_events)
             for name, detokenizer in self.detokenizers.items():
                 if name not in engine.streams:
                     self.attach(engine, detokenizer.me, detokenizer.engines)
         for detokenizer in self.detokenizers.values():
             if detokenizer.subscriber is None:
                 detokenizer.subscriber = detokenizer.engines.subscribers.add(self.me)
-                self.peers.detokenizer_up(detokenizer.me, detokenizer.me.name)
+                self.link_events.detokenizer_up(detokenizer.me, detokenizer.me.name)
 
     def suspect(self, name: str) -> None:
         """The processor has heard nothing of a peer for a while."""
@@ -391,26 +386,31 @@ class World:
         self._look()
 
     def _look(self) -> None:
-        now = self.peers._watched_at = time.monotonic()
-        self.peers.watch(now)
-        self.ring.tick(now)
+        now = self.peers._checked_at = time.monotonic()
+        self.link_events.check_liveness(now)
+        self.in_flight.tick(now)
 
     # Movements
 
-    def ask(self, request: inference_pb2.GenerateRequest, tenant: str = "") -> ClientRequest:
-        admission = admit(request, self.vocabulary, tenant, self.me)
+    def receive(self, message: inference_pb2.GenerateRequest, tenant: str = "") -> ClientRequest:
+        """A request that is not admitted yet."""
         self.lives += 1
         name = ring_id(self.me.incarnation, self.lives)
-        call = ClientRequest(name, request.request_id, 1, self.client, time.monotonic(), None)
-        self.client.add(call)
-        ring = RingRequest(name, admission.admitted.prompt_tokens, admission.choices)
-        self.ring.start(LiveRequest(call, admission, ring))
-        return call
+        request = ClientRequest(name, message.request_id, 1, tenant, self.client, time.monotonic())
+        self.client.add(request)
+        return request
+
+    def ask(self, message: inference_pb2.GenerateRequest, tenant: str = "") -> ClientRequest:
+        """A request in flight."""
+        resolved = resolve_request(message, self.model, tenant, self.me)
+        request = self.receive(message, tenant)
+        self.in_flight.start(request, resolved)
+        return request
 
     def processor_reads(self, detokenizer: Detokenizer) -> None:
         if detokenizer.texts:
             self.history.append(detokenizer.texts.popleft())
-            self.ring.text(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
+            self.in_flight.text(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
 
     def client_reads(self) -> None:
         if (frame := self.client.take()) is not None:
@@ -435,15 +435,15 @@ class World:
             detokenizer.write(max_bytes)
             while detokenizer.texts:
                 self.processor_reads(detokenizer)
-        self.ring.tick(time.monotonic())
+        self.in_flight.tick(time.monotonic())
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is left anywhere."""
         return (
             self.client.num_live == 0
-            and self.ring.num_live == 0
-            and not self.peers._routes._held
+            and self.in_flight.num_live == 0
+            and not self.routes._held
             and all(engine.board.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
             and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
         )

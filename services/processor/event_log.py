@@ -1,4 +1,4 @@
-"""What happened on the ring lately, as one processor saw it: for people who look, bounded."""
+"""The latest events of peers, for the dashboard; bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_EVENTS = 30
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a peer did, or that became of it."""
+    """Something that happened to a peer."""
 
     at: float
     """Seconds since 1970."""
@@ -22,7 +22,7 @@ class Event:
     what: str
     """joined, left (after it had drained), lost, silent, heard (again), draining."""
     requests: int
-    """What it had of this processor's."""
+    """Requests of this processor that the peer had."""
 
 
 class EventLog:
@@ -32,10 +32,10 @@ class EventLog:
         self._clock = clock
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
-    def note(self, service: str, name: str, what: str, requests: int = 0) -> None:
-        """It happened now."""
+    def add(self, service: str, name: str, what: str, requests: int = 0) -> None:
+        """Record an event of this moment."""
         self._events.append(Event(self._clock(), service, name, what, requests))
 
     def events(self) -> list[Event]:
-        """As far as they are remembered."""
+        """The events that are still remembered."""
         return list(self._events)

@@ -1,7 +1,7 @@
-"""The processor's view of one request: its epoch, what each choice has, which frames fit, and how it ends.
+"""What of one request has been delivered: its epoch, the ids of each choice, which frames fit, and how it ends.
 
-The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must
-begin where the choice's count is, nothing follows a terminal, and usage counts exactly what was delivered.
+The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must begin at the
+choice's count, nothing follows a terminal, and usage counts exactly what was delivered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Verdict(enum.Enum):
     """Something was lost: ask for a replay from what is there."""
 
 
-class ChoiceState:
+class ChoiceDelivery:
     """What the client has of one choice."""
 
     __slots__ = ("end", "ids")
@@ -34,19 +34,17 @@ class ChoiceState:
         self.end: ChoiceEnd | None = None
 
 
-class RingRequest:
-    """One request on its way round the ring."""
+class Delivery:
+    """The delivery state of one request, over all its choices."""
 
-    def __init__(self, request_id: str, prompt_tokens: int, choices: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, choices: Mapping[int, Sequence[int]]) -> None:
         """``choices`` maps each unfinished choice to the ids it was resumed with."""
-        self.request_id = request_id
-        self.prompt_tokens = prompt_tokens
         self.cached_tokens: int | None = None
-        """Of the first admission; None until the engine has said."""
+        """Cached prompt tokens at the first admission; None until the engine has reported them."""
         self.epoch = 0
         self.redirects = 0
-        """Replays asked for, because frames did not fit, since the last delta that did."""
-        self.choices = {choice: ChoiceState(ids) for choice, ids in choices.items()}
+        """Replays asked for because frames did not fit, since the last delta that did."""
+        self.choices = {choice: ChoiceDelivery(ids) for choice, ids in choices.items()}
 
     @property
     def finished(self) -> bool:
@@ -68,11 +66,11 @@ class RingRequest:
         return {choice: state.ids for choice, state in self.choices.items() if state.end is None}
 
     def delivered(self) -> dict[int, int]:
-        """Per unfinished choice, how many ids there are: what a Redirect carries."""
+        """The number of ids of each unfinished choice: what a Redirect carries."""
         return {choice: len(ids) for choice, ids in self.unfinished().items()}
 
     def prefilled(self, epoch: int, cached_tokens: int) -> bool:
-        """Prompt progress; the first one says how much was cached. Returns whether it is of this epoch."""
+        """Record prompt progress; the first report sets ``cached_tokens``. Returns whether ``epoch`` is current."""
         if epoch != self.epoch:
             return False
         if self.cached_tokens is None:
@@ -80,8 +78,8 @@ class RingRequest:
         return True
 
     def delta(self, epoch: int, choice: int, first_position: int, ids: Sequence[int]) -> Verdict:
-        """Place a delta, and keep its ids if it is accepted."""
-        state = self._live(epoch, choice)
+        """Judge a delta, and keep its ids if it is accepted."""
+        state = self._unfinished_choice(epoch, choice)
         if state is None:
             return Verdict.DROP
         match fit(first_position, len(ids), len(state.ids)):
@@ -95,8 +93,8 @@ class RingRequest:
                 return Verdict.REDIRECT
 
     def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
-        """Place the end of a choice; it must come right behind the last id."""
-        state = self._live(epoch, choice)
+        """Judge the end of a choice; it must come right behind the last id."""
+        state = self._unfinished_choice(epoch, choice)
         if state is None:
             return Verdict.DROP
         if end.position != len(state.ids):
@@ -105,13 +103,13 @@ class RingRequest:
         return Verdict.ACCEPT
 
     def abort(self, finish_reason: FinishReason, error: Status | None = None) -> dict[int, ChoiceEnd]:
-        """End every unfinished choice here and now, from what was delivered; later frames are dropped."""
+        """End every unfinished choice at once, with what was delivered; later frames are dropped."""
         ends = {}
         for choice, state in self.choices.items():
             if state.end is None:
                 state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error)
         return ends
 
-    def _live(self, epoch: int, choice: int) -> ChoiceState | None:
+    def _unfinished_choice(self, epoch: int, choice: int) -> ChoiceDelivery | None:
         state = self.choices.get(choice)
         return state if epoch == self.epoch and state is not None and state.end is None else None

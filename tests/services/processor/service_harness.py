@@ -1,9 +1,8 @@
-"""A processor's front door without a ring, served in one process, and what its tests say and read over gRPC."""
+"""The inference service over gRPC in one process, without engines, and what its tests write and read."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,53 +12,47 @@ from typing import TypeVar
 import grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.admission.backlog import Backlog
-from services.processor.admission.intake import Intake
-from services.processor.admission.tokenization_queue import THREADS, TokenizationQueue
-from services.processor.in_flight import InFlightRequests
+from services.processor.admission.backlog import BacklogLimits
+from services.processor.admission.tokenization_queue import THREADS
 from services.processor.main import DESCRIPTION
-from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
-from services.processor.service import InferenceService, SessionBounds
-from services.ring.identity import PeerId
+from services.processor.service import InferenceService, SessionLimits
 from services.ring.outbox import Outboxes
 from services.rpc.calls import Calls
 from services.rpc.error_interceptor import ErrorInterceptor
 from services.rpc.handlers import rpc_handlers
-from tests.services.processor.backlogs import roomy
-from tests.services.processor.model_specs import learned, vocabulary
+from tests.services.processor.model_specs import learned, served_model
+from tests.services.processor.processor_core import NO_LIMITS, ProcessorCore
 
 T = TypeVar("T")
 MAX_LIVE = 3
 ENDS = ("refused", "request_finished")
 ROOM = 10_000
-"""Bytes of one tenant that may wait at the desk."""
+"""Bytes of one tenant that may wait to be tokenized."""
 
 
-class FrontDoor:
-    """A processor whose engines never answer: what it takes, waits."""
+class ServiceHarness(ProcessorCore):
+    """A processor whose engines never answer: requests that it takes wait."""
 
-    def __init__(self, backlog: Backlog | None = None, outboxes: Outboxes | None = None) -> None:
-        source = learned()
-        me = PeerId("processor", 1)
-        peers = Peers(source, random.Random(0))
-        served = [vocabulary().generation]
-        source.preferred = lambda: served
-        self.metrics = ProcessorMetrics()
-        peers.events = ring = self.ring = InFlightRequests(peers, self.metrics, backlog or roomy(), patience=60.0)
-        self.desk = TokenizationQueue(source, ring, me, patience=60.0, max_waiting_bytes=2 * ROOM)
-        bounds = SessionBounds(
+    def __init__(self, backlog_limits: BacklogLimits = NO_LIMITS, outboxes: Outboxes | None = None) -> None:
+        generations = [served_model().generation]
+        super().__init__(
+            lambda routes: learned(preferred=lambda: generations),
+            backlog_limits=backlog_limits,
+            max_waiting_bytes=2 * ROOM,
+            max_live_requests=MAX_LIVE,
+            outboxes=outboxes,
+        )
+        limits = SessionLimits(
             max_live_requests=MAX_LIVE, max_message_bytes=1 << 24, stall_timeout=600.0, drain_grace=1.0, max_age=600.0
         )
-        self.intake = Intake(me, ring, self.desk, self.metrics, max_live_requests=MAX_LIVE, outboxes=outboxes)
         self.service = InferenceService(
-            source, self.intake, self.desk, self.metrics, bounds, "x-tenant", ring.meter.policies
+            self.models, self.intake, self.queue, self.metrics, limits, "x-tenant", self.policies
         )
         self.go = threading.Event()
 
-    def hold_up(self) -> list[asyncio.Task[object]]:
+    def occupy_threads(self) -> list[asyncio.Task[object]]:
         """Occupy every thread until ``go``."""
-        return [asyncio.create_task(self.desk.look_up(self.go.wait, "", 0)) for _ in range(THREADS)]
+        return [asyncio.create_task(self.queue.run_in_thread(self.go.wait, "", 0)) for _ in range(THREADS)]
 
     def counted(self) -> dict[tuple[str, str], float]:
         """Ends of choices by reason, refusals by code, as far as there are any."""
@@ -73,13 +66,13 @@ class FrontDoor:
 
 
 @asynccontextmanager
-async def served(door: FrontDoor, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
-    """A stub of the door's."""
+async def served(harness: ServiceHarness, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+    """A stub of the service."""
     server = grpc.aio.server(interceptors=[ErrorInterceptor(Calls(1000, 1000), 600.0, lambda *_: None)])
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
+    server.add_insecure_port(f"unix:{tmp_path}/service.sock")
     await server.start()
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock") as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
     await server.stop(0)
 

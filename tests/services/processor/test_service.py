@@ -1,4 +1,4 @@
-"""The front door's streams: whose they are, what ends them, what their status says; over gRPC, in one process."""
+"""The stub harness's streams: whose they are, what ends them, what their status says; over gRPC, in one process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.admission.resolve import admit
+from services.processor.admission.resolve import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
-from services.processor.admission.validation import UNKNOWN_MODEL
-from services.processor.client import CLIENT_EPOCH, MAX_FRAME_BYTES
+from services.processor.client_stream import MAX_FRAME_BYTES
+from services.processor.in_flight import CLIENT_EPOCH
 from services.processor.main import DESCRIPTION
-from services.processor.served_models import ServedModels
+from services.processor.served_models import UNKNOWN_MODEL, ServedModels
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
 from services.rpc.handlers import rpc_handlers
 from services.rpc.message_limits import parse
-from tests.services.processor.front_doors import (
-    FrontDoor,
+from tests.services.processor.service_harness import (
+    ServiceHarness,
     ask,
     cancel,
     read_ends,
@@ -41,39 +41,41 @@ from tests.services.processor.front_doors import (
 
 
 async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path: Path) -> None:
-    door = FrontDoor()
+    harness = ServiceHarness()
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
+    server.add_insecure_port(f"unix:{tmp_path}/service.sock")
     await server.start()
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    held = door.hold_up()
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+    held = harness.occupy_threads()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock", options=narrow) as channel:
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
         await write(call, ask("waits"))
-        (client,) = await until(lambda: door.intake._clients)
+        (client,) = await until(lambda: harness.intake._streams)
         await until(lambda: client.num_live == 1)
         assert (await call.read()).HasField("limits")
-        door.service._bounds = replace(door.service._bounds, stall_timeout=0.2)  # now that there is what it may lose
+        harness.service._limits = replace(
+            harness.service._limits, stall_timeout=0.2
+        )  # now that there is what it may lose
         for _ in range(2000):  # more than the window of a client that does not read
             client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
-        await until(lambda: not door.intake._clients)
+        await until(lambda: not harness.intake._streams)
         assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
         assert not call.done(), "it has not taken its status"
         call.cancel()
     await server.stop(0)
-    door.go.set()
+    harness.go.set()
     await asyncio.gather(*held)
-    door.desk.close()
+    harness.queue.close()
 
 
 async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:
-    door = FrontDoor()
-    door.service._bounds = replace(door.service._bounds, max_age=0.1, drain_grace=600.0)
-    async with served(door, tmp_path) as stub:
+    harness = ServiceHarness()
+    harness.service._limits = replace(harness.service._limits, max_age=0.1, drain_grace=600.0)
+    async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await write(call, ask("waits"))
-        (client,) = await until(lambda: door.intake._clients)
+        (client,) = await until(lambda: harness.intake._streams)
         while not (frame := await call.read()).HasField("draining"):
             assert not any(response.HasField("request_finished") for response in frame.responses)
         assert frame.draining.grace_ms == 600_000
@@ -90,17 +92,17 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
         while await call.read() is not grpc.aio.EOF:
             pass
         assert await call.code() is grpc.StatusCode.OK
-    door.desk.close()
+    harness.queue.close()
 
 
 async def test_a_session_that_nothing_is_live_on_ends_with_its_grace(tmp_path: Path) -> None:
-    door = FrontDoor()
-    door.service._bounds = replace(door.service._bounds, max_age=0.01, drain_grace=0.01)
-    async with served(door, tmp_path) as stub:
+    harness = ServiceHarness()
+    harness.service._limits = replace(harness.service._limits, max_age=0.01, drain_grace=0.01)
+    async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await read_to_the_end(call)
         assert await call.code() is grpc.StatusCode.OK
-    door.desk.close()
+    harness.queue.close()
 
 
 async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> inference_pb2.GenerateResponse:
@@ -116,28 +118,28 @@ async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> infere
 async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path, kind: str) -> None:
     """However long it might take nothing: its requests end, and nothing is kept for it."""
     outboxes = Outboxes(max_bytes=3 << 20)
-    door = FrontDoor(outboxes=outboxes)
-    async with served(door, tmp_path) as stub:
+    harness = ServiceHarness(outboxes=outboxes)
+    async with served(harness, tmp_path) as stub:
         call = stub.Session() if kind == "session" else stub.Generate(ask("waits"))
         if kind == "session":
             await write(call, ask("waits"))
-        (client,) = await until(lambda: door.intake._clients)
-        request = await until(lambda: next((r for r in client.requests() if r.live is not None), None))
+        (client,) = await until(lambda: harness.intake._streams)
+        request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
         beside = stub.Session()
         await write(beside, ask("beside"))
-        await until(lambda: door.ring.num_live == 2)
+        await until(lambda: harness.in_flight.num_live == 2)
         position = 0
         while not client.lost:
             scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
             text = "x" * 10_000
-            client.outbox.delta(request.ring_id, CLIENT_EPOCH, 0, position, [7], text, scores)
+            client.outbox.delta(request.request_id, CLIENT_EPOCH, 0, position, [7], text, scores)
             client.wake.set()
             position += 1
             assert outboxes.total <= 2 * (3 << 20)
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
-        await until(lambda: client not in door.intake._clients)
+        await until(lambda: client not in harness.intake._streams)
         assert (client.num_live, client.outbox.pending, client.outbox.size) == (0, False, 0)
-        assert door.ring.num_live == 1, "what its neighbour asked for goes on"
+        assert harness.in_flight.num_live == 1, "what its neighbour asked for goes on"
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(call)
         error = from_rpc(lost.value)
@@ -147,17 +149,17 @@ async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(
         (end,) = await read_ends(beside, 1)
         assert end.request_id == "beside"
         await beside.done_writing()
-    door.desk.close()
+    harness.queue.close()
 
 
-async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(door: FrontDoor, front) -> None:
-    call = front.Generate(ask("waits"))
-    (client,) = await until(lambda: door.intake._clients)
-    request = await until(lambda: next((r for r in client.requests() if r.live is not None), None))
+async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(harness: ServiceHarness, stub) -> None:
+    call = stub.Generate(ask("waits"))
+    (client,) = await until(lambda: harness.intake._streams)
+    request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
     entries = 3 * MAX_FRAME_BYTES // 200
     scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
-    client.outbox.prompt_logprobs(request.ring_id, CLIENT_EPOCH, 0, scores)
-    door.ring.end(request, FinishReason.CANCELLED)
+    client.outbox.prompt_logprobs(request.request_id, CLIENT_EPOCH, 0, scores)
+    harness.in_flight.end(request, FinishReason.CANCELLED)
     shown: list[inference_pb2.GenerateResponse] = []
     async with asyncio.timeout(60):
         await read_into(shown, call)
@@ -167,13 +169,13 @@ async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(
     assert shown[-1].HasField("request_finished")
 
 
-async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDoor, front) -> None:
-    call = front.Generate(ask("a"))
-    (client,) = await until(lambda: door.intake._clients)
+async def test_the_status_of_a_failed_call_says_when_to_come_again(harness: ServiceHarness, stub) -> None:
+    call = stub.Generate(ask("a"))
+    (client,) = await until(lambda: harness.intake._streams)
     await until(lambda: client.num_live == 1)
-    await until(lambda: client.requests()[0].live is not None)
+    await until(lambda: client.requests()[0].admitted)
     refused = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=1500)
-    door.ring.end(client.requests()[0], FinishReason.ERROR, refused)
+    harness.in_flight.end(client.requests()[0], FinishReason.ERROR, refused)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await read_into([], call)
     error = from_rpc(failure.value)
@@ -181,36 +183,36 @@ async def test_the_status_of_a_failed_call_says_when_to_come_again(door: FrontDo
     assert error.retry_after == 1.5
 
 
-async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(door: FrontDoor, front) -> None:
+async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(harness: ServiceHarness, stub) -> None:
     for metadata, problem in (
         ((("x-tenant", "a"), ("x-tenant", "b")), "x-tenant: 2 values: expected one at most"),
         ((("x-tenant", "a" * 129),), "x-tenant: 129 characters: expected a name of at most 128"),
     ):
-        session = front.Session(metadata=metadata)
-        for call in (session, front.Generate(ask("a"), metadata=metadata)):
+        session = stub.Session(metadata=metadata)
+        for call in (session, stub.Generate(ask("a"), metadata=metadata)):
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await read_into([], call)
             assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert failure.value.details() == problem
         with pytest.raises(grpc.aio.AioRpcError, match=problem):
-            await front.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
-    assert not door.intake._clients
+            await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
+    assert not harness.intake._streams
 
 
-async def test_a_status_whose_text_is_long_in_any_script_arrives(front) -> None:
+async def test_a_status_whose_text_is_long_in_any_script_arrives(stub) -> None:
     chat = inference_pb2.Chat(template_name="\u8a9e" * 5000)
     chat.messages.add(role="user").content = "a"
     with pytest.raises(grpc.aio.AioRpcError, match=r"chat\.template_name") as failure:
-        await front.Tokenize(inference_pb2.TokenizeRequest(chat=chat))
+        await stub.Tokenize(inference_pb2.TokenizeRequest(chat=chat))
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("kind", ["session", "generate"])
-async def test_a_large_request_before_a_model_is_known_may_come_again(door: FrontDoor, front, kind: str) -> None:
+async def test_a_large_request_before_a_model_is_known_may_come_again(harness: ServiceHarness, stub, kind: str) -> None:
     """As it does when a processor was killed: clients are back before its engines are."""
-    door.service._vocabularies = ServedModels(4)
+    harness.service._models = ServedModels(4, list)
     request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
-    call = front.Session() if kind == "session" else front.Generate(request)
+    call = stub.Session() if kind == "session" else stub.Generate(request)
     if kind == "session":
         await write(call, request)
         (end,) = await read_ends(call, 1)
@@ -223,7 +225,7 @@ async def test_a_large_request_before_a_model_is_known_may_come_again(door: Fron
 
 
 async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
-    door: FrontDoor, front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+    harness: ServiceHarness, stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, order = threading.Event(), []
 
@@ -233,29 +235,29 @@ async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
 
     def admitted(*given: Any) -> Any:
         order.append("tokenized")
-        return admit(*given)
+        return resolve_request(*given)
 
     monkeypatch.setattr("services.processor.service.parse", parsed)
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.admit", admitted)
-    waits = [one.wait, *[door.go.wait] * (THREADS - 1)]
-    held = [asyncio.create_task(door.desk.look_up(wait, "", 0)) for wait in waits]
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", admitted)
+    waits = [one.wait, *[harness.go.wait] * (THREADS - 1)]
+    held = [asyncio.create_task(harness.queue.run_in_thread(wait, "", 0)) for wait in waits]
     await asyncio.sleep(0)
     large = ask("large")
     large.stopping.stop.extend(["s"] * 1000)
-    session = front.Session(timeout=60)
+    session = stub.Session(timeout=60)
     await write(session, ask("small"), large)
-    await until(lambda: door.desk._bytes.total > large.ByteSize())
+    await until(lambda: harness.queue._bytes.total > large.ByteSize())
     one.set()
     await until(lambda: len(order) == 4)
     assert order == [False, "parsed", "tokenized", "tokenized"]
-    door.go.set()
+    harness.go.set()
     await asyncio.gather(*held)
     session.cancel()
 
 
 @pytest.mark.parametrize("kind", ["Session", "Generate"])
 async def test_the_time_of_a_request_begins_when_its_frame_was_read(
-    kind: str, front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+    kind: str, stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when it is parsed, for which a large one may wait."""
     since_read = 61.0
@@ -271,27 +273,27 @@ async def test_the_time_of_a_request_begins_when_its_frame_was_read(
     request = ask("late")
     request.timeout_ms = 60_000
     if kind == "Session":
-        session = front.Session(timeout=20)
+        session = stub.Session(timeout=20)
         await write(session, request)
         (end,) = await read_ends(session, 1)
         assert end.refused.status.code == Code.DEADLINE_EXCEEDED
         session.cancel()
     else:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await read_to_the_end(front.Generate(request))
+            await read_to_the_end(stub.Generate(request))
         assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_the_tenant_is_what_the_metadata_says(door: FrontDoor, front) -> None:
-    calls = [front.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
-    await until(lambda: len(door.intake._clients) == 3)
-    assert sorted(client.tenant for client in door.intake._clients) == ["", "", "a" * 128]
+async def test_the_tenant_is_what_the_metadata_says(harness: ServiceHarness, stub) -> None:
+    calls = [stub.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
+    await until(lambda: len(harness.intake._streams) == 3)
+    assert sorted(client.tenant for client in harness.intake._streams) == ["", "", "a" * 128]
     for call in calls:
         call.cancel()
 
 
 async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
-    front: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+    stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of clients may send such messages at once."""
     threads: list[str] = []
@@ -303,7 +305,7 @@ async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
     monkeypatch.setattr("services.processor.service.parse", noted)
     many = ask("many")
     many.stopping.stop.extend(["s"] * 1000)
-    session, call = front.Session(timeout=20), front.Generate(many, timeout=20)
+    session, call = stub.Session(timeout=20), stub.Generate(many, timeout=20)
     await write(session, ask("few"), many)
     (refused,) = await read_ends(session, 1)
     assert refused.request_id == "many"

@@ -1,4 +1,4 @@
-"""The processor's view of a request, against a model that keeps whatever it was sent."""
+"""Delivery state, against a model that keeps everything it is sent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ring.delivery import Delivery, Verdict
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
-from services.ring.request import RingRequest, Verdict
 
 
 @dataclass
@@ -59,62 +59,62 @@ events = st.lists(
 def test_verdicts_are_those_of_a_naive_reader(
     resumed: dict[int, list[int]], events: list[tuple[str, int, int, int, list[int]]]
 ) -> None:
-    request = RingRequest("1-1", 5, resumed)
+    delivery = Delivery(resumed)
     naive = Naive(tokens={choice: dict(enumerate(ids)) for choice, ids in resumed.items()})
     for kind, epoch, choice, position, ids in events:
         match kind:
             case "epoch":
                 naive.epoch += 1
-                assert request.next_epoch() == naive.epoch
+                assert delivery.next_epoch() == naive.epoch
             case "abort":
-                ended = request.abort(FinishReason.CANCELLED)
+                ended = delivery.abort(FinishReason.CANCELLED)
                 assert ended.keys() == naive.tokens.keys() - naive.ends.keys()
                 naive.ends.update(ended)
             case "delta":
-                assert request.delta(epoch, choice, position, ids) == naive.delta(epoch, choice, position, ids)
+                assert delivery.delta(epoch, choice, position, ids) == naive.delta(epoch, choice, position, ids)
             case "end":
                 end = ChoiceEnd(FinishReason.LENGTH, position)
-                assert request.end(epoch, choice, end) == naive.end(epoch, choice, end)
+                assert delivery.end(epoch, choice, end) == naive.end(epoch, choice, end)
         unfinished = {
             choice: [tokens[i] for i in range(len(tokens))]
             for choice, tokens in naive.tokens.items()
             if choice not in naive.ends
         }
-        assert {choice: list(ids) for choice, ids in request.unfinished().items()} == unfinished
-        assert request.delivered() == {choice: len(ids) for choice, ids in unfinished.items()}
-        assert request.completion_tokens == sum(map(len, naive.tokens.values()))
-        assert request.finished == (not unfinished)
-        assert {c: s.end for c, s in request.choices.items() if s.end is not None} == naive.ends
+        assert {choice: list(ids) for choice, ids in delivery.unfinished().items()} == unfinished
+        assert delivery.delivered() == {choice: len(ids) for choice, ids in unfinished.items()}
+        assert delivery.completion_tokens == sum(map(len, naive.tokens.values()))
+        assert delivery.finished == (not unfinished)
+        assert {c: s.end for c, s in delivery.choices.items() if s.end is not None} == naive.ends
 
 
 def test_an_abort_ends_what_goes_on_where_it_is() -> None:
-    request = RingRequest("1-1", 5, {0: [], 2: [7, 8]})
-    epoch = request.next_epoch()
-    request.delta(epoch, 0, 0, [1])
-    request.end(epoch, 0, ChoiceEnd(FinishReason.STOP, 1))
+    delivery = Delivery({0: [], 2: [7, 8]})
+    epoch = delivery.next_epoch()
+    delivery.delta(epoch, 0, 0, [1])
+    delivery.end(epoch, 0, ChoiceEnd(FinishReason.STOP, 1))
     error = Status(Code.UNAVAILABLE, "gone")
-    assert request.abort(FinishReason.ERROR, error) == {2: ChoiceEnd(FinishReason.ERROR, 2, error=error)}
-    assert request.abort(FinishReason.ERROR, error) == {}
-    assert request.delta(epoch, 2, 2, [9]) is Verdict.DROP
-    assert request.completion_tokens == 3
+    assert delivery.abort(FinishReason.ERROR, error) == {2: ChoiceEnd(FinishReason.ERROR, 2, error=error)}
+    assert delivery.abort(FinishReason.ERROR, error) == {}
+    assert delivery.delta(epoch, 2, 2, [9]) is Verdict.DROP
+    assert delivery.completion_tokens == 3
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
-    request = RingRequest("1-1", 50, {0: []})
-    first = request.next_epoch()
-    second = request.next_epoch()
-    assert not request.prefilled(first, 40)
-    assert request.cached_tokens is None
-    assert request.prefilled(second, 16)
-    assert request.prefilled(request.next_epoch(), 48)
-    assert request.cached_tokens == 16
+    delivery = Delivery({0: []})
+    first = delivery.next_epoch()
+    second = delivery.next_epoch()
+    assert not delivery.prefilled(first, 40)
+    assert delivery.cached_tokens is None
+    assert delivery.prefilled(second, 16)
+    assert delivery.prefilled(delivery.next_epoch(), 48)
+    assert delivery.cached_tokens == 16
 
 
 def test_replays_are_counted_until_something_fits() -> None:
-    request = RingRequest("1-1", 5, {0: []})
-    epoch = request.next_epoch()
-    request.redirects = 3
-    assert request.delta(epoch, 0, 4, [1]) is Verdict.REDIRECT
-    assert request.redirects == 3
-    assert request.delta(epoch, 0, 0, [1]) is Verdict.ACCEPT
-    assert request.redirects == 0
+    delivery = Delivery({0: []})
+    epoch = delivery.next_epoch()
+    delivery.redirects = 3
+    assert delivery.delta(epoch, 0, 4, [1]) is Verdict.REDIRECT
+    assert delivery.redirects == 3
+    assert delivery.delta(epoch, 0, 0, [1]) is Verdict.ACCEPT
+    assert delivery.redirects == 0

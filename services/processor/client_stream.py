@@ -1,0 +1,128 @@
+"""One client's stream (a Session or a Generate call): its live requests, and the responses that wait to be written.
+
+Responses are coalesced per request in an outbox; the stream's writer takes everything new whenever a write completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.protobuf import refusal, write_update
+from services.processor.request import Request
+from services.processor.tracing import RequestTrace
+from services.ring.errors import Status
+from services.ring.outbox import Outboxes
+from services.rpc.output_stream import OutputStream
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_REFUSALS = 1000
+"""While more refusals than this wait to be written, the client's next frames are not read."""
+REFUSAL_DELAY = 0.005
+"""Seconds that a refusal waits for others, or for other responses: those of a flood are written together."""
+
+
+class ClientStream(OutputStream):
+    """The live requests and the outbox of one stream."""
+
+    def __init__(
+        self,
+        tenant: str,
+        is_valid: Callable[[], bool] | None = None,
+        outboxes: Outboxes | None = None,
+        carrier: Mapping[str, str] | None = None,
+    ) -> None:
+        """``is_valid``: whether the client's token would be accepted now; None where no token is required.
+
+        ``outboxes`` count the bytes that wait for clients. ``carrier``: the call's trace context.
+        """
+        super().__init__(outboxes or Outboxes(), tenant)
+        self.tenant = tenant
+        self.is_valid = is_valid
+        self.draining = False
+        """Whether the client is asked to open another stream for new requests."""
+        self.ending = False
+        """Whether the grace for that is over: new requests are refused, and the stream ends with its last request."""
+        self.carrier = carrier or {}
+        self._by_client_request_id: dict[str, Request] = {}
+        self._by_request_id: dict[str, Request] = {}
+        self._refusals: list[inference_pb2.GenerateResponse] = []
+        self._closed_traces: list[RequestTrace] = []
+        """Of requests whose end was taken, and is not written yet."""
+        self.room_for_refusals = asyncio.Event()
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose end has not been taken."""
+        return len(self._by_request_id)
+
+    @property
+    def num_refusals(self) -> int:
+        """Refusals not taken yet."""
+        return len(self._refusals)
+
+    def find(self, client_request_id: str) -> Request | None:
+        """A live request by the client's id."""
+        return self._by_client_request_id.get(client_request_id)
+
+    def requests(self) -> list[Request]:
+        """Every live request."""
+        return list(self._by_request_id.values())
+
+    def add(self, request: Request) -> None:
+        """A request was received."""
+        self._by_client_request_id[request.client_request_id] = request
+        self._by_request_id[request.request_id] = request
+
+    def drain(self) -> None:
+        """Ask the client to open another stream; requests that are on their way are still taken."""
+        self.draining = True
+        self.wake.set()
+
+    def end_when_idle(self) -> None:
+        """Take no new requests, and end once none is left."""
+        self.ending = True
+        self.wake.set()
+
+    def refuse(self, client_request_id: str, in_reply_to: int, status: Status) -> None:
+        """A frame was refused before it became a request."""
+        self._refusals.append(refusal(client_request_id, in_reply_to, status))
+        if len(self._refusals) == 1:
+            asyncio.get_running_loop().call_later(REFUSAL_DELAY, self.wake.set)
+
+    def written(self) -> None:
+        """The frame that was taken last has been handed to gRPC."""
+        if self._closed_traces:
+            traces, self._closed_traces = self._closed_traces, []
+            for trace in traces:
+                trace.delivered()
+
+    def clear(self) -> None:
+        """The stream is over: drop everything that waits."""
+        self._closed_traces += [request.trace for request in self._by_request_id.values() if request.trace is not None]
+        self.written()
+        self._by_client_request_id.clear()
+        self._by_request_id.clear()
+        self._refusals.clear()
+        super().clear()
+
+    def take(self) -> inference_pb2.SessionResponse | None:
+        """Everything new, up to about 1 MiB; a request whose end is in it is no longer live.
+
+        None if there is nothing. Raises ``TimeoutError`` if the client is lost.
+        """
+        self.check()
+        frame = inference_pb2.SessionResponse(responses=self._refusals)
+        self._refusals.clear()
+        self.room_for_refusals.set()
+        for update in self.outbox.take(MAX_FRAME_BYTES):
+            request = self._by_request_id[update.request_id]
+            write_update(frame, update, request.client_request_id, request.ordinal)
+            if update.closing is not None:
+                if request.trace is not None:
+                    self._closed_traces.append(request.trace)
+                del self._by_request_id[request.request_id]
+                del self._by_client_request_id[request.client_request_id]
+        return frame if frame.responses else None

@@ -1,0 +1,230 @@
+"""Where requests of all client streams are received, checked, sent to be tokenized, put in flight, and cancelled.
+
+Checks that cost nothing come first: the request's id, its deadline, the limits on live and waiting requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.backlog import Backlog
+from services.processor.admission.rate_limiter import RateLimiter
+from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.admission.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
+from services.processor.client_stream import ClientStream
+from services.processor.in_flight import InFlightRequests
+from services.processor.metrics import ProcessorMetrics
+from services.processor.principal import Principal
+from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.processor.tracing import RequestTraces
+from services.ring.errors import Code, Reason, Refused, Status
+from services.ring.events import FinishReason
+from services.ring.identity import PeerId, ring_id
+from services.ring.outbox import Outboxes
+from services.telemetry.tracing import carrier_of
+
+
+class Intake:
+    """The open client streams, and the way of a request from its frame to ``InFlightRequests``."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        backlog: Backlog,
+        rate_limiter: RateLimiter,
+        queue: TokenizationQueue,
+        in_flight: InFlightRequests,
+        metrics: ProcessorMetrics,
+        *,
+        max_live_requests: int,
+        outboxes: Outboxes | None = None,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        """``max_live_requests``: per session. ``outboxes`` count the bytes that wait for clients.
+
+        Without ``traces`` nothing is traced.
+        """
+        self._me = me
+        self._backlog = backlog
+        self._rate_limiter = rate_limiter
+        self._queue = queue
+        self._in_flight = in_flight
+        self._metrics = metrics
+        self._max_live_requests = max_live_requests
+        self._outboxes = outboxes or Outboxes()
+        self._traces = traces
+        self._counter = itertools.count(1)
+        self._streams: set[ClientStream] = set()
+        self.draining = False
+
+    def drain(self) -> None:
+        """Take no new requests; every stream's writer is woken, to tell its client."""
+        self.draining = True
+        for stream in self._streams:
+            stream.wake.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose ends have not been taken by their clients."""
+        return sum(stream.num_live for stream in self._streams)
+
+    def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
+        """A client's stream began, with the metadata of its call."""
+        carrier = carrier_of(metadata) if self._traces is not None else None
+        stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier)
+        self._streams.add(stream)
+        return stream
+
+    def close(self, stream: ClientStream) -> None:
+        """The stream is over: its requests are cancelled, and nothing of it stays."""
+        self._streams.discard(stream)
+        for request in stream.requests():
+            self._end(request, FinishReason.CANCELLED)
+        stream.clear()
+
+    def begin(
+        self,
+        stream: ClientStream,
+        message: inference_pb2.GenerateRequest,
+        ordinal: int,
+        arrived_at: float,
+        call_timeout: float | None,
+    ) -> None:
+        """Take the one request of a Generate call; raises ``Refused``.
+
+        ``call_timeout``: seconds until the deadline of the RPC.
+        """
+        try:
+            self._receive(stream, message, ordinal, arrived_at, call_timeout)
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name, stream.tenant)
+            raise
+
+    def session_frame(
+        self, stream: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int, arrived_at: float
+    ) -> None:
+        """Act on a session's frame, which arrived at ``arrived_at``; errors are answered on the stream."""
+        match frame.WhichOneof("frame"):
+            case "generate":
+                self._session_request(stream, frame.generate, ordinal, arrived_at)
+            case "cancel":
+                request = stream.find(frame.cancel.request_id)
+                if request is not None:
+                    self._end(request, FinishReason.CANCELLED)
+            case _:
+                self.refuse_frame(stream, ordinal, refuse("frame", "none is set: expected generate or cancel").status)
+
+    def refuse_frame(self, stream: ClientStream, ordinal: int, status: Status) -> None:
+        """Answer a session's frame from which no request id can be read."""
+        self._refuse(stream, "", ordinal, status)
+
+    def _session_request(
+        self, stream: ClientStream, message: inference_pb2.GenerateRequest, ordinal: int, arrived_at: float
+    ) -> None:
+        try:
+            if not message.request_id:
+                raise refuse("request_id", "empty: a session needs a name for each of its requests")
+            if stream.find(message.request_id) is not None:
+                raise refuse("request_id", f"{message.request_id[:80]!r} is live on this session already")
+            if stream.num_live >= self._max_live_requests:
+                problem = f"this session has {self._max_live_requests} live requests"
+                raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=100, reason=Reason.QUOTA)
+            self._receive(stream, message, ordinal, arrived_at, None)
+        except Refused as refused:
+            self._refuse(stream, usable_id(message), ordinal, refused.status)
+
+    def _receive(
+        self,
+        stream: ClientStream,
+        message: inference_pb2.GenerateRequest,
+        ordinal: int,
+        arrived_at: float,
+        call_timeout: float | None,
+    ) -> None:
+        self._check_open(stream)
+        check_request_id(message.request_id)
+        if message.HasField("timeout_ms") and message.timeout_ms == 0:
+            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
+        now = time.monotonic()
+        deadlines = [arrived_at + message.timeout_ms / 1000] if message.HasField("timeout_ms") else []
+        if call_timeout is not None:
+            deadlines.append(now + call_timeout)
+        request = Request(
+            request_id=ring_id(self._me.incarnation, next(self._counter)),
+            client_request_id=message.request_id,
+            ordinal=ordinal,
+            tenant=stream.tenant,
+            stream=stream,
+            arrived_at=arrived_at,
+            deadline=min(deadlines, default=None),
+        )
+        if self._traces is not None:
+            request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
+        try:
+            self._enqueue(request, message, now)
+        except Refused as refused:
+            if request.trace is not None:
+                request.trace.refused_at_once(refused.status)
+            raise
+        stream.add(request)
+        if request.deadline is not None:
+            loop = asyncio.get_running_loop()
+            request.deadline_timer = loop.call_later(request.deadline - now, self._end, request, FinishReason.DEADLINE)
+
+    def _check_open(self, stream: ClientStream) -> None:
+        """Raise ``Refused`` where new requests are not taken. It is retryable, on another stream or processor."""
+        if self.draining:
+            problem = "this processor is draining: try another"
+        elif stream.is_valid is not None and not stream.is_valid():
+            stream.drain()  # on another stream the client shows a valid token, if it has one
+            problem = "the token of this stream holds no longer: begin another stream"
+        elif stream.ending:
+            problem = "this stream was asked to end: begin another stream"
+        else:
+            return
+        raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)
+
+    def _enqueue(self, request: Request, message: inference_pb2.GenerateRequest, now: float) -> None:
+        """Check the limits and send the request to be tokenized; raises ``Refused``."""
+        timeout = None if request.deadline is None else request.deadline - now
+        stopping, tenant = message.stopping, request.tenant
+        self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
+        self._rate_limiter.check(tenant, now)
+        request.message = RequestMessage(
+            message.SerializeToString(), message.model, message.resume.model_digest, message.priority
+        )
+        self._queue.add(request, self._resolved)
+        self._backlog.enter(request.request_id, tenant, now)
+        self._rate_limiter.enter(request.request_id, tenant, now)
+
+    def _resolved(self, request: Request, outcome: ResolvedRequest | Status) -> None:
+        """A request is tokenized, or cannot be."""
+        if isinstance(outcome, Status):
+            self._in_flight.end(request, FinishReason.ERROR, outcome)
+        elif request.deadline is not None and time.monotonic() >= request.deadline:
+            self._in_flight.end(request, FinishReason.DEADLINE)
+        else:
+            try:
+                self._in_flight.start(request, outcome)
+            except Refused as refused:
+                self._in_flight.end(request, FinishReason.ERROR, refused.status)
+
+    def _refuse(self, stream: ClientStream, client_request_id: str, ordinal: int, status: Status) -> None:
+        """Answer a session's frame that does not become a request."""
+        self._metrics.request_refused(status.code.name, stream.tenant)
+        stream.refuse(client_request_id, ordinal, status)
+
+    def _end(self, request: Request, finish_reason: FinishReason) -> None:
+        """End a request at once, whether it waits or is in flight."""
+        self._queue.remove(request)
+        self._in_flight.end(request, finish_reason)
+
+
+def usable_id(message: inference_pb2.GenerateRequest) -> str:
+    """The client's id of a refused request; empty if it is too long to be one."""
+    return message.request_id if len(message.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""

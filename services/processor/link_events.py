@@ -1,0 +1,112 @@
+"""Events of the links to engines and detokenizers, on their way up.
+
+``Peers`` is brought up to date first; then the owner of the requests hears of it as a ``PeerListener``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import link_pb2
+
+from services.peers.engine_link import EngineLink
+from services.processor.peers import Peers
+from services.processor.served_models import ServedModels
+from services.ring.identity import PeerId
+
+
+class PeerListener(Protocol):
+    """What the owner of the requests hears of peers."""
+
+    def routes_changed(self) -> None:
+        """A pair may have been joined: requests without a route may go on."""
+
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
+        """The link to an engine ended; ``crashed`` unless it was draining or had hung."""
+
+    def detokenizer_lost(self, detokenizer: PeerId) -> None:
+        """The subscription to a detokenizer ended."""
+
+    def rejected(self, rejection: link_pb2.Rejection) -> None:
+        """An engine refused a command."""
+
+    def text(self, outputs: detokenizer_pb2.TextOutputs) -> None:
+        """A detokenizer sent text."""
+
+
+class LinkEvents:
+    """Implements ``EngineOwner`` and ``DetokenizerOwner``: every link of the process reports here."""
+
+    def __init__(self, models: ServedModels, peers: Peers, listener: PeerListener) -> None:
+        self._models = models
+        self._peers = peers
+        self._listener = listener
+
+    # EngineOwner
+
+    async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
+        """Learn the engine's model before attaching to it."""
+        return await self._models.learn(stub)
+
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        """Attached; raises ``LinkRefused`` if the engine's model was dropped meanwhile."""
+        self._models.engine_up(engine, model)
+        self._peers.engine_up(link, engine, model)
+        self._update_parted(engine)
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        """Load, peers, draining and rejections; text comes from the detokenizer."""
+        if frame.HasField("load"):
+            self._peers.engine_load(engine, frame.load)
+        if frame.HasField("peers"):
+            self._peers.engine_peers(engine, frame.peers)
+            self._listener.routes_changed()
+        if frame.HasField("draining"):
+            self._peers.engine_draining(engine)
+        for rejection in frame.rejections:
+            self._listener.rejected(rejection)
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        """The stream ended."""
+        crashed = self._peers.engine_down(link, engine)
+        self._models.engine_down(engine)
+        self._listener.engine_lost(engine, crashed=crashed)
+        self._update_parted(engine)
+
+    # DetokenizerOwner
+
+    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
+        """Subscribed."""
+        self._peers.detokenizer_up(detokenizer, address)
+        self._listener.routes_changed()
+
+    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
+        """Load, engines that it hears, draining and text."""
+        if frame.HasField("load"):
+            self._peers.detokenizer_load(detokenizer, frame.load)
+        if frame.HasField("engines"):
+            self._peers.detokenizer_hears(detokenizer, frame.engines)
+            self._update_parted(detokenizer)
+        if frame.HasField("draining"):
+            self._peers.detokenizer_draining(detokenizer)
+        if frame.HasField("outputs"):
+            self._listener.text(frame.outputs)
+
+    def detokenizer_down(self, detokenizer: PeerId) -> None:
+        """The stream ended."""
+        self._peers.detokenizer_down(detokenizer)
+        self._listener.detokenizer_lost(detokenizer)
+        self._update_parted(detokenizer)
+
+    # Liveness
+
+    def check_liveness(self, now: float) -> None:
+        """Suspect peers that give no sign of life, and trust those again that do. Call a few times a second."""
+        if self._peers.check_liveness(now):
+            self._listener.routes_changed()
+
+    def _update_parted(self, peer: PeerId) -> None:
+        if self._peers.update_parted(peer):
+            self._listener.routes_changed()

@@ -1,0 +1,197 @@
+"""One request of a client, from the frame that asks for it to its end.
+
+It is filled in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default resolved.
+Routed: ``Router`` gives it a route, more than once if peers are lost. Finished: its end is in the client's outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import dataclass, field
+
+from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.served_models import generation_of
+from services.processor.tracing import RequestTrace
+from services.ring.delivery import Delivery
+from services.ring.generations import Generation
+from services.ring.poison import PoisonTracker
+from services.ring.prefixes import Prefixes, prefixes_of
+from services.ring.route_timeout import RouteTimeout
+from services.ring.routes import Route
+from services.rpc.output_stream import OutputStream
+
+# Upper estimates of the memory that an admitted request takes, bytes.
+_REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
+_COPIES = 2
+"""Of what an engine is sent: one here, one in the link's queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMessage:
+    """What the client asked for, kept serialized (its smallest form) until the request is tokenized."""
+
+    packed: bytes
+    """A ``GenerateRequest``."""
+    model: str
+    """Empty: any."""
+    resumed_model_digest: str
+    """Digest of the model that a resumed request began on; empty for a new request."""
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A tokenized request with every default resolved.
+
+    It is kept while the request is in flight, so its messages are serialized: parsed, they would take up to twenty
+    times as much memory.
+    """
+
+    packed_admitted: bytes
+    packed_submit: bytes
+    output_context: bytes
+    """For the detokenizer; opaque to the engine."""
+    prompt_tokens: int
+    num_choices: int
+    """Includes the finished ones, which a resume leaves out."""
+    choices: dict[int, array[int]]
+    """Unfinished choices and the ids they have."""
+    wants_prefill_progress: bool
+    prefixes: Prefixes
+    """Of the prompt; they decide which engine may have it cached."""
+    num_prompt_scores: int
+    """Log probabilities of the prompt that the engine is asked for."""
+    numerics: str
+    """Those that computed the resumed ids, as far as the client knows them."""
+    model: engine_pb2.GetModelResponse
+    """The model that the request was checked against and tokenized for."""
+
+    @property
+    def admitted(self) -> inference_pb2.Admitted:
+        """The client's first response; parsed anew each time."""
+        return inference_pb2.Admitted.FromString(self.packed_admitted)
+
+    @property
+    def submit(self) -> engine_pb2.Submit:
+        """The engine's Submit without id, epoch, receiver, time and resumed ids; parsed anew each time."""
+        return engine_pb2.Submit.FromString(self.packed_submit)
+
+    @property
+    def generation(self) -> Generation:
+        """The only one that may compute it."""
+        return generation_of(self.model)
+
+    @property
+    def num_resumed(self) -> int:
+        """Ids that the request came with, over all choices: an engine computes them like the prompt."""
+        return sum(map(len, self.choices.values()))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the request takes while it is in flight, apart from its output; at least what it really takes."""
+        size = _REQUEST_HELD + len(self.packed_admitted)
+        size += _COPIES * (len(self.packed_submit) + len(self.output_context))
+        return size + _CHOICE_HELD * len(self.choices) + _RESUMED_ID_HELD * self.num_resumed
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Times are seconds on the monotonic clock."""
+
+    # Received
+    request_id: str
+    """The ring id, under which engines and detokenizers know it."""
+    client_request_id: str
+    """Unique among the stream's live requests only."""
+    ordinal: int
+    """Number of the frame that asked for it on its stream, from 1."""
+    tenant: str
+    stream: OutputStream
+    """Where its output goes."""
+    arrived_at: float
+    deadline: float | None = None
+    deadline_timer: asyncio.TimerHandle | None = None
+    trace: RequestTrace | None = None
+    """None if it is not traced."""
+    message: RequestMessage | None = None
+    """None before the limits are checked, and from admission on."""
+
+    # Admitted
+    _resolved: ResolvedRequest | None = field(default=None, init=False)
+    _delivery: Delivery | None = field(default=None, init=False)
+    numerics: str = field(default="", init=False)
+    """Those that computed what was delivered; empty where they are not known."""
+
+    # Routed
+    route: Route | None = field(default=None, init=False)
+    """None before the first route and between two."""
+    route_timeout: RouteTimeout = field(default_factory=RouteTimeout, init=False)
+    route_lost_reason: str = field(default="", init=False)
+    retry_at: float = field(default=0.0, init=False)
+    """Not submitted again before this time."""
+    poison: PoisonTracker = field(default_factory=PoisonTracker, init=False)
+    """Engines that died while they had it."""
+    computing: bool = field(default=False, init=False)
+    """Whether output or prompt progress has come on the present route; before that the engine may merely queue it."""
+
+    # Delivered
+    started_sent: bool = field(default=False, init=False)
+    """Whether the client was sent ``Started`` for the present route."""
+    computing_since: float | None = field(default=None, init=False)
+    """When an engine first reported that it computes it."""
+    prompt_charged: bool = field(default=False, init=False)
+    """Whether the prompt was charged to the tenant's rate limit."""
+    prompt_scores_delivered: int = field(default=0, init=False)
+    """Log probabilities of the prompt in the client's outbox."""
+    first_delta_at: float | None = field(default=None, init=False)
+    last_delta_at: dict[int, float] = field(default_factory=dict, init=False)
+    """By choice."""
+    finished: bool = field(default=False, init=False)
+    """Whether its end is in the client's outbox."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it is tokenized and in flight."""
+        return self._resolved is not None
+
+    @property
+    def resolved(self) -> ResolvedRequest:
+        """What admission resolved; there from admission to the end."""
+        assert self._resolved is not None
+        return self._resolved
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the client has; there from admission to the end."""
+        assert self._delivery is not None
+        return self._delivery
+
+    def admit(self, resolved: ResolvedRequest) -> None:
+        """It is tokenized and goes in flight."""
+        self.message = None
+        self._resolved = resolved
+        self._delivery = Delivery(resolved.choices)
+        self.numerics = resolved.numerics
+
+    def finish(self) -> None:
+        """Its end is in the outbox. The large parts go now: a slow client may take the end much later."""
+        self.finished = True
+        self.message = self._resolved = self._delivery = None
+
+    def heard(self) -> None:
+        """Output or progress came on the present route."""
+        self.computing = True
+        self.route_timeout.heard()
+
+    def cached_prefixes(self) -> Prefixes | None:
+        """The prompt with the answer, which the engine has cached at the end and a follow-up may begin with.
+
+        None if there is no answer, or more than one.
+        """
+        if list(self.delivery.choices) != [0] or not self.delivery.completion_tokens:
+            return None
+        submit, block_size = self.resolved.submit, self.resolved.model.block_size
+        return prefixes_of([*submit.prompt_token_ids, *self.delivery.choices[0].ids], submit.cache_salt, block_size)

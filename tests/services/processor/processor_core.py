@@ -1,0 +1,73 @@
+"""A processor without links, server and settings: its parts, put together as ``services.processor.main`` does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from services.processor.admission.backlog import Backlog, BacklogLimits
+from services.processor.admission.rate_limiter import RateLimiter
+from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.admission.tokenization_queue import MAX_WAITING_BYTES, TokenizationQueue
+from services.processor.in_flight import InFlightRequests
+from services.processor.intake import Intake
+from services.processor.link_events import LinkEvents
+from services.processor.metrics import ProcessorMetrics
+from services.processor.peers import Peers
+from services.processor.routing import Router
+from services.processor.served_models import ServedModels
+from services.ring.identity import PeerId
+from services.ring.outbox import Outboxes
+from services.ring.poison import MAX_CRASH_RESUBMITS
+from services.ring.routes import Routes
+
+NO_LIMITS = BacklogLimits(max_requests=1 << 20, max_seconds=1e9)
+ROUTE_TIMEOUT = 60.0
+
+
+class ProcessorCore:
+    """Its models are made by ``models`` of the routes' preferred generations."""
+
+    def __init__(
+        self,
+        models: Callable[[Routes], ServedModels],
+        *,
+        route_timeout: float = ROUTE_TIMEOUT,
+        max_crash_resubmits: int = MAX_CRASH_RESUBMITS,
+        backlog_limits: BacklogLimits = NO_LIMITS,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        max_live_requests: int = 1000,
+        engine_seats: Callable[[], int | None] = lambda: None,
+        outboxes: Outboxes | None = None,
+    ) -> None:
+        self.me = PeerId("processor", 1)
+        self.metrics = ProcessorMetrics()
+        self.routes = Routes(random.Random(0))
+        self.models = models(self.routes)
+        self.peers = Peers(self.routes)
+        self.router = Router(
+            self.peers, self.routes, route_timeout=route_timeout, max_crash_resubmits=max_crash_resubmits
+        )
+        self.policies = TenantPolicies(None)
+        self.rate_limiter = RateLimiter(self.policies)
+        self.queue = TokenizationQueue(
+            self.models,
+            self.policies,
+            self.me,
+            route_timeout=route_timeout,
+            max_waiting_bytes=max_waiting_bytes,
+            engine_seats=engine_seats,
+        )
+        self.backlog = Backlog(backlog_limits, self.queue.left_backlog)
+        self.in_flight = InFlightRequests(self.models, self.router, self.backlog, self.rate_limiter, self.metrics)
+        self.link_events = LinkEvents(self.models, self.peers, self.in_flight)
+        self.intake = Intake(
+            self.me,
+            self.backlog,
+            self.rate_limiter,
+            self.queue,
+            self.in_flight,
+            self.metrics,
+            max_live_requests=max_live_requests,
+            outboxes=outboxes,
+        )
