@@ -128,8 +128,8 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
         choice: [*ids] for choice, ids in resolved.choices.items()
     }
-    assert isinstance(submission.order, Request)
-    return submission.order
+    assert isinstance(submission.core_request, Request)
+    return submission.core_request
 
 
 OUTCOMES: Counter[str] = Counter()
