@@ -14,6 +14,7 @@ import random
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -115,7 +116,8 @@ def _lines(result: Result) -> Iterator[str]:
             bits = "" if choice.logprobs is None else _bits(choice.logprobs[place])
             yield f"choice {number}, token {place}: id {token} {bits}"
         assert choice.finish is not None
-        yield f"choice {number}: {choice.finish.finish_reason.value} {choice.finish.stop_token_id}"
+        end = [getattr(value, "value", value) for value in astuple(choice.finish)]  # fields are renamed, too
+        yield f"choice {number}: ended by {end}"
 
 
 def _bits(entry: TokenLogprobs) -> str:
