@@ -28,7 +28,7 @@ from benchmarks.served.flood import Flood, Shape, Tally, background, never_read,
 from benchmarks.served.processes import end_children_when_terminated
 from benchmarks.served.usage import Watch, cpu_seconds
 from benchmarks.shapes import find_model, model_options
-from services.supervise.run_directory import StackState, running_stacks
+from services.supervise.runtime_directory import StackState, running_stacks
 
 SERVICES = ("processor", "engine", "detokenizer")
 _FLAGS = ("--kv-cache-memory-bytes", "256MiB")

@@ -34,11 +34,11 @@ COMMANDS = {
 """Every subcommand with its summary. ``name`` is the click command ``name`` in ``services.commands.name``."""
 
 
-_NOBODY_READS = 128 + signal.SIGPIPE
+_BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 """Whoever read the output has enough: the exit code of every other program whose pipe breaks."""
 
 
-class _NobodyReads(Exception):
+class _OutputClosed(Exception):
     """The pipe that was printed to is closed. Not an ``OSError``: click would end the process on its own terms."""
 
 
@@ -46,11 +46,11 @@ class _Lazy(click.Group):
     """A group that imports a subcommand's module when it is asked for, so that each starts as fast as it can."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _pipes_told():
+        with _broken_pipe_as_own_error():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _pipes_told():
+        with _broken_pipe_as_own_error():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,11 +69,11 @@ class _Lazy(click.Group):
 
 
 @contextmanager
-def _pipes_told() -> Iterator[None]:
+def _broken_pipe_as_own_error() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
-        raise _NobodyReads from error
+        raise _OutputClosed from error
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -92,8 +92,8 @@ def main() -> None:
     try:
         code = _run()
         sys.stdout.flush()
-    except (_NobodyReads, BrokenPipeError):
-        code = _NOBODY_READS
+    except (_OutputClosed, BrokenPipeError):
+        code = _BROKEN_PIPE_CODE
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):  # the interpreter flushes what is left
             os.dup2(nowhere, descriptor)

@@ -15,10 +15,10 @@ from ringline.engine.v1.engine_pb2_grpc import EngineServiceStub
 from ringline.types.v1 import output_pb2
 
 from services.bench.link import Link, LoadError, Target
-from services.config.addresses import new_incarnation
+from services.process.run import new_incarnation
 from services.ring.identity import PeerId, ring_id
-from services.rpc.protobuf import hello_of
-from services.security.credentials import PLAIN, PeerCredentials
+from services.rpc.protobuf import hello_message
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.engine.v1.engine_pb2_grpc import EngineServiceAsyncStub
@@ -31,7 +31,9 @@ _FINISH_TIMEOUT = 5.0
 class EngineLink(Link):
     """An attachment to an engine; greedy requests that ignore eos, delivered to their submitter."""
 
-    def __init__(self, address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+    def __init__(
+        self, address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
+    ) -> None:
         """``server_name``: whose certificate is expected, if not that of the address's own host."""
         super().__init__()
         self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)
@@ -59,7 +61,7 @@ class EngineLink(Link):
         model = await stub.GetModel(pb.GetModelRequest())
         self._call = stub.Attach()
         me = PeerId(f"operator-bench-{self._incarnation}", self._incarnation)
-        await self._call.write(pb.AttachRequest(hello=hello_of(me)))
+        await self._call.write(pb.AttachRequest(hello=hello_message(me)))
         first = await self._call.read()
         if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
             raise LoadError("the engine did not say welcome")

@@ -13,7 +13,7 @@ from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.types.v1 import output_pb2, sampling_pb2
 
 from services.bench.link import Link, LoadError, Target
-from services.security.credentials import PLAIN, PeerCredentials
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # the stub is one class at run time
 class SessionLink(Link):
     """A Session with a processor; greedy requests that ignore eos."""
 
-    def __init__(self, address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+    def __init__(
+        self, address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
+    ) -> None:
         """``server_name``: whose certificate is expected, if not that of the address's own host."""
         super().__init__()
         self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)

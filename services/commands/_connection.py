@@ -14,7 +14,7 @@ from typing import Any
 import ringline
 
 from services.security.credentials import PeerCredentials, peer_credentials
-from services.security.tokens import watched_tokens
+from services.security.tokens import reloaded_tokens
 
 
 @contextmanager
@@ -73,7 +73,7 @@ class Connection:
     def for_client(self) -> dict[str, Any]:
         """As arguments of the library's clients."""
         shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
-        token = None if self.token_file is None else watched_tokens("--token-file", self.token_file).value[0]
+        token = None if self.token_file is None else reloaded_tokens("--token-file", self.token_file).value[0]
         name = self.tls_server_name if self.encrypted else None
         return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
 

@@ -16,7 +16,7 @@ from ringline.inference.v1 import inference_pb2
 from services.config.addresses import host_and_port, join_address
 from services.config.settings import METRICS_PORT_OFFSET
 from services.peers.channels import check_health, open_channel
-from services.telemetry.metrics_endpoint import server_name
+from services.telemetry.metrics_endpoint import server_header
 
 if TYPE_CHECKING:
     from services.commands._connection import Connection
@@ -36,7 +36,7 @@ FULL_NAMES = {
 }
 """What each service of the ring is called in gRPC."""
 _WITH_ARTICLE = {"processor": "a processor", "engine": "an engine", "detokenizer": "a detokenizer"}
-_METRICS_OF = {server_name(service): service for service in FULL_NAMES}
+_METRICS_OF = {server_header(service): service for service in FULL_NAMES}
 
 
 def tls_trouble(address: str, connection: Connection) -> str | None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from services.config.addresses import valid_name
 from services.config.errors import FatalError
+from services.ring.identity import PEER_NAME
 from services.ring.roles import Role
-from services.security.certificate_authority import Authority
+from services.security.certificate_authority import CertificateAuthority
 
 ROLES = ("processor", "engine", "detokenizer", "operator", "client")
 AUTHORITY = "authority"
@@ -67,7 +67,7 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name:
 def _check_name(name: str, roles: tuple[str, ...]) -> None:
     if len(roles) != 1 or roles[0] not in set(Role):
         raise click.UsageError(f"--name is for a certificate of one --role, of {', '.join(Role)}")
-    if not valid_name(name) or name in (AUTHORITY, *ROLES):
+    if PEER_NAME.fullmatch(name) is None or name in (AUTHORITY, *ROLES):
         raise click.BadParameter(f"{name!r} is not the --name of a peer, or that of a role", param_hint="--name")
 
 
@@ -80,12 +80,12 @@ def replace_file(path: Path, content: bytes, mode: int) -> None:
     draft.replace(path)
 
 
-def _authority(directory: Path) -> Authority:
+def _authority(directory: Path) -> CertificateAuthority:
     directory.mkdir(parents=True, exist_ok=True)
     certificate, key = directory / CA_FILE, directory / "ca.key"
     if certificate.exists() and key.exists():
-        return Authority(certificate.read_bytes(), key.read_bytes())
-    authority = Authority.make("ringline development", valid=timedelta(days=_AUTHORITY_DAYS))
+        return CertificateAuthority(certificate.read_bytes(), key.read_bytes())
+    authority = CertificateAuthority.make("ringline development", valid=timedelta(days=_AUTHORITY_DAYS))
     replace_file(key, authority.key, 0o600)
     replace_file(certificate, authority.certificate, 0o644)
     return authority

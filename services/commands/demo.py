@@ -20,7 +20,7 @@ from services.commands.serve import bundled_model, stack_options
 from services.config.errors import ExitCode, FatalError
 from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.supervise.child_logs import ChildLogs
-from services.supervise.run_directory import StackState, running_stacks
+from services.supervise.runtime_directory import StackState, running_stacks
 from services.supervise.stack import ReadyStack, run_stack
 from services.telemetry.logs import configure_logs
 

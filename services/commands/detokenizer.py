@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import settings_of
 from services.config.settings import DetokenizerSettings
 
@@ -15,7 +15,7 @@ from services.config.settings import DetokenizerSettings
 @click.command(cls=SettingsCommand)
 def detokenizer(**options: Any) -> int:
     """Turn the token ids of engines into text for processors."""
-    settings = build_settings(DetokenizerSettings(), given(options))
+    settings = build_settings(DetokenizerSettings(), given_options(options))
 
     from services.detokenizer.main import run  # not above, so that help and wrong options are answered at once
 

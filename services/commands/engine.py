@@ -13,8 +13,8 @@ from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.location import check_location, local_directory
 from engine_core.progress import StartupProgress
-from services.config.errors import FatalError, unusable
-from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.errors import FatalError, unusable_option
+from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import build, settings_of
 from services.config.settings import EngineServiceSettings
 from services.engine.main import StageLog
@@ -29,7 +29,7 @@ _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transform
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that bring token ids."""
-    values = with_model(given(options), checkpoint)
+    values = with_model(given_options(options), checkpoint)
     if "model" not in values:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
     settings = build_settings(EngineServiceSettings(), values)
@@ -71,7 +71,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
         if config.model.tokenizer:
             local_directory(config.model.tokenizer)
     except ConfigError as error:
-        raise click.UsageError(f"{unusable(error.option, error.value, error.accepted)}.") from None
+        raise click.UsageError(f"{unusable_option(error.option, error.value, error.accepted)}.") from None
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import settings_of
 from services.config.settings import ProcessorSettings
 
@@ -15,7 +15,7 @@ from services.config.settings import ProcessorSettings
 @click.command(cls=SettingsCommand)
 def processor(**options: Any) -> int:
     """Serve clients: render, tokenize, admit and route their requests, and stream text back."""
-    settings = build_settings(ProcessorSettings(), given(options))
+    settings = build_settings(ProcessorSettings(), given_options(options))
 
     from services.processor.main import run  # not above, so that help and wrong options are answered at once
 

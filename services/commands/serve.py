@@ -12,10 +12,10 @@ import structlog
 
 from engine_core.config import EngineConfig
 from services.commands.engine import engine_config, with_model
-from services.config.flags import SettingsCommand, build_settings, given, with_settings
+from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import Setting, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
-from services.rpc.listening import check_listenable
+from services.rpc.bind_address import check_bindable
 from services.supervise.child_logs import ChildLogs
 from services.supervise.stack import ReadyStack, StackOptions, default_metrics_port, free_port, run_stack
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
@@ -54,7 +54,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
     processor's. Logs are for people, wherever they go, unless --log-format is json.
     """
-    values = with_model(given(options), checkpoint)
+    values = with_model(given_options(options), checkpoint)
     if "model" not in values:
         values["model"] = bundled_model()
     settings = build_settings(ProcessorSettings(), values)
@@ -62,7 +62,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
     engine_config(values)  # what can be refused here needs no process
-    check_listenable(settings.server)
+    check_bindable(settings.server)
     logs = ChildLogs(as_json=as_json)
     if as_json:
         log.info("starting", model=values["model"])

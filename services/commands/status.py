@@ -23,8 +23,8 @@ from services.config.addresses import host_and_port, is_dns_name, valid_address
 from services.config.environment import ADDRESS_VARIABLE
 from services.config.errors import ExitCode, FatalError
 from services.peers.channels import check_health, open_channel
-from services.peers.discovery import addresses_of
-from services.supervise.run_directory import StackState, running_stacks
+from services.peers.discovery import resolve_target
+from services.supervise.runtime_directory import StackState, running_stacks
 from services.supervise.stack import SERVICES
 
 _TIMEOUT = 2.0
@@ -134,12 +134,12 @@ async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *
     Where nobody ``named`` an address, and nobody listens at the usual one, nothing is there. A stack is, whether its
     services answer or not.
     """
-    running = [(state, set(await addresses_of(state.address))) for state in _known_stacks()]
+    running = [(state, set(await resolve_target(state.address))) for state in _known_stacks()]
     stacks: list[Awaitable[StackStatus]] = []
     single: list[Awaitable[ServiceStatus]] = []
     for name, given in targets.items():
         for target in given:
-            addresses = await addresses_of(target)
+            addresses = await resolve_target(target)
             here = [state for state, places in running if name == "processor" and places.intersection(addresses)]
             if here:
                 stacks += [_stack(state, connection, target) for state in here]

@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from services.config.errors import ExitCode
-from services.process.heartbeat import INTERVAL, LIMITS, Limits, Pulse
+from services.process.heartbeat import HEARTBEAT_INTERVAL, HEARTBEAT_LIMITS, HeartbeatLimits, HeartbeatMonitor
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -27,28 +27,28 @@ def supervise(service: str, options: tuple[str, ...]) -> int:
     are passed on.
     """
     # -P: a folder named "services" in the working directory is not ours.
-    return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), LIMITS)
+    return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), HEARTBEAT_LIMITS)
 
 
-def run_child(argv: tuple[str, ...], limits: Limits) -> int:
+def run_child(argv: tuple[str, ...], limits: HeartbeatLimits) -> int:
     """Run a program until it ends or hangs; returns the exit code for this process."""
-    pulse = Pulse(limits)
-    os.set_inheritable(pulse.writing, True)
+    heartbeats = HeartbeatMonitor(limits)
+    os.set_inheritable(heartbeats.writing, True)
     # A group of its own: what a terminal sends to this one is passed on once.
-    child = os.posix_spawn(argv[0], argv, {**os.environ, **pulse.environment()}, setpgroup=0)
-    os.close(pulse.writing)
+    child = os.posix_spawn(argv[0], argv, {**os.environ, **heartbeats.environment()}, setpgroup=0)
+    os.close(heartbeats.writing)
     for number in _FORWARDED:
         signal.signal(number, lambda number, _: _kill(child, number))
     ended = os.pidfd_open(child)
     try:
         while (status := _status_of(child)) is None:
-            if (reason := pulse.look(time.monotonic())) is not None:
+            if (reason := heartbeats.check(time.monotonic())) is not None:
                 print(f"killing the service: {reason}", file=sys.stderr, flush=True)
                 os.killpg(child, signal.SIGKILL)
-            select.select([ended], [], [], INTERVAL)
+            select.select([ended], [], [], HEARTBEAT_INTERVAL)
     finally:
         os.close(ended)
-        pulse.close()
+        heartbeats.close()
     return status if status >= 0 else 128 - status
 
 

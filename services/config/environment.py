@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from services.config.options import VARIABLE_PREFIX, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
-PARENT_VARIABLE = "RINGLINE_PARENT_PID"
+PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
 """Set by a supervisor to its own pid in the environment of its children."""
-PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
+HEARTBEAT_PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
 """Set likewise to the number of the pipe in which it expects a child's signs of life."""
 ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
 """Where the client commands find the processor."""
@@ -61,8 +61,8 @@ def known_variables() -> frozenset[str]:
     declared = {setting.variable for defaults in services for setting in settings_of(defaults)}
     return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
         ADDRESS_VARIABLE,
-        PARENT_VARIABLE,
-        PIPE_VARIABLE,
+        PARENT_PID_VARIABLE,
+        HEARTBEAT_PIPE_VARIABLE,
         SERVER_NAME_VARIABLE,
         TOKEN_FILE_VARIABLE,
     }

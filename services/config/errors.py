@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     """It cannot start for a reason outside of it: a checkpoint, memory, a port."""
 
 
-def unusable(option: str, value: object, accepted: str) -> str:
+def unusable_option(option: str, value: object, accepted: str) -> str:
     """That an option has a value that cannot be used, in the words of the command line."""
     return f"--{option.replace('_', '-')}={value} is not usable: expected {accepted}"
 

@@ -145,7 +145,7 @@ def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], clic
     return decorate
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Of a command's parameters, those that were given as a flag or a variable."""
     return {name: value for name, value in values.items() if value is not None}
 

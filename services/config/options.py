@@ -36,7 +36,7 @@ class SettingError(Exception):
         self.accepted = accepted
 
 
-class Declared(Protocol):
+class OptionDeclaration(Protocol):
     """What is said about an option besides its type and default; the shape by which options are recognized."""
 
     @property
@@ -53,7 +53,7 @@ class Declared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The ``Declared`` of the services."""
+    """The ``OptionDeclaration`` of the services."""
 
     help: str
     choices: tuple[str, ...] | None = None
@@ -88,7 +88,7 @@ class Setting:
     optional: bool
     """Whether None ("derive it") is a value."""
     default: Any
-    declared: Declared
+    declared: OptionDeclaration
 
     @property
     def flag(self) -> str:

@@ -70,7 +70,7 @@ class PeerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CalleeSettings:
+class ServiceAuthSettings:
     """Whom an engine or a detokenizer lets in."""
 
     service_identities: tuple[str, ...] = option(
@@ -91,7 +91,7 @@ class CalleeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AuthSettings:
+class ClientAuthSettings:
     """Which clients a processor lets in, and what each tenant may do."""
 
     auth_token_file: str | None = option(

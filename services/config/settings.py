@@ -13,18 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from services.config.addresses import LONGEST_UDS, check_addresses, default_name, hosts_of, join_address, valid_name
+from services.config.addresses import (
+    MAX_SOCKET_PATH_BYTES,
+    check_addresses,
+    hosts_of,
+    join_address,
+)
 from services.config.options import SettingError, check_section, option
 from services.config.security_settings import (
-    AuthSettings,
-    CalleeSettings,
+    ClientAuthSettings,
     PeerSettings,
+    ServiceAuthSettings,
     TlsSettings,
     check_dialling,
     check_internal,
     check_listening,
     check_revocations,
 )
+from services.ring.identity import PEER_NAME
 from services.ring.outbox import MAX_UNREAD_BYTES
 from services.ring.poison import MAX_CRASH_RESUBMITS
 
@@ -121,10 +127,10 @@ class ServerSettings(_Section):
 
     def __post_init__(self) -> None:
         check_section(self)
-        if self.name is not None and not valid_name(self.name):
+        if self.name is not None and PEER_NAME.fullmatch(self.name) is None:
             raise SettingError("name", self.name, "1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
-        if self.uds is not None and not 1 <= len(self.uds.encode()) <= LONGEST_UDS:
-            raise SettingError("uds", self.uds, f"a path of 1 to {LONGEST_UDS} bytes")
+        if self.uds is not None and not 1 <= len(self.uds.encode()) <= MAX_SOCKET_PATH_BYTES:
+            raise SettingError("uds", self.uds, f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes")
 
     @property
     def address(self) -> str:
@@ -189,7 +195,7 @@ class ServiceSettings:
         if server.name is not None:
             return server.name
         place = str(server.port) if server.uds is None else Path(server.uds).stem
-        return default_name(self.service, socket.gethostname(), place)
+        return re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.service}-{socket.gethostname()}-{place}")[:128]
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -258,7 +264,7 @@ class ProcessorSettings(ServiceSettings):
     detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    auth: AuthSettings = field(default_factory=AuthSettings)
+    auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     max_live_requests: int = option(
         4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
@@ -330,7 +336,7 @@ class DetokenizerSettings(ServiceSettings):
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    callee: CalleeSettings = field(default_factory=CalleeSettings)
+    service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -353,7 +359,7 @@ class EngineServiceSettings(ServiceSettings):
         maximum=3600,
         unit="seconds",
     )
-    callee: CalleeSettings = field(default_factory=CalleeSettings)
+    service_auth: ServiceAuthSettings = field(default_factory=ServiceAuthSettings)
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -18,7 +18,7 @@ from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.rpc.protobuf import end_from_proto, read_logprobs
+from services.rpc.protobuf import finish_from_proto, read_logprobs
 from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
@@ -267,6 +267,6 @@ def _entries(
 
 
 def _end_of(finish: engine_pb2.Finished) -> ChoiceEnd:
-    finish_reason, error = end_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
+    finish_reason, error = finish_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
     stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
     return ChoiceEnd(finish_reason, finish.position, stop_token_id=stop_token_id, error=error)

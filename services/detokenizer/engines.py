@@ -15,7 +15,7 @@ from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.service import Subscribers
 from services.peers.engine_link import EngineLink
 from services.peers.redial import LinkRefused
-from services.peers.tokenizer_fetch import TokenizerFetches
+from services.peers.tokenizer_fetch import TokenizerFetcher
 from services.ring.generations import Generations
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
@@ -41,7 +41,7 @@ class Engines:
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)
         self._tokenizers: Generations[str, Tokenizer] = Generations(max_generations)
         """By digest."""
-        self._fetches = TokenizerFetches(Tokenizer.from_files)
+        self._fetches = TokenizerFetcher(Tokenizer.from_files)
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._heard_at: dict[PeerId, float] = {}
         """When each engine that is attached to was heard last, on the monotonic clock."""

@@ -7,7 +7,6 @@ import asyncio
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.config.addresses import new_incarnation
 from services.config.settings import DetokenizerSettings
 from services.detokenizer.engines import Engines
 from services.detokenizer.metrics import DetokenizerMetrics
@@ -15,13 +14,13 @@ from services.detokenizer.service import METHOD_ROLES, DetokenizerService
 from services.peers.discovery import Discovery
 from services.peers.engine_link import EngineLink
 from services.peers.redial import PeerDedup
-from services.process.memory import keep_little_free_memory, spare_what_is_loaded
-from services.process.run import die_with_parent, forbid_modules, run_service
+from services.process.memory import freeze_loaded_objects, limit_malloc_retention
+from services.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.ring.outbox import Outboxes
 from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import dialling_credentials, listening_credentials, service_gate
+from services.security.credentials import dialling_credentials, listening_credentials, service_interceptors
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.telemetry.metrics_endpoint import start_metrics
 from services.telemetry.tracing import start_tracing
@@ -34,8 +33,8 @@ DESCRIPTION = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"]
 def run(settings: DetokenizerSettings) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
-    forbid_modules()
-    keep_little_free_memory()
+    forbid_imports()
+    limit_malloc_retention()
     configure_logs(settings.telemetry, "detokenizer")
     warn_of_unknown_variables()
 
@@ -55,7 +54,7 @@ class _Detokenizer:
         self._tracing = start_tracing(settings)
         outboxes = Outboxes(settings.readers.max_unread_bytes)
         self._engines = Engines(settings.rollout.max_generations, self._tracing, outboxes)
-        claims = PeerDedup()
+        dedup = PeerDedup()
         credentials = dialling_credentials(settings)
         self._found = Discovery(
             settings.engines,
@@ -63,7 +62,7 @@ class _Detokenizer:
                 address,
                 me,
                 self._engines,
-                claims,
+                dedup,
                 stall_timeout=server.stall_timeout,
                 max_message_bytes=server.max_message_bytes,
                 credentials=credentials,
@@ -75,7 +74,7 @@ class _Detokenizer:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_gate(settings, DESCRIPTION, METHOD_ROLES),
+            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = DetokenizerService(
             me,
@@ -85,7 +84,7 @@ class _Detokenizer:
             max_message_bytes=server.max_message_bytes,
             drain_grace=server.drain_grace,
         )
-        self._server.serve(DESCRIPTION, self._service)
+        self._server.add_service(DESCRIPTION, self._service)
         self._metrics = DetokenizerMetrics()
 
     async def run(self) -> int:
@@ -102,13 +101,13 @@ class _Detokenizer:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._found.run())
-            self._server.guard_memory()
+            self._server.start_memory_guard()
             serving = False
             while True:
                 attached = self._engines.attached
                 if attached != serving:
                     if serving := attached:
-                        spare_what_is_loaded()
+                        freeze_loaded_objects()
                     self._metrics.serving = serving
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)

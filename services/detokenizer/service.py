@@ -15,10 +15,10 @@ from services.ring.identity import PeerId, negotiate
 from services.ring.outbox import Outboxes
 from services.ring.peer_list import PeerListSender
 from services.ring.roles import Role, check_name
-from services.rpc.calls import end_soon
-from services.rpc.message_limits import SMALL, parse
+from services.rpc.calls import end_call_soon
+from services.rpc.message_limits import SMALL_MESSAGE, parse
 from services.rpc.output_stream import OutputStream
-from services.rpc.protobuf import abort, peer_changes_to_proto, welcome_of
+from services.rpc.protobuf import abort, peer_changes_to_proto, welcome_message
 
 MAX_SUBSCRIBERS = 256
 """At a time: each is told the load, and may be owed the text of every request."""
@@ -140,7 +140,7 @@ class DetokenizerService:
         self._subscribers.push_load()
 
     async def Subscribe(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        hello = parse(detokenizer_pb2.SubscribeRequest, data, SMALL).hello
+        hello = parse(detokenizer_pb2.SubscribeRequest, data, SMALL_MESSAGE).hello
         try:
             version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
             check_name(hello.name, METHOD_ROLES["Subscribe"])
@@ -152,19 +152,19 @@ class DetokenizerService:
             await self._serve(subscriber, context, version)
             end = _SUPERSEDED
         except TimeoutError:
-            message = f"the subscriber does not read: {subscriber.stall(self._stall_timeout)}"
+            message = f"the subscriber does not read: {subscriber.stall_reason(self._stall_timeout)}"
             end = Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
             if subscriber.superseded:
                 end = _SUPERSEDED
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
-        end_soon()
+        end_call_soon()
         await abort(context, end)
 
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
         """Write what is new, until another stream takes this one's place."""
-        welcome = welcome_of(self._me, version, self._max_message_bytes)
+        welcome = welcome_message(self._me, version, self._max_message_bytes)
         await self._send(subscriber, context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False
         while True:

@@ -22,10 +22,10 @@ from services.ring.cursor import RejectedCommand
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import ENGINE_CAPABILITIES, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.ring.roles import Role, check_name, check_role
-from services.rpc.calls import end_soon
-from services.rpc.handlers import Incoming
-from services.rpc.message_limits import is_quick, parse
-from services.rpc.protobuf import welcome_of
+from services.rpc.calls import end_call_soon
+from services.rpc.handlers import RequestStream
+from services.rpc.message_limits import is_cheap_to_parse, parse
+from services.rpc.protobuf import welcome_message
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Attachment:
 
     async def run(
         self,
-        incoming: Incoming,
+        incoming: RequestStream,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """Serve the stream. Returns when the peer has closed it; raises ``Refused`` with the status to end it with."""
@@ -89,7 +89,7 @@ class Attachment:
     async def _serve(
         self,
         first: bytes,
-        incoming: Incoming,
+        incoming: RequestStream,
         context: grpc.aio.ServicerContext[Any, Any],
         waker: LinkWaker,
         version: int,
@@ -111,7 +111,7 @@ class Attachment:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first_frame(self, incoming: Incoming) -> tuple[bytes, link_pb2.Hello]:
+    async def _first_frame(self, incoming: RequestStream) -> tuple[bytes, link_pb2.Hello]:
         """The first frame, as bytes since it may have commands too, and its Hello."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
@@ -137,7 +137,7 @@ class Attachment:
             async with self._engine.large_frames.turn(len(data)):
                 yield await self._engine.large_frames.run(work)
 
-    async def _read(self, data: bytes | None, incoming: Incoming, waker: LinkWaker) -> None:
+    async def _read(self, data: bytes | None, incoming: RequestStream, waker: LinkWaker) -> None:
         ordinal, first = 0, True
         while data is not None:
             ordinal += await self._execute(data, waker, ordinal, may_greet=first)
@@ -221,7 +221,7 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> None:
-        welcome = welcome_of(self._me, version, self._max_message_bytes, ENGINE_CAPABILITIES)
+        welcome = welcome_message(self._me, version, self._max_message_bytes, ENGINE_CAPABILITIES)
         await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()
@@ -254,7 +254,7 @@ class Attachment:
             async with asyncio.timeout(self._stall_timeout):
                 await context.write(response)
         except TimeoutError:
-            end_soon()
+            end_call_soon()
             message = f"the peer took nothing for {self._stall_timeout:g} s"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
@@ -265,7 +265,7 @@ def _no_hello() -> Refused:
 
 def _is_small(data: bytes) -> bool:
     """Whether to parse on the event loop: few bytes, or few fields (such as one request with a long prompt)."""
-    return len(data) <= SMALL_FRAME_BYTES or is_quick(engine_pb2.AttachRequest, data)
+    return len(data) <= SMALL_FRAME_BYTES or is_cheap_to_parse(engine_pb2.AttachRequest, data)
 
 
 async def _end_superseded(waker: LinkWaker) -> None:
@@ -274,7 +274,7 @@ async def _end_superseded(waker: LinkWaker) -> None:
 
 
 def _superseded() -> Refused:
-    end_soon()
+    end_call_soon()
     return Refused(Code.ABORTED, "a newer stream of the same peer took this one's place")
 
 

@@ -15,8 +15,7 @@ from engine_core.errors import ConfigError, EngineError
 from engine_core.model_loader.digest import digest_of
 from engine_core.progress import Stage, StartupProgress
 from engine_core.startup import StartedEngine, start_engine
-from services.config.addresses import new_incarnation
-from services.config.errors import ExitCode, FatalError, unusable
+from services.config.errors import ExitCode, FatalError, unusable_option
 from services.config.settings import EngineServiceSettings
 from services.engine.async_engine import AsyncEngine
 from services.engine.protobuf import model_message
@@ -24,14 +23,13 @@ from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.process.memory import spare_what_is_loaded
-from services.process.run import Workers, die_with_parent, run_service
-from services.process.watchdog import Watchdog, stacks
+from services.process.memory import freeze_loaded_objects, resident_memory
+from services.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
+from services.process.watchdog import Watchdog, thread_stacks
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
-from services.rpc.memory_guard import resident
 from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import listening_credentials, service_gate
+from services.security.credentials import listening_credentials, service_interceptors
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.telemetry.metrics_endpoint import start_metrics
 from services.telemetry.tracing import start_tracing
@@ -59,7 +57,7 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
         try:
             return await _EngineProcess(settings, config).run()
         except ConfigError as error:
-            raise FatalError(unusable(error.option, error.value, error.accepted), ExitCode.USAGE) from error
+            raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from error
 
     return run_service(main, {EngineError: ExitCode.STARTUP})
 
@@ -81,7 +79,7 @@ class _EngineProcess:
             settings.server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_gate(settings, DESCRIPTION, METHOD_ROLES),
+            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = EngineService(
             self._engine,
@@ -90,7 +88,7 @@ class _EngineProcess:
             max_message_bytes=settings.server.max_message_bytes,
             drain=lambda grace: self._server.request_stop(grace=grace),
         )
-        self._server.serve(DESCRIPTION, self._service)
+        self._server.add_service(DESCRIPTION, self._service)
         self._started: StartedEngine | None = None
         self._watchdog: Watchdog | None = None
         """Watches the step loop."""
@@ -136,11 +134,11 @@ class _EngineProcess:
             largest_step=executor.largest_step_seconds,
         )
         self._engine.metrics.model_name = model.model
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         self._engine.step_loop.start()
         self._watchdog = self._watch_steps(self._engine.step_loop, loop)
         reserved = executor.unwritten_cache_bytes + executor.step_bytes + room.logprob_bytes + room.id_bytes
-        self._server.guard_memory(resident() + reserved)
+        self._server.start_memory_guard(resident_memory() + reserved)
         self._service.serve(model, files)
         self._engine.metrics.serving = True
         await self._server.set_serving(True)
@@ -156,7 +154,7 @@ class _EngineProcess:
 
         Otherwise the step loop's thread would allocate a second cuBLAS handle and workspace beyond the measured memory.
         """
-        thread = Workers(1, "start")
+        thread = DaemonThreadPool(1, "start")
         try:
             start = asyncio.get_running_loop().run_in_executor(
                 thread, start_engine, self._config, StartupProgress(StageLog())
@@ -180,7 +178,7 @@ class _EngineProcess:
                 steps=steps.steps,
                 running=stats.running_seqs,
                 waiting=stats.waiting_reqs,
-                stacks=stacks(),
+                stacks=thread_stacks(),
             )
             with suppress(CancelledError):  # the event loop has ended
                 announced.result()

@@ -19,8 +19,8 @@ from services.engine.tokenizer import chunks
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.roles import Role
-from services.rpc.handlers import Incoming
-from services.rpc.message_limits import SMALL, parse
+from services.rpc.handlers import RequestStream
+from services.rpc.message_limits import SMALL_MESSAGE, parse
 from services.rpc.protobuf import abort
 
 METHOD_ROLES = {
@@ -64,7 +64,7 @@ class EngineService:
         self._model = model
         self._tokenizer = tokenizer
 
-    async def Attach(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Attach(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._loaded(context)
         attachment = Attachment(
             self._engine,
@@ -98,7 +98,7 @@ class EngineService:
         return engine_pb2.GetLoadResponse(load=self.load())
 
     async def Drain(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.DrainResponse:
-        request = parse(engine_pb2.DrainRequest, data, SMALL)
+        request = parse(engine_pb2.DrainRequest, data, SMALL_MESSAGE)
         grace = request.grace_ms / 1000 if request.HasField("grace_ms") else None
         live = self._engine.registry.num_unfinished
         self._drain(grace)
@@ -112,7 +112,7 @@ class EngineService:
         return engine_pb2.ResetPrefixCacheResponse(blocks=blocks)
 
     async def Profile(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.ProfileResponse:
-        request = parse(engine_pb2.ProfileRequest, data, SMALL)
+        request = parse(engine_pb2.ProfileRequest, data, SMALL_MESSAGE)
         loop = await self._loaded(context)
         if not 1 <= request.steps <= MAX_STEPS:
             problem = f"{request.steps} is out of range: expected 1 to {MAX_STEPS}"

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.rpc.transport import channel_options
-from services.security.credentials import PLAIN, PeerCredentials
+from services.rpc.grpc_options import channel_options
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest answer taken, for callers without settings of their own."""
@@ -23,7 +23,7 @@ def open_channel(
     address: str,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     *,
-    credentials: PeerCredentials = PLAIN,
+    credentials: PeerCredentials = PLAINTEXT,
     server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used.
@@ -46,7 +46,9 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-async def wait_serving(address: str, *, credentials: PeerCredentials = PLAIN, server_name: str | None = None) -> None:
+async def wait_serving(
+    address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
+) -> None:
     """Return when the whole server at ``address`` says SERVING, however long that takes.
 
     Each attempt has a channel of its own: one that has failed for some seconds pauses for seconds more before it

@@ -52,7 +52,7 @@ async def resolve(host: str, port: int) -> frozenset[str]:
     return frozenset(join_address(str(place[0]), port) for *_, place in found)
 
 
-async def addresses_of(target: str) -> list[str]:
+async def resolve_target(target: str) -> list[str]:
     """Where ``target`` leads now: every address of a name, else (or if it has none) itself."""
     found: frozenset[str] = frozenset()
     if is_dns_name(target):

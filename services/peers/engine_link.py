@@ -14,10 +14,10 @@ import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.peers.redial import Backoff, LinkRefused, PeerDedup, keep_linked, welcomed_by
+from services.peers.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
 from services.ring.identity import PeerId
-from services.rpc.protobuf import hello_of
-from services.security.credentials import PLAIN, PeerCredentials
+from services.rpc.protobuf import hello_message
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 log = structlog.get_logger(__name__)
 
@@ -55,21 +55,21 @@ class EngineLink:
         address: str,
         me: PeerId,
         owner: EngineOwner,
-        claims: PeerDedup,
+        dedup: PeerDedup,
         *,
         stall_timeout: float,
         max_message_bytes: int,
-        credentials: PeerCredentials = PLAIN,
+        credentials: PeerCredentials = PLAINTEXT,
         server_name: str | None = None,
     ) -> None:
-        """``claims`` is shared by the links of the process.
+        """``dedup`` is shared by the links of the process.
 
         ``stall_timeout`` in seconds: an engine that takes no command for this long is given up.
         """
         self.address = address
         self._me = me
         self._owner = owner
-        self._claims = claims
+        self._claims = dedup
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
@@ -96,7 +96,7 @@ class EngineLink:
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
-        await keep_linked(
+        await maintain_link(
             self.address,
             self._attach,
             max_message_bytes=self._max_message_bytes,
@@ -115,11 +115,11 @@ class EngineLink:
         self._call = stub.Attach()
         try:
             async with asyncio.timeout(WELCOME_TIMEOUT):
-                await self._call.write(engine_pb2.AttachRequest(hello=hello_of(self._me)))
+                await self._call.write(engine_pb2.AttachRequest(hello=hello_message(self._me)))
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
-            if engine != (answered := welcomed_by(first.welcome)):
+            if engine != (answered := parse_welcome(first.welcome)):
                 raise LinkRefused(f"{answered.name} answered in the place of {engine.name} or of an earlier life")
             backoff.reset()
             await self._carry(engine, model, first)

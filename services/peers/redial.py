@@ -14,10 +14,10 @@ from ringline.types.v1 import link_pb2
 
 from services.peers.channels import open_channel
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
-from services.security.credentials import PLAIN, PeerCredentials
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 log = structlog.get_logger(__name__)
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+MIN_BACKOFF, MAX_BACKOFF = 0.05, 1.0
 """Seconds between attempts."""
 _REFUSALS = frozenset(
     (
@@ -30,9 +30,9 @@ _REFUSALS = frozenset(
 )
 """What a peer that is there answers a process that it will never have a link with."""
 _NO_CONNECTION = "failed to connect to all addresses"
-TRUST_INTERVAL = 1.0
+CA_CHECK_INTERVAL = 1.0
 """Seconds between looks at whether the authorities that are believed have changed."""
-SILENCE = 10.0
+UNREACHABLE_LOG_DELAY = 10.0
 """Seconds without a link before it is worth a line: peers start in any order, and an engine takes a few."""
 
 
@@ -106,7 +106,7 @@ class LinkRefused(Exception):
     """The peer is there, but no link to it can be had; the text says why."""
 
 
-def welcomed_by(welcome: link_pb2.Welcome) -> PeerId:
+def parse_welcome(welcome: link_pb2.Welcome) -> PeerId:
     """Who answered a Hello; raises ``LinkRefused`` if the link would speak a version that was not offered."""
     version = welcome.version
     if not MIN_VERSION <= version <= MAX_VERSION:
@@ -116,12 +116,12 @@ def welcomed_by(welcome: link_pb2.Welcome) -> PeerId:
     return PeerId(welcome.name, welcome.incarnation)
 
 
-async def keep_linked(
+async def maintain_link(
     address: str,
     carry: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]],
     *,
     max_message_bytes: int,
-    credentials: PeerCredentials = PLAIN,
+    credentials: PeerCredentials = PLAINTEXT,
     server_name: str | None = None,
 ) -> None:
     """Run ``carry`` on one channel after the other; it resets the backoff when its link stands.
@@ -132,7 +132,7 @@ async def keep_linked(
     that refuses, too, and one that cannot be reached when that has lasted a while. The same reason is logged once,
     however often it comes in a row.
     """
-    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    backoff = Backoff(MIN_BACKOFF, MAX_BACKOFF)
     told, since = "", time.monotonic()
     while True:
         links, refused = backoff.successes, False
@@ -156,7 +156,7 @@ async def keep_linked(
         if backoff.successes > links:
             told, since = "", time.monotonic()
             log.info("link ended", address=address, reason=reason)
-        elif reason != told and (refused or time.monotonic() - since >= SILENCE):
+        elif reason != told and (refused or time.monotonic() - since >= UNREACHABLE_LOG_DELAY):
             told = reason
             log.info("not linked", address=address, reason=reason)
         await asyncio.sleep(backoff.next())
@@ -181,15 +181,15 @@ async def _closed_when_distrusted(
 
 
 async def _watch_trust(channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, believed: bytes) -> None:
-    from services.security.certificates import lacks_any  # cryptography takes a tenth of a second to load
+    from services.security.certificates import removes_any  # cryptography takes a tenth of a second to load
 
     seen = believed
     while True:
-        await asyncio.sleep(TRUST_INTERVAL)
+        await asyncio.sleep(CA_CHECK_INTERVAL)
         now = credentials.authorities
         if now is not None and now != seen:
             seen = now
-            if lacks_any(now, believed):
+            if removes_any(now, believed):
                 log.warning("link is made anew: an authority is not believed any more", address=address)
                 await channel.close()
                 return

@@ -31,7 +31,7 @@ class _Fetch:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class TokenizerFetches(Generic[_T]):
+class TokenizerFetcher(Generic[_T]):
     """Those that are under way, by the tokenizer's digest. An engine that hangs holds up others for ``SLOW`` alone."""
 
     def __init__(self, make: Callable[[dict[str, bytes]], _T]) -> None:

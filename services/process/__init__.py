@@ -1,7 +1,7 @@
 """One process by itself.
 
-run                runs a service's main function: readable fatal errors, forbidden imports, no life after its parent
-heartbeat          signs of life for a supervisor
-watchdog           ends a process in which something hangs
-memory             the garbage collector, and free memory that goes back to the system
+run                runs a service's main function: exit codes, forbidden imports, death with the parent   (read first)
+heartbeat          beats of the event loop, and the supervisor's check of them
+watchdog           ends the process when something in it hangs
+memory             resident memory, the garbage collector's pace, what malloc keeps
 """

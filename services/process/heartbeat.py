@@ -1,4 +1,8 @@
-"""Heartbeats of a service, for a thread beside it and for its supervisor, and how a supervisor listens to them."""
+"""Heartbeats: a service writes them to a pipe, its supervisor reads them there, and each ends a process that hangs.
+
+Two observers watch, because each misses something. A watchdog thread in the process sees an event loop that stands
+still and can log where; the supervisor also sees a process that is stopped as a whole.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.config.environment import PARENT_VARIABLE, PIPE_VARIABLE
-from services.process.watchdog import Stillness, Watchdog, stacks
+from services.config.environment import HEARTBEAT_PIPE_VARIABLE, PARENT_PID_VARIABLE
+from services.process.watchdog import StallTimer, Watchdog, thread_stacks
 
-INTERVAL = 0.5
-"""Seconds between beats, and between two looks at them."""
 log = structlog.get_logger(__name__)
-LOOP_LIMIT = 6.0
-"""Seconds that an event loop may stand still: peers have given up the process after two."""
+
+HEARTBEAT_INTERVAL = 0.5
+"""Seconds between beats, and between two checks of them."""
+LOOP_STALL_LIMIT = 6.0
+"""Seconds that an event loop may stand still. (Peers give up the process after two.)"""
 
 
 class Phase(enum.Enum):
-    """What a process is doing."""
+    """What the process is doing; the value is the byte of a beat."""
 
     STARTING = b"s"
     RUNNING = b"r"
@@ -30,58 +35,27 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds without a beat after which a process is believed to hang, by what it was doing."""
+class HeartbeatLimits:
+    """Seconds without a beat after which a process counts as hung, by the phase of its last beat."""
 
     starting: float = 120.0
-    """From its birth: libraries are imported before the first beat, and large files are read."""
+    """From the fork: the first beat comes after libraries are imported, and large files are read before the next."""
     running: float = 8.0
     ending: float = 30.0
 
     def of(self, phase: Phase) -> float:
-        """The limit of a phase."""
         return {Phase.STARTING: self.starting, Phase.RUNNING: self.running, Phase.ENDING: self.ending}[phase]
 
 
-LIMITS = Limits()
-
-
-class Pulse:
-    """The beats of one life of a child, at the end of those who started it."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._reading, self.writing = os.pipe()
-        """``writing`` is for the child, and to be closed here once it is born."""
-        for end in (self._reading, self.writing):
-            os.set_blocking(end, False)  # a child must not wait for a parent that does not look
-        self._stillness = Stillness(INTERVAL)
-        self._beats = 0
-        self._phase = Phase.STARTING
-
-    def environment(self) -> dict[str, str]:
-        """What the child must find in its environment beside the pipe's open end."""
-        return {PARENT_VARIABLE: str(os.getpid()), PIPE_VARIABLE: str(self.writing)}
-
-    def look(self, now: float) -> str | None:
-        """Why the child is believed to hang, if it is. Call every ``INTERVAL``."""
-        with suppress(BlockingIOError):
-            while beats := os.read(self._reading, 4096):
-                self._beats += len(beats)
-                self._phase = Phase(beats[-1:])
-        silence = self._stillness.look(now, self._beats)
-        return f"it gave no sign of life for {silence:.1f} s" if silence > self._limits.of(self._phase) else None
-
-    def close(self) -> None:
-        """The child is gone."""
-        os.close(self._reading)
+HEARTBEAT_LIMITS = HeartbeatLimits()
 
 
 @asynccontextmanager
-async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_LIMIT) -> AsyncIterator[None]:
-    """While it is open, the event loop beats: for the parent, if that listens, and for a thread that ends the process.
+async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_STALL_LIMIT) -> AsyncIterator[None]:
+    """Beat on the event loop while the block runs: for the supervisor, if there is one, and for a watchdog thread.
 
-    ``running()`` says whether the process has finished starting; ``loop_limit`` is in seconds.
+    ``running()`` says whether the process has finished starting. The watchdog ends the process when the loop stands
+    still for ``loop_limit`` seconds.
     """
     pipe = _inherited_pipe()
     beats = 0
@@ -90,10 +64,10 @@ async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_LIM
         nonlocal beats
         while True:
             beats += 1
-            _tell(pipe, Phase.RUNNING if running() else Phase.STARTING)
-            await asyncio.sleep(INTERVAL)
+            _write_beat(pipe, Phase.RUNNING if running() else Phase.STARTING)
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
 
-    watchdog = Watchdog("loop watchdog", lambda: beats, lambda: loop_limit, _loop_hangs)
+    watchdog = Watchdog("loop watchdog", lambda: beats, lambda: loop_limit, _log_hung_loop)
     beating = asyncio.create_task(beat())
     watchdog.start()
     try:
@@ -101,23 +75,54 @@ async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_LIM
     finally:
         watchdog.stop()
         beating.cancel()
-        _tell(pipe, Phase.ENDING)
+        _write_beat(pipe, Phase.ENDING)
 
 
-def _loop_hangs(seconds: float, limit: float) -> None:
-    log.critical("the event loop hangs", seconds=round(seconds, 1), limit=limit, stacks=stacks())
+def _log_hung_loop(seconds: float, limit: float) -> None:
+    log.critical("the event loop hangs", seconds=round(seconds, 1), limit=limit, stacks=thread_stacks())
 
 
 def _inherited_pipe() -> int | None:
-    """The pipe to beat into; children of this process are not to have it."""
-    number = os.environ.pop(PIPE_VARIABLE, None)
+    """The pipe to write beats to, if a supervisor opened one; children of this process do not inherit it."""
+    number = os.environ.pop(HEARTBEAT_PIPE_VARIABLE, None)
     if number is None:
         return None
     os.set_inheritable(int(number), False)
     return int(number)
 
 
-def _tell(pipe: int | None, phase: Phase) -> None:
+def _write_beat(pipe: int | None, phase: Phase) -> None:
     if pipe is not None:
-        with suppress(OSError):  # nobody looks: the pipe is full, or the parent is gone
+        with suppress(OSError):  # the supervisor does not read: the pipe is full, or it is gone
             os.write(pipe, phase.value)
+
+
+class HeartbeatMonitor:
+    """The supervisor's end of one child's pipe."""
+
+    def __init__(self, limits: HeartbeatLimits) -> None:
+        self._limits = limits
+        self._reading, self.writing = os.pipe()
+        """The child inherits ``writing``; close it here once the child is started."""
+        for end in (self._reading, self.writing):
+            os.set_blocking(end, False)  # a child must not wait for a supervisor that does not read
+        self._timer = StallTimer(HEARTBEAT_INTERVAL)
+        self._beats = 0
+        self._phase = Phase.STARTING
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the child needs beside the pipe's open end."""
+        return {PARENT_PID_VARIABLE: str(os.getpid()), HEARTBEAT_PIPE_VARIABLE: str(self.writing)}
+
+    def check(self, now: float) -> str | None:
+        """Why the child counts as hung, if it does. Call every ``HEARTBEAT_INTERVAL``; ``now`` is monotonic seconds."""
+        with suppress(BlockingIOError):
+            while beats := os.read(self._reading, 4096):
+                self._beats += len(beats)
+                self._phase = Phase(beats[-1:])
+        silence = self._timer.update(now, self._beats)
+        return f"it gave no sign of life for {silence:.1f} s" if silence > self._limits.of(self._phase) else None
+
+    def close(self) -> None:
+        """Call when the child has ended."""
+        os.close(self._reading)

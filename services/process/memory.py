@@ -1,4 +1,4 @@
-"""Memory in a process that serves: Python's garbage collector looks seldom, and what is free goes back to the system.
+"""Memory of a serving process: what it has, how rarely Python's garbage collector runs, and what malloc keeps.
 
 A full collection visits every object that may be part of a cycle, with every thread stopped: with the modules of a
 service loaded, tens to hundreds of milliseconds, again and again while requests come and go. Almost nothing that they
@@ -9,29 +9,35 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from pathlib import Path
 
-_THRESHOLD = 10_000
-"""Objects made and not freed until the young are looked at. Python's is 700, which hundreds of requests under way come
-to in every step, without anything to be found."""
-
+_GC_THRESHOLD = 10_000
+"""Allocations minus deallocations that start a young collection. Python's default is 700, which hundreds of requests
+under way reach in every step, without any garbage to find."""
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""glibc's; it keeps freed memory otherwise, where anything above it is still in use."""
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+"""Both are glibc's."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MOST_FREE_AT_TOP = 512 << 10
-_LEAST_MAPPED = 256 << 10
+_MAX_FREE_AT_TOP = 512 << 10
+_MIN_MAPPED = 256 << 10
+_PAGE_BYTES = 4096
 
 
-def spare_what_is_loaded() -> None:
-    """Never look again at what is there now. Call it when a process has loaded what it keeps, and begins to serve."""
+def resident_memory() -> int:
+    """Resident set size of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE_BYTES
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude the present objects from garbage collection (``gc.freeze``). Call it when the process begins to serve."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_THRESHOLD)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
-def keep_little_free_memory() -> None:
-    """From now on let no part of the C allocator keep much that is free. Call it before threads begin.
+def limit_malloc_retention() -> None:
+    """Make glibc's malloc keep little free memory from now on. Call it before threads begin.
 
     glibc has an arena for each of several threads, and keeps what is free at the top of each, up to twice the largest
     block that was ever freed (at most 64 MiB): after a few large messages that is megabytes in each of them, and
@@ -39,11 +45,11 @@ def keep_little_free_memory() -> None:
     Not for an engine: its tensors are as large, and come and go with every step.
     """
     if _mallopt is not None:
-        _mallopt(_M_TRIM_THRESHOLD, _MOST_FREE_AT_TOP)
-        _mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED)
+        _mallopt(_M_TRIM_THRESHOLD, _MAX_FREE_AT_TOP)
+        _mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED)
 
 
-def give_back_free_memory() -> None:
-    """After work on something large: let the system have what the C allocator keeps. Takes a few milliseconds."""
+def trim_malloc() -> None:
+    """Return malloc's free memory to the system, after work on something large. Takes a few milliseconds."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from services.config.security_settings import AuthSettings
+from services.config.security_settings import ClientAuthSettings
 from services.processor.principal import MAX_TENANT_LENGTH, Principal, authenticated
 from services.ring.errors import Code, Refused
 from services.security.auth_interceptor import AuthInterceptor, Context
-from services.security.file_reload import ReloadedFile, Unusable
-from services.security.tokens import AUTHORIZATION, token_in
+from services.security.file_reload import ReloadedFile, UnusableFile
+from services.security.tokens import AUTHORIZATION, bearer_token
 
 if TYPE_CHECKING:  # PyJWT and cryptography take a tenth of a second to load
     from services.processor.json_web_tokens import JsonWebTokens
@@ -26,7 +26,7 @@ TOKEN_FLAG = "--auth-token-file"
 _LINE = re.compile(rf"(\S{{1,{MAX_TENANT_LENGTH}}})\s+sha256:([0-9a-fA-F]{{64}})")
 
 
-def auth_interceptors(settings: AuthSettings) -> list[grpc.aio.ServerInterceptor]:
+def auth_interceptors(settings: ClientAuthSettings) -> list[grpc.aio.ServerInterceptor]:
     """The interceptor that authenticates clients; none where no authentication is configured.
 
     Raises ``FatalError`` for unusable files.
@@ -56,7 +56,7 @@ class Authenticator:
     def authenticate(self, context: Context, _: str) -> None:
         """Set ``authenticated`` for this call; raises ``Refused``."""
         try:
-            token = token_in(context.invocation_metadata() or ())
+            token = bearer_token(context.invocation_metadata() or ())
             if token is None:
                 raise ValueError("missing: expected 'Bearer' and a token")
             principal = self._by_hash(token)
@@ -87,7 +87,7 @@ def _parse_hashes(contents: Mapping[str, bytes]) -> Mapping[str, str]:
     try:
         lines = contents[TOKEN_FLAG].decode().split("\n")
     except UnicodeDecodeError:
-        raise Unusable(TOKEN_FLAG, "it is not text: expected UTF-8") from None
+        raise UnusableFile(TOKEN_FLAG, "it is not text: expected UTF-8") from None
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -95,10 +95,10 @@ def _parse_hashes(contents: Mapping[str, bytes]) -> Mapping[str, str]:
         match = _LINE.fullmatch(line.strip())
         if match is None or not match[1].isprintable():
             form = f"a tenant of at most {MAX_TENANT_LENGTH} characters, a space and sha256: with 64 hexadecimal digits"
-            raise Unusable(TOKEN_FLAG, f"line {number} is not usable: expected {form}")
+            raise UnusableFile(TOKEN_FLAG, f"line {number} is not usable: expected {form}")
         digest = match[2].lower()
         if found.setdefault(digest, match[1]) != match[1]:
-            raise Unusable(TOKEN_FLAG, f"line {number} gives a token to a second tenant")
+            raise UnusableFile(TOKEN_FLAG, f"line {number} gives a token to a second tenant")
     if not found:
-        raise Unusable(TOKEN_FLAG, "it names no token")
+        raise UnusableFile(TOKEN_FLAG, "it names no token")
     return found

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 
-from services.peers.redial import Backoff, LinkRefused, PeerDedup, keep_linked, welcomed_by
+from services.peers.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
 from services.ring.identity import PeerId
-from services.rpc.protobuf import hello_of
-from services.security.credentials import PLAIN, PeerCredentials
+from services.rpc.protobuf import hello_message
+from services.security.credentials import PLAINTEXT, PeerCredentials
 
 WELCOME_TIMEOUT = 10.0
 DUPLICATE_INTERVAL = 0.5
@@ -42,7 +42,7 @@ class DetokenizerLink:
         dedup: PeerDedup,
         *,
         max_message_bytes: int,
-        credentials: PeerCredentials = PLAIN,
+        credentials: PeerCredentials = PLAINTEXT,
         server_name: str | None = None,
     ) -> None:
         """``dedup`` is shared by the links of the process."""
@@ -59,7 +59,7 @@ class DetokenizerLink:
 
     async def run(self) -> None:
         """Keep subscribed until cancelled."""
-        await keep_linked(
+        await maintain_link(
             self.address,
             self._subscribe,
             max_message_bytes=self._max_message_bytes,
@@ -72,13 +72,13 @@ class DetokenizerLink:
         while self._found is not None and self._dedup.has_another(self._found, self.address):  # noqa: ASYNC110
             await asyncio.sleep(DUPLICATE_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-        call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello_of(self._me)))
+        call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello_message(self._me)))
         try:
             async with asyncio.timeout(WELCOME_TIMEOUT):
                 first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 raise LinkRefused("it sent no welcome")
-            self._found = welcomed_by(first.welcome)
+            self._found = parse_welcome(first.welcome)
             with self._dedup.claim(self._found, self.address):
                 backoff.reset()
                 await self._listen(call, self._found, first)

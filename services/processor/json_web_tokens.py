@@ -10,9 +10,9 @@ from typing import Any
 import jwt
 import structlog
 
-from services.config.security_settings import AuthSettings
+from services.config.security_settings import ClientAuthSettings
 from services.processor.principal import MAX_TENANT_LENGTH, Principal
-from services.security.file_reload import ReloadedFile, Unusable
+from services.security.file_reload import ReloadedFile, UnusableFile
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
 class JsonWebTokens:
     """Verifies tokens of one issuer for one audience."""
 
-    def __init__(self, settings: AuthSettings, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: ClientAuthSettings, now: Callable[[], float] = time.time) -> None:
         """Raises ``FatalError`` for an unusable file of keys."""
         assert settings.auth_jwks_file is not None
         self._keys = ReloadedFile({JWKS_FLAG: settings.auth_jwks_file}, _parse_keys)
@@ -99,11 +99,11 @@ def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:
         keys = [key for key in signing if _known(key)]
         named = {key.get("kid") or "": key for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Unusable(JWKS_FLAG, "it is no set of JSON web keys") from None
+        raise UnusableFile(JWKS_FLAG, "it is no set of JSON web keys") from None
     if not named:
-        raise Unusable(JWKS_FLAG, "it holds no public key for signatures")
+        raise UnusableFile(JWKS_FLAG, "it holds no public key for signatures")
     if len(named) < len(keys):
-        raise Unusable(JWKS_FLAG, "two of its keys have one name (kid), or none")
+        raise UnusableFile(JWKS_FLAG, "two of its keys have one name (kid), or none")
     if others := [str(key.get("kid"))[:MAX_LOGGED_KID] for key in signing if key not in keys]:
         log.warning("keys for web tokens are of no known kind and left out", kids=others[:MAX_LOGGED_KIDS])
     return named

@@ -9,13 +9,12 @@ import time
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.config.addresses import new_incarnation
 from services.config.settings import ProcessorSettings
 from services.peers.discovery import Discovery
 from services.peers.engine_link import EngineLink
 from services.peers.redial import PeerDedup
-from services.process.memory import keep_little_free_memory, spare_what_is_loaded
-from services.process.run import die_with_parent, forbid_modules, run_service
+from services.process.memory import freeze_loaded_objects, limit_malloc_retention
+from services.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
 from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -37,7 +36,7 @@ from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.routes import Routes
 from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import certificate_gate, dialling_credentials, listening_credentials
+from services.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.telemetry.metrics_endpoint import start_metrics
 from services.telemetry.tracing import start_tracing
@@ -57,8 +56,8 @@ _TICK = 0.05
 def run(settings: ProcessorSettings) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
-    forbid_modules()
-    keep_little_free_memory()
+    forbid_imports()
+    limit_malloc_retention()
     configure_logs(settings.telemetry, "processor")
     warn_of_unknown_variables()
 
@@ -80,7 +79,7 @@ class _Processor:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
-            interceptors=[*certificate_gate(settings, internal=False), *auth_interceptors(settings.auth)],
+            interceptors=[*certificate_interceptors(settings, internal=False), *auth_interceptors(settings.auth)],
             max_connection_age=settings.max_connection_age,
         )
         self._tracing = start_tracing(settings)
@@ -132,7 +131,7 @@ class _Processor:
         service = InferenceService(
             self._models, self._intake, self._queue, self._metrics, session_limits, settings.tenant_header, policies
         )
-        self._server.serve(DESCRIPTION, service)
+        self._server.add_service(DESCRIPTION, service)
 
     def _discover_peers(self, me: PeerId) -> list[Discovery]:
         """The links to engines and detokenizers, which report to ``_link_events``."""
@@ -185,7 +184,7 @@ class _Processor:
         async with asyncio.TaskGroup() as tasks:
             for discovery in self._discoveries:
                 tasks.create_task(discovery.run())
-            self._server.guard_memory()
+            self._server.start_memory_guard()
             serving = False
             while True:
                 await asyncio.sleep(_TICK)
@@ -200,7 +199,7 @@ class _Processor:
                     self._metrics.model_name = model.limits.name
                 if self._routes.any_joined() != serving:
                     if serving := self._routes.any_joined():
-                        spare_what_is_loaded()
+                        freeze_loaded_objects()
                     self._metrics.serving = serving
                     await self._server.set_serving(serving)
                     log.info("serving" if serving else "not serving", address=self._server.address)

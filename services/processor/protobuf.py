@@ -13,7 +13,7 @@ from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import ChoiceUpdate, RequestUpdate
-from services.rpc.protobuf import end_from_proto, read_logprobs, status_to_proto, write_logprobs
+from services.rpc.protobuf import finish_from_proto, read_logprobs, status_to_proto, write_logprobs
 
 _ENDED_EARLY = {
     FinishReason.CANCELLED: Status(Code.CANCELLED, "cancelled before it was admitted"),
@@ -123,7 +123,7 @@ def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, in
     """Every (request id, epoch, choice, end), in order."""
     for finished in outputs.finished:
         stop = finished.WhichOneof("stop")
-        finish_reason, error = end_from_proto(
+        finish_reason, error = finish_from_proto(
             finished.finish_reason, finished.error if finished.HasField("error") else None
         )
         yield (

@@ -14,7 +14,7 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 
 from services.peers.redial import LinkRefused
-from services.peers.tokenizer_fetch import TokenizerFetches
+from services.peers.tokenizer_fetch import TokenizerFetcher
 from services.ring.errors import Code, Reason, Refused
 from services.ring.generations import Generation, Generations
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
@@ -107,7 +107,7 @@ class ServedModels:
         self._max_generations = max_generations
         self._preferred = preferred
         self._held: Generations[Generation, ServedModel] = Generations(max_generations)
-        self._fetches = TokenizerFetches(_codec_of)
+        self._fetches = TokenizerFetcher(_codec_of)
 
     def __len__(self) -> int:
         """The number of generations held."""

@@ -24,9 +24,9 @@ from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.protobuf import refusal
 from services.processor.served_models import ServedModel, ServedModels, find_model, no_model
 from services.ring.errors import Code, Reason, Refused, Status
-from services.rpc.calls import end_soon
-from services.rpc.handlers import Incoming
-from services.rpc.message_limits import is_quick, parse
+from services.rpc.calls import end_call_soon
+from services.rpc.handlers import RequestStream
+from services.rpc.message_limits import is_cheap_to_parse, parse
 from services.rpc.protobuf import abort, status_from_proto
 
 log = structlog.get_logger(__name__)
@@ -113,7 +113,7 @@ class InferenceService:
         limits = self._models.request_limits
         work = partial(parse, kind, data, limits)
         try:
-            if len(data) > limits.max_bytes or is_quick(kind, data):
+            if len(data) > limits.max_bytes or is_cheap_to_parse(kind, data):
                 return work()
             return await self._queue.run_in_thread(work, tenant, len(data), urgent=True)
         except Refused:
@@ -121,7 +121,7 @@ class InferenceService:
                 raise no_model() from None
             raise
 
-    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
         loop, age, grace = asyncio.get_running_loop(), self._limits.max_age, self._limits.drain_grace
         timers = loop.call_later(age, stream.drain), loop.call_later(age + grace, stream.end_when_idle)
@@ -141,7 +141,7 @@ class InferenceService:
                 del end  # it refers to this frame: together they would stay until the garbage collector runs
 
     async def _serve_session(
-        self, stream: ClientStream, incoming: Incoming, context: grpc.aio.ServicerContext[Any, Any]
+        self, stream: ClientStream, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Status | BaseException | None:
         """Read and write until the end; returns the failure that ended it early, if any."""
         reader = asyncio.create_task(self._read_session(stream, incoming))
@@ -157,7 +157,7 @@ class InferenceService:
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _read_session(self, stream: ClientStream, incoming: Incoming) -> None:
+    async def _read_session(self, stream: ClientStream, incoming: RequestStream) -> None:
         ordinal = 0
         while (data := await incoming.read()) is not None:
             ordinal, arrived_at = ordinal + 1, time.monotonic()
@@ -236,9 +236,9 @@ class InferenceService:
             await context.write(response)
 
     def _stalled(self, stream: ClientStream) -> Status:
-        reason = stream.stall(self._limits.stall_timeout)
+        reason = stream.stall_reason(self._limits.stall_timeout)
         log.info("client stalled", reason=reason)
-        end_soon()
+        end_call_soon()
         return Status(Code.RESOURCE_EXHAUSTED, f"the client does not read: {reason}", given_reason=Reason.STALLED)
 
     # Look-ups

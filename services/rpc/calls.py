@@ -1,9 +1,9 @@
-"""The calls of a gRPC server, each until gRPC lets go of it: how many one client may have, and an end for every one.
+"""The open calls of a gRPC server: how many there may be, how many one client may have, and that each of them ends.
 
-A call does not end with its handler: gRPC keeps it until its client has taken what is under way and the status. One
-whose client gives it no window would stay for as long as the connection, and ``grpc.aio`` has no way to reset a stream.
-But gRPC does so itself (RST_STREAM) when nothing refers to an unfinished call any more; and what refers to it, once its
-handler is done, is the task in which ``grpc.aio`` waits for its end. So that task is cancelled.
+A call does not end with its handler: gRPC keeps it until its client has read the last messages and the status. A client
+that gives no flow-control window would keep it as long as the connection, and ``grpc.aio`` cannot reset a stream. But
+gRPC does so itself (RST_STREAM) when nothing refers to an unfinished call any more; after the handler has returned, the
+only reference is the task in which ``grpc.aio`` waits for the call's end. So that task is cancelled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from services.ring.errors import Code, Status
-from services.rpc.connections import peer_of
+from services.rpc.connections import parse_peer
 from services.telemetry.logs import RateLimitedLog
 
 log = structlog.get_logger(__name__)
@@ -26,61 +26,62 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 _HANDLING = "_handle_exceptions"
-"""The coroutine in which ``grpc.aio`` runs a handler; the task that begins it waits for the end of the call."""
-_LAST_WORDS = 1.0
-"""Seconds in which a client that took nothing may yet take why its call ends."""
+"""The coroutine in which ``grpc.aio`` runs a handler; the task that starts it waits for the end of the call."""
+_STATUS_TIMEOUT = 1.0
+"""Seconds that a client which read nothing still has to read why its call ends."""
 _RETRY_AFTER_MS = 1000
-_CALLS_PER_TURN = 32
-_waiting: ContextVar[asyncio.Task[Any] | None] = ContextVar("waiting", default=None)
+_HANDLERS_PER_TURN = 32
+"""Handlers that begin before the event loop does anything else."""
+_completion_task: ContextVar[asyncio.Task[Any] | None] = ContextVar("completion_task", default=None)
 """In a handler: the task that waits for the end of its call."""
 
 
 class Call:
-    """One call, from when gRPC has its metadata."""
+    """One call, from when gRPC has its metadata until gRPC releases it."""
 
-    def __init__(self, calls: Calls) -> None:
-        """Made in the task of its handler."""
+    def __init__(self, calls: CallRegistry) -> None:
+        """Construct it in the task of its handler."""
         self._calls = calls
-        self._handling = asyncio.current_task()
-        self._waiting = _waiting.get()
+        self._handler_task = asyncio.current_task()
+        self._completion_task = _completion_task.get()
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
-        """Who calls, as gRPC writes it; known once it is admitted."""
-        self.pushed_out: Status | None = None
-        """Why it ends before its time, if it does."""
+        """As gRPC writes it; known once the call is admitted."""
+        self.eviction: Status | None = None
+        """Why the server ends it early, if it does."""
 
     def admit(self, peer: str) -> Status | None:
-        """Count the call for its client; returns why it is refused, if it is."""
+        """Count the call for its client; returns why it is refused, or None."""
         self.peer = peer
         return self._calls.admit(self)
 
-    def push_out(self, status: Status) -> None:
-        """Have its handler cancelled; the status is why."""
-        self.pushed_out = status
-        if self._handling is not None:
-            self._handling.cancel()
-        self.end_within(_LAST_WORDS)
+    def evict(self, status: Status) -> None:
+        """Cancel its handler; the client gets ``status``."""
+        self.eviction = status
+        if self._handler_task is not None:
+            self._handler_task.cancel()
+        self.end_within(_STATUS_TIMEOUT)
 
     def end_within(self, seconds: float) -> None:
-        """Have gRPC let go of the call, at the latest after so long, whatever its client took."""
+        """Reset the stream after ``seconds`` unless the call has ended by then. An earlier deadline stays."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + seconds:
                 return
             self._timer.cancel()
-        if self._waiting is not None and not self._waiting.done():
-            self._timer = loop.call_later(seconds, self._let_go)
+        if self._completion_task is not None and not self._completion_task.done():
+            self._timer = loop.call_later(seconds, self._reset)
 
     def ended(self) -> None:
-        """Nothing is left of it. Its tasks refer to it, so it must not refer to them: gRPC would not let go of it."""
+        """GRPC is done with it. Drop the tasks: they refer to the call, and a cycle would keep gRPC's call alive."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._handling = self._waiting = None
+        self._timer = self._handler_task = self._completion_task = None
         self._calls.forget(self)
 
-    def _let_go(self) -> None:
-        self._calls.resets.tell(peer=self.peer)
-        for task in (self._handling, self._waiting):
+    def _reset(self) -> None:
+        self._calls.resets.write(peer=self.peer)
+        for task in (self._handler_task, self._completion_task):
             if task is not None:
                 task.cancel()
 
@@ -88,10 +89,10 @@ class Call:
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
-def end_soon() -> None:
-    """Have the call of this handler end, whether or not its client, which took nothing, takes the status."""
+def end_call_soon() -> None:
+    """End the call of this handler soon, even if its client, which read nothing, does not read the status either."""
     if (call := _current.get()) is not None:
-        call.end_within(_LAST_WORDS)
+        call.end_within(_STATUS_TIMEOUT)
 
 
 def current_call() -> Call | None:
@@ -99,56 +100,56 @@ def current_call() -> Call | None:
     return _current.get()
 
 
-class Calls:
-    """All calls of one server, of which there may be so many.
+class CallRegistry:
+    """All open calls of one server, at most ``max_calls``.
 
-    A client is an address; what comes through a unix socket is one client with one connection. One alone may have all
-    calls. When there is no place left, the client that has most of them loses its newest to one that has fewer: so each
-    may have its fair share, whatever others hold. (The longest queue drops, in the words of switches.)
+    A client is an IP address; all peers on a unix socket are one client with one connection. A single client may have
+    all calls. When the server is full, the client with the most calls loses its newest to a client that has fewer: so
+    each gets its fair share, whatever others hold (a switch's longest-queue drop).
     """
 
     def __init__(self, max_calls: int, max_connections: int) -> None:
-        """``max_connections``, with calls on them, is for each client. Needs a running event loop."""
+        """``max_connections``: connections with calls that one client may have. Needs a running event loop."""
         self.resets = RateLimitedLog(log, "call reset: its client took nothing")
         self._max_calls = max_calls
         self._max_connections = max_connections
         self._clients: dict[str, _Client] = {}
         self._num_admitted = 0
         self._begun = 0
-        """Handlers since the event loop last looked at anything else."""
+        """Handlers that began in this turn of the event loop."""
         self._queue: deque[asyncio.Future[None]] = deque()
-        """Those that wait for their turn."""
+        """Handlers that wait for a turn."""
         self._open: set[asyncio.Task[Any]] = set()
-        self._handling: set[asyncio.Task[Any]] = set()
-        _watch_tasks(asyncio.get_running_loop())
+        self._handlers: set[asyncio.Task[Any]] = set()
+        _install_task_factory(asyncio.get_running_loop())
 
     @property
     def num_open(self) -> int:
-        """Calls that gRPC has not let go of."""
+        """Calls that gRPC has not released."""
         return len(self._open)
 
-    def is_busy(self, host: str, port: int) -> bool:
-        """Whether there are calls on the connection from there. Any thread may ask."""
+    def has_calls(self, host: str, port: int) -> bool:
+        """Whether the connection from that address and port has calls. Thread-safe."""
         client = self._clients.get(host)
         return client is not None and port in client.connections
 
     def begin(self) -> Call:
-        """A call began, in whose handler's task this is."""
+        """Register a call; runs in the task of its handler."""
         call = Call(self)
         _current.set(call)
-        handling, waiting = asyncio.current_task(), _waiting.get()
-        if handling is not None:
-            self._handling.add(handling)
-            handling.add_done_callback(self._handling.discard)
-        if (last := waiting or handling) is not None:
+        handler, completion = asyncio.current_task(), _completion_task.get()
+        if handler is not None:
+            self._handlers.add(handler)
+            handler.add_done_callback(self._handlers.discard)
+        if (last := completion or handler) is not None:
             self._open.add(last)
             last.add_done_callback(self._open.discard)
             last.add_done_callback(lambda _: call.ended())
         return call
 
-    async def turn(self) -> None:
-        """Wait for a handler's turn to begin: of a flood only so many do before the event loop looks at all else."""
-        if self._begun < _CALLS_PER_TURN and not self._queue:
+    async def wait_turn(self) -> None:
+        """Delay a handler while many begin at once, so that a flood of calls does not starve the event loop."""
+        if self._begun < _HANDLERS_PER_TURN and not self._queue:
             self._begun += 1
             if self._begun == 1:
                 asyncio.get_running_loop().call_soon(self._next_turn)
@@ -159,7 +160,7 @@ class Calls:
 
     def _next_turn(self) -> None:
         self._begun = 0
-        while self._queue and self._begun < _CALLS_PER_TURN:
+        while self._queue and self._begun < _HANDLERS_PER_TURN:
             turn = self._queue.popleft()
             if not turn.done():  # else its client left meanwhile
                 turn.set_result(None)
@@ -173,11 +174,11 @@ class Calls:
         ``grpc.aio.Server.stop`` cancels handlers but does not wait for them; a loop that closes meanwhile makes gRPC
         print a traceback for each.
         """
-        if self._handling:
-            await asyncio.wait(self._handling, timeout=seconds)
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=seconds)
 
     def admit(self, call: Call) -> Status | None:
-        """Count a call for its client; returns why it is refused, if it is."""
+        """Count ``call`` for its client; returns why it is refused, or None."""
         name, connection = _client_of(call.peer)
         client = self._clients.get(name) or _Client()
         if connection not in client.connections and len(client.connections) >= self._max_connections:
@@ -191,7 +192,7 @@ class Calls:
         return None
 
     def forget(self, call: Call) -> None:
-        """A call counts no longer, if it did."""
+        """Stop counting ``call``, if it was admitted."""
         name, connection = _client_of(call.peer)
         client = self._clients.get(name)
         if client is None or call not in client.calls:
@@ -205,13 +206,13 @@ class Calls:
         self._num_admitted -= 1
 
     def _make_room(self, held: int) -> bool:
-        """Push out a call of the client that has most, if that are more than ``held`` and the one to come."""
+        """Evict a call of the client with the most, for a client that has ``held``; False if that gains nothing."""
         heaviest = max(self._clients.values(), key=lambda client: len(client.calls))
         if len(heaviest.calls) <= held + 1:
             return False
         newest = next(reversed(heaviest.calls))
         self.forget(newest)
-        newest.push_out(_exhausted(f"this server has {self._max_calls} calls open, and another client its share"))
+        newest.evict(_exhausted(f"this server has {self._max_calls} calls open, and another client its share"))
         return True
 
 
@@ -228,19 +229,18 @@ def _exhausted(message: str) -> Status:
 
 
 def _client_of(peer: str) -> tuple[str, int]:
-    """Address and connection of a peer as gRPC writes it."""
-    return peer_of(peer) or ("unix", 0)
+    """Address and port of a peer as gRPC writes it."""
+    return parse_peer(peer) or ("unix", 0)
 
 
-def _watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Let each handler know the task that waits for the end of its call: the one that begins the handler's."""
-    if isinstance(loop.get_task_factory(), _TaskFactory):
-        return
-    loop.set_task_factory(_TaskFactory())
+def _install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
+    """Make ``_completion_task`` known in each handler: it is the task that starts the handler's."""
+    if not isinstance(loop.get_task_factory(), _TaskFactory):
+        loop.set_task_factory(_TaskFactory())
 
 
 class _TaskFactory:
-    """Makes tasks as the event loop does; those of handlers know which task made them."""
+    """Makes tasks as the event loop does, and tells those of handlers which task started them."""
 
     def __call__(
         self,
@@ -252,5 +252,5 @@ class _TaskFactory:
     ) -> asyncio.Task[_T]:
         if getattr(coro, "__name__", "") == _HANDLING:
             context = copy_context() if context is None else context
-            context.run(_waiting.set, asyncio.current_task(loop))
+            context.run(_completion_task.set, asyncio.current_task(loop))
         return asyncio.Task(coro, loop=loop, name=name, context=context)

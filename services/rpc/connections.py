@@ -1,11 +1,13 @@
-"""The TCP connections that this process has accepted, as the kernel knows them, and a guard that keeps places free
-among them: gRPC neither says what came over a connection nor closes one that is asked of it.
+"""The TCP connections that this process has accepted, as the kernel counts them, and the limit on their number.
+
+gRPC neither reports what a connection received nor closes one on request, so both are done on its sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import socket
@@ -29,45 +31,45 @@ _INFO = struct.Struct("=52xI64xQQ")
 """Of ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; Linux has them
 since 4.1."""
 _MAPPED = "::ffff:"
-"""Begins an IPv4 address as a socket for both kinds gives it."""
-log = structlog.get_logger(__name__)
+"""Prefix of an IPv4 address on a dual-stack socket."""
 _INTERVAL = 0.1
-"""Seconds between looks; they are cheap while there is room."""
-_REST = 4
-"""Times as long as a look took is it rested afterwards, at least."""
-_SHORT, _ENOUGH = 4, 2
-"""Of all places, the part that is kept free, and the part that is free afterwards."""
+"""Seconds between checks; they are cheap while there is room."""
+_REST_FACTOR = 4
+"""The pause after a check is at least this many times its CPU time."""
+_HIGH_WATER, _LOW_WATER = 0.75, 0.5
+"""Shares of the limit: above the first, connections are closed until the second is reached."""
 _OTHER_DESCRIPTORS = 256
-"""Of the process, for files, links and answers to scrapes."""
+"""File descriptors that the process needs for files, links and answers to scrapes."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """One of them."""
+class AcceptedConnection:
+    """One accepted connection."""
 
     peer: tuple[str, int]
     """Address and port of the other end."""
     descriptor: int
     inode: int
-    """Of its socket: another connection from the same address and port has another."""
-    received: int
-    """Bytes that came over it so far."""
-    taken: int
-    """Bytes that the other end took of it so far."""
-    quiet: float
-    """Seconds since something came over it, or since it began."""
+    """Of its socket; tells apart connections that had the same address and port one after the other."""
+    bytes_received: int
+    bytes_acked: int
+    """Bytes sent that the other end has acknowledged."""
+    quiet_seconds: float
+    """Since data arrived last, or since the connection began."""
 
 
-def peer_of(name: str) -> tuple[str, int] | None:
-    """What gRPC calls ``ipv4:10.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``, without a scope; None for a unix socket's."""
+def parse_peer(name: str) -> tuple[str, int] | None:
+    """Address and port of gRPC's ``ipv4:10.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``; None for a unix socket."""
     kind, _, rest = name.partition(":")
     address, _, port = unquote(rest).rpartition(":")
     host = address.strip("[]").partition("%")[0]
     return (host.removeprefix(_MAPPED), int(port)) if kind in ("ipv4", "ipv6") else None
 
 
-def accepted(port: int) -> Iterator[Connection]:
-    """Those that came to a port of this process."""
+def accepted_connections(port: int) -> Iterator[AcceptedConnection]:
+    """The open connections to a port of this process."""
     for entry in Path("/proc/self/fd").iterdir():
         descriptor = int(entry.name)
         with contextlib.suppress(OSError), _same(descriptor) as one:
@@ -76,20 +78,20 @@ def accepted(port: int) -> Iterator[Connection]:
                 continue
             quiet_ms, taken, received = _INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
             inode = os.fstat(one.fileno()).st_ino
-            yield Connection(_peer(one), descriptor, inode, received, taken, quiet_ms / 1000)
+            yield AcceptedConnection(_peer(one), descriptor, inode, received, taken, quiet_ms / 1000)
 
 
-def close(connection: Connection) -> None:
-    """Shut it down, and gRPC sees it end. Does nothing if it is over and its descriptor another's."""
+def close_connection(connection: AcceptedConnection) -> None:
+    """Shut it down, so that gRPC sees it end. Does nothing if it has ended and its descriptor was reused."""
     with contextlib.suppress(OSError), _same(connection.descriptor) as one:
         if os.fstat(one.fileno()).st_ino == connection.inode:
             one.shutdown(socket.SHUT_RDWR)
 
 
 def _same(descriptor: int) -> socket.socket:
-    """What a descriptor stands for, under one of our own, which stays when gRPC closes the other.
+    """The socket of a descriptor, duplicated, so that gRPC may close its own meanwhile. Raises ``OSError`` for others.
 
-    Of any family (the one that is named has room for the addresses of both kinds). Raises ``OSError`` for no socket.
+    Works for every family: AF_INET6 has room for the addresses of both.
     """
     own = os.dup(descriptor)
     if not stat.S_ISSOCK(os.fstat(own).st_mode):
@@ -99,16 +101,13 @@ def _same(descriptor: int) -> socket.socket:
 
 
 def _peer(one: socket.socket) -> tuple[str, int]:
-    """Raises ``OSError`` for one that listens."""
+    """Raises ``OSError`` for a listening socket."""
     host, port = one.getpeername()[:2]
     return host.removeprefix(_MAPPED), port
 
 
-def most_connections(wanted: int) -> int:
-    """As many connections as the system lets this process have, at most ``wanted``.
-
-    Raises the process's limit of open files if that is necessary and allowed.
-    """
+def allowed_connections(wanted: int) -> int:
+    """How many connections the limit of open files allows, at most ``wanted``; the limit is raised where it may be."""
     soft, hard = (
         limit if limit != resource.RLIM_INFINITY else sys.maxsize
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -126,66 +125,67 @@ def most_connections(wanted: int) -> int:
 
 
 class ConnectionGuard:
-    """Watches the connections to one port of this process, from ``start`` to ``stop``."""
+    """Keeps a quarter of the allowed connections free, from ``start`` to ``stop``.
 
-    def __init__(self, port: int, max_connections: int, is_busy: Callable[[str, int], bool]) -> None:
-        """``is_busy``: whether a connection, by address and port of its other end, has calls. Any thread may ask."""
+    When fewer are free, those without calls are closed, first of the clients that have the most.
+    """
+
+    def __init__(self, port: int, max_connections: int, has_calls: Callable[[str, int], bool]) -> None:
+        """``has_calls``: whether the connection from an address and port has calls; called in another thread."""
         self._port = port
-        self._most = max_connections - max_connections // _SHORT
-        self._enough = max_connections - max_connections // _ENOUGH
-        self._is_busy = is_busy
+        self._high_water = math.ceil(max_connections * _HIGH_WATER)
+        self._low_water = math.ceil(max_connections * _LOW_WATER)
+        self._has_calls = has_calls
         self._closed = RateLimitedLog(log, "connections are short: closed some without calls")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="connection guard", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
 
     def _watch(self) -> None:
         took = 0.0
-        while not self._stop.wait(max(_INTERVAL, _REST * took)):
+        while not self._stop.wait(max(_INTERVAL, _REST_FACTOR * took)):
             began = time.thread_time()  # not what passes while the event loop computes
             try:
-                if len(os.listdir("/proc/self/fd")) > self._most:  # noqa: PTH208 - a Path of each would cost more
-                    self.look()
-            except OSError:  # when no descriptor is left, the next look may find one
+                if len(os.listdir("/proc/self/fd")) > self._high_water:  # noqa: PTH208 - a Path of each would cost more
+                    self.check()
+            except OSError:  # no descriptor is left now; at the next check there may be one
                 pass
             except Exception:
                 log.exception("the connection guard failed")
             took = time.thread_time() - began
 
-    def look(self) -> None:
-        """Do what is necessary now."""
-        connections = list(accepted(self._port))
-        if len(connections) <= self._most:
+    def check(self) -> None:
+        """Close connections if there are too many."""
+        connections = list(accepted_connections(self._port))
+        if len(connections) <= self._high_water:
             return
-        for connection in self._superfluous(connections):
-            close(connection)
-            self._closed.tell(client=connection.peer[0])
+        for connection in self._idle_of_heaviest(connections):
+            close_connection(connection)
+            self._closed.write(client=connection.peer[0])
 
-    def _superfluous(self, connections: list[Connection]) -> list[Connection]:
-        """Those to be closed: one by one, the quietest without calls of whoever has most connections yet.
+    def _idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
+        """Those to close: again and again the quietest one without calls of the client that has the most left.
 
-        (Over one that has just been made, or on which a call is on its way, something came just now.)
+        A connection that has just been made, or whose call is on its way, is not among the quietest.
         """
         counts = Counter(connection.peer[0] for connection in connections)
-        idle: dict[str, list[Connection]] = defaultdict(list)
-        for connection in sorted(connections, key=lambda one: one.quiet):
-            if not self._is_busy(*connection.peer):
+        idle: dict[str, list[AcceptedConnection]] = defaultdict(list)
+        for connection in sorted(connections, key=lambda one: one.quiet_seconds):
+            if not self._has_calls(*connection.peer):
                 idle[connection.peer[0]].append(connection)
-        heaviest = [(-counts[host], -ones[-1].quiet, host) for host, ones in idle.items()]
+        heaviest = [(-counts[host], -ones[-1].quiet_seconds, host) for host, ones in idle.items()]
         heapify(heaviest)
-        chosen: list[Connection] = []
-        while heaviest and len(connections) - len(chosen) > self._enough:
+        chosen: list[AcceptedConnection] = []
+        while heaviest and len(connections) - len(chosen) > self._low_water:
             negated, _, host = heappop(heaviest)
             chosen.append(idle[host].pop())
             if idle[host]:
-                heappush(heaviest, (negated + 1, -idle[host][-1].quiet, host))
+                heappush(heaviest, (negated + 1, -idle[host][-1].quiet_seconds, host))
         return chosen

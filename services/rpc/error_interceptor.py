@@ -1,7 +1,7 @@
-"""What happens around every RPC of a server: malformed messages are refused, unexpected errors stay inside.
+"""The error interceptor: registers every call of a server, and turns what its handler raises into a status.
 
-A handler that raises something it did not mean to gives its caller INTERNAL with the number under which the log has
-the traceback, never the traceback. A message that is no protobuf of its type, or too large, gives INVALID_ARGUMENT.
+``Refused`` becomes its status, and a message that cannot be parsed INVALID_ARGUMENT. Any other exception becomes
+INTERNAL with an id under which the log has the traceback; the caller never gets the traceback.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from services.ring.errors import Code, Reason, Refused, Status
-from services.rpc.calls import Call, Calls, end_soon
-from services.rpc.handlers import only_message
+from services.rpc.calls import Call, CallRegistry, end_call_soon
+from services.rpc.handlers import read_single_request
 from services.rpc.message_limits import MalformedMessage
 from services.rpc.protobuf import abort
 from services.telemetry.logs import RateLimitedLog
@@ -31,15 +31,15 @@ log = structlog.get_logger()
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The interceptor of every server of the ring."""
+    """The outermost interceptor of every server of the ring."""
 
-    def __init__(self, calls: Calls, stall_timeout: float, called: Callable[[str, int], None]) -> None:
-        """``stall_timeout``: seconds that a client has to take what is under way when the handler is done.
+    def __init__(self, calls: CallRegistry, stall_timeout: float, on_call: Callable[[str, int], None]) -> None:
+        """``stall_timeout``: seconds that a client has to read one message, and the status after the handler returned.
 
-        ``called`` is told the peer of each call, and the bytes of its metadata.
+        ``on_call`` gets the peer of each call, and the bytes of its metadata.
         """
         self._calls = calls
-        self._called = called
+        self._on_call = on_call
         self._stall_timeout = stall_timeout
         self._malformed = RateLimitedLog(log, "malformed message")
 
@@ -53,37 +53,37 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             call.end_within(self._stall_timeout)
             return None
-        return self._guarded(handler, str(handler_call_details.method), call)
+        return self._wrap(handler, str(handler_call_details.method), call)
 
-    def _guarded(
+    def _wrap(
         self, handler: grpc.RpcMethodHandler[Any, Any], method: str, call: Call
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """``handler`` with every behaviour wrapped; the four kinds of RPC have a field and a constructor each.
+        """A handler of the same kind that limits, logs and answers errors around ``handler``.
 
-        Single requests are read like streams: gRPC would wait for one, for ever, before it asks a handler.
+        Single requests are read like streams: gRPC would wait for one without a time limit before it calls a handler.
         """
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         behavior = getattr(handler, "_".join(kind))
-        given = _messages if handler.request_streaming else only_message
-        called = _written(behavior, self._stall_timeout) if inspect.isasyncgenfunction(behavior) else behavior
+        read_request = _request_iterator if handler.request_streaming else read_single_request
+        respond = _write_responses(behavior, self._stall_timeout) if inspect.isasyncgenfunction(behavior) else behavior
 
         async def answer(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                await self._calls.turn()
-                self._called(context.peer(), sum(len(key) + len(value) for key, value in _metadata(context)))
+                await self._calls.wait_turn()
+                self._on_call(context.peer(), sum(len(key) + len(value) for key, value in _metadata(context)))
                 if (refusal := call.admit(context.peer())) is not None:
                     await _abort(context, refusal)
-                async with _watched(context, method, self._malformed):
-                    return await called(await given(context), context)
+                async with _errors_as_status(context, method, self._malformed):
+                    return await respond(await read_request(context), context)
             except asyncio.CancelledError:
-                if call.pushed_out is not None:
-                    await _abort(context, call.pushed_out)
+                if call.eviction is not None:
+                    await _abort(context, call.eviction)
                 raise
             finally:
                 call.end_within(self._stall_timeout)
 
         make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
-        deserializer = _raising(handler.request_deserializer)
+        deserializer = _deserializer(handler.request_deserializer)
         return make(answer, deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
 
@@ -91,12 +91,12 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Iterable[tuple[str
     return context.invocation_metadata() or ()
 
 
-async def _messages(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-    return _Messages(context)
+async def _request_iterator(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    return _RequestIterator(context)
 
 
-class _Messages(AsyncIterator[Any]):
-    """The messages of a call. gRPC's own iterator and the generator in it refer to each other, and so keep the call."""
+class _RequestIterator(AsyncIterator[Any]):
+    """The requests of a call. gRPC's own iterator and its generator are a reference cycle that keeps the call alive."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
@@ -107,8 +107,8 @@ class _Messages(AsyncIterator[Any]):
         return message
 
 
-def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Of a stream: the error surfaces where the handler reads, and ends the stream through it."""
+def _deserializer(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """``parse`` that raises ``MalformedMessage``: where the handler reads, so that the error passes through it."""
     if parse is None:
         return None
 
@@ -121,13 +121,13 @@ def _raising(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
     return deserialize
 
 
-def _written(
+def _write_responses(
     behavior: Callable[..., AsyncGenerator[Any, None]], stall_timeout: float
 ) -> Callable[..., Awaitable[None]]:
-    """A handler that writes what a generator yields.
+    """A handler that writes what an async generator yields, each response within ``stall_timeout`` seconds.
 
     gRPC does not close a generator whose caller has gone: it would be closed some time after its call was freed, and
-    whatever it then asked its context would end the process.
+    any use of its context would then crash the process.
     """
 
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -137,7 +137,7 @@ def _written(
                     async with asyncio.timeout(stall_timeout):
                         await context.write(response)
                 except TimeoutError:
-                    end_soon()
+                    end_call_soon()
                     message = f"the client took nothing for {stall_timeout:g} s"
                     raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
@@ -145,10 +145,10 @@ def _written(
 
 
 @asynccontextmanager
-async def _watched(
+async def _errors_as_status(
     context: grpc.aio.ServicerContext[Any, Any], method: str, malformed: RateLimitedLog
 ) -> AsyncIterator[None]:
-    """Log the RPC at debug level, and turn what its handler raises into a status."""
+    """Around a handler: log the RPC at debug level, and end it with the status of what the handler raises."""
     start = time.monotonic()
     try:
         yield
@@ -162,10 +162,10 @@ async def _watched(
     except Refused as refused:
         await _abort(context, refused.status)
     except MalformedMessage as error:
-        malformed.tell(method=method, peer=context.peer(), error=str(error))
+        malformed.write(method=method, peer=context.peer(), error=str(error))
         await _abort(context, Status(Code.INVALID_ARGUMENT, f"the message cannot be parsed: {error}"))
     except Exception as error:
-        # Nobody is there to be written to or aborted. (InternalError: a write came to nothing, for the call is over.)
+        # The call has ended: there is nothing to abort. (InternalError: a write failed because the call is over.)
         if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
             log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, error=str(error))
             forget_frames(error)
@@ -182,7 +182,7 @@ async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: s
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End the RPC with a status, or as it has ended: aborted by its handler, or left by its caller meanwhile."""
+    """End the RPC with ``status``, unless it has ended: aborted by its handler, or cancelled by its caller."""
     if not context.done():
         try:
             with suppress(grpc.aio.InternalError, grpc.aio.UsageError):
@@ -193,11 +193,11 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) ->
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let an error, and those that led to it, refer to nothing that its handlers knew.
+    """Break the reference cycles through an error, and through those that led to it.
 
-    gRPC's call keeps the error of an abort, the error its traceback, and that every frame of the handler, with the
-    call and the request: a cycle, which would stay until Python looks for cycles. So do the error of a task and the
-    handler's frame that waited for the task.
+    gRPC's call keeps the error of an abort, the error its traceback, and the traceback every frame of the handler,
+    with the call and the request: a cycle that would stay until Python's next collection. So would the error of a task
+    and the handler's frame that waited for the task.
     """
     link: BaseException | None = error
     while link is not None:
@@ -206,11 +206,11 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _ended() -> asyncio.CancelledError:
-    """What a handler whose RPC has ended already may end with: to anything else gRPC has something to say."""
+    """What a handler may raise after its RPC has ended: gRPC logs anything else."""
     return asyncio.CancelledError()
 
 
 def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Name of the status the handler set; without one it is OK."""
+    """Name of the status that the handler set; OK if it set none."""
     code = context.code()
     return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name

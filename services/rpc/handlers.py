@@ -1,7 +1,7 @@
-"""A service's RPCs as gRPC calls them: requests are read as bytes, so that the service measures them before it parses.
+"""The RPC handlers of a service. Requests stay bytes, so that the service can limit them before it parses them.
 
-gRPC keeps a single request as long as its call lasts, and reads it before it asks a handler. Here a handler reads it as
-a stream's first message: only once the call is let in, for a limited time, and it is kept by nobody else.
+gRPC would read a single request before it calls a handler, and keep it as long as the call lasts. Here the handler
+reads it as a stream's first message: after the call was admitted, within a time limit, and only the handler holds it.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from google.protobuf.message import Message
 from services.ring.errors import Code, Refused
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Delivered = Callable[[str, int], None]
-"""Told the peer and the size of every message that is whole."""
+OnMessage = Callable[[str, int], None]
+"""Called with the peer (as gRPC writes it) and the size of every message that has arrived."""
 
 MESSAGE_TIMEOUT = 10.0
-"""Seconds within which the message of a call with a single request must have come."""
+"""Seconds within which the message of a call with a single request must arrive."""
 
 
-class Incoming:
-    """The messages of one call."""
+class RequestStream:
+    """The requests of one streaming call."""
 
-    def __init__(self, context: Context, delivered: Delivered) -> None:
+    def __init__(self, context: Context, on_message: OnMessage) -> None:
         self._context = context
-        self._delivered = delivered
+        self._on_message = on_message
 
     async def read(self) -> bytes | None:
-        """The next one; None after the last."""
+        """The next message; None after the last."""
         data = await self._context.read()
         if data is grpc.aio.EOF:
             return None
-        self._delivered(self._context.peer(), len(data))
+        self._on_message(self._context.peer(), len(data))
         message: bytes = data
         return message
 
 
 def rpc_handlers(
-    service: ServiceDescriptor, servicer: object, delivered: Delivered = lambda peer, size: None
+    service: ServiceDescriptor, servicer: object, on_message: OnMessage = lambda peer, size: None
 ) -> grpc.GenericRpcHandler:
     """Handlers for every RPC of ``service``: the coroutine methods of ``servicer`` of the same names.
 
-    They take the bytes of the request, or of a stream the ``Incoming``, and the context. What they answer may be
-    serialized: then nobody holds it as a message, which takes several times as much, until the client takes it.
+    A method takes the request's bytes, or a ``RequestStream``, and the context. It may answer with serialized bytes:
+    until the client reads the answer they take a fraction of a message's memory.
     """
-    handlers = {m.name: _handler(m, getattr(servicer, m.name), delivered) for m in service.methods}
+    handlers = {m.name: _handler(m, getattr(servicer, m.name), on_message) for m in service.methods}
     generic: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(service.full_name, handlers)
     return generic
 
 
 def _handler(
-    method: MethodDescriptor, behavior: Callable[..., Awaitable[Any]], delivered: Delivered
+    method: MethodDescriptor, behavior: Callable[..., Awaitable[Any]], on_message: OnMessage
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(_: object, context: Context) -> Any:
         if method.client_streaming:
-            return await behavior(Incoming(context, delivered), context)
-        return await behavior(await _whole(context, delivered), context)
+            return await behavior(RequestStream(context, on_message), context)
+        return await behavior(await _read_request(context, on_message), context)
 
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     handler: grpc.RpcMethodHandler[Any, Any] = make(call, request_deserializer=None, response_serializer=_serialized)
@@ -72,14 +72,14 @@ def _serialized(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-async def _whole(context: Context, delivered: Delivered) -> bytes:
-    data: bytes = await only_message(context)
-    delivered(context.peer(), len(data))
+async def _read_request(context: Context, on_message: OnMessage) -> bytes:
+    data: bytes = await read_single_request(context)
+    on_message(context.peer(), len(data))
     return data
 
 
-async def only_message(context: Context) -> Any:
-    """The message of a call that has one, as its context reads it; raises ``Refused`` where none comes."""
+async def read_single_request(context: Context) -> Any:
+    """The message of a call with a single request; raises ``Refused`` if none arrives in time."""
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT):
             message = await context.read()

@@ -1,7 +1,7 @@
-"""Health of a server, by gRPC and by HTTP, open to strangers: what they ask about is bounded.
+"""Health of a server, by gRPC and by HTTP. Callers are not authenticated, so what they may ask for is bounded.
 
-Two questions are apart. Readiness: does it take requests? A processor without an engine does not, and starting it again
-would not help. Liveness: does the process move? One that does not has to be killed.
+Readiness and liveness are two questions. Readiness: does it take requests? A processor without an engine does not, and
+a restart would not help. Liveness: does the process make progress? If not, it has to be killed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from services.ring.errors import invalid_field
 from services.telemetry.metrics_endpoint import Page
 
 MAX_NAME_LENGTH = 256
-"""Characters of a service's name: it is kept while somebody watches it."""
+"""Characters of a service's name: gRPC keeps it while a client watches it."""
 LIVENESS = "liveness"
-"""What a probe asks for instead of a service, to learn whether the process moves."""
+"""The service name that liveness probes ask for."""
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health(health.aio.HealthServicer):
-    """gRPC's own, for names that a service may have, and for ``LIVENESS``."""
+    """gRPC's health service, with ``LIVENESS`` beside the services, and with a limit on names."""
 
     def __init__(self, services: Sequence[str]) -> None:
-        """``services``: the full names of those that are ready or not, all at once."""
+        """``services``: full names; all of them become ready at once."""
         super().__init__()
         self._services = ("", *services)
-        self._liveness = health.aio.HealthServicer()  # of its own: a drain, which ends readiness, is life
+        self._liveness = health.aio.HealthServicer()  # a servicer of its own: a drain ends readiness, not liveness
         self._ready, self._alive, self._draining = False, True, False
 
     async def start(self) -> None:
-        """Alive, and not ready."""
+        """Begin to answer: alive, not ready."""
         await self.set_ready(False)
         await self._liveness.set(LIVENESS, _SERVING)
 
@@ -51,25 +51,23 @@ class Health(health.aio.HealthServicer):
         await self.enter_graceful_shutdown()
 
     async def set_hung(self) -> None:
-        """Something stands still that must move: neither ready nor alive any more."""
+        """The process hangs: neither ready nor alive any more."""
         self._alive = False
         await self._liveness.set(LIVENESS, _NOT_SERVING)
         await self.drain()
 
     @property
     def pages(self) -> Mapping[str, Page]:
-        """The same by HTTP, for probes that speak no gRPC or no TLS; answered in other threads."""
+        """The same by HTTP, for probes without gRPC or TLS; called in other threads."""
         return {"/health": _page(lambda: self._ready), "/live": _page(lambda: self._alive)}
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """As ``HealthServicer``."""
         _check_name(request)
         if request.service == LIVENESS:
             return await self._liveness.Check(request, context)
         return await super().Check(request, context)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """As ``HealthServicer``."""
         _check_name(request)
         if request.service == LIVENESS:
             return await self._liveness.Watch(request, context)

@@ -1,7 +1,7 @@
-"""Messages of strangers, measured before they are parsed: a few bytes on the wire may become many objects.
+"""Limits on protobuf messages, checked before they are parsed: a few bytes on the wire may become many objects.
 
-An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message may have only so many bytes and so
-many fields, those of its sub-messages included, and they are counted before anything is made of them.
+An empty sub-message takes 2 bytes on the wire and about 100 in memory. So the bytes of a message are limited, and its
+fields, those of its sub-messages included; they are counted in the wire format.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _M = TypeVar("_M", bound=Message)
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-_LEAST_FIELD_BYTES = 2
+_MIN_FIELD_BYTES = 2
 _MAX_VARINT_BYTES = 10
-_QUICK_FIELDS, _QUICK_BYTES = 256, 64 << 10
+_CHEAP_FIELDS, _CHEAP_BYTES = 256, 64 << 10
 
 
 class MalformedMessage(Exception):
-    """A message could not be parsed as its type. Raised where a handler reads its stream; let it pass through."""
+    """A message could not be parsed as its type. The error interceptor turns it into INVALID_ARGUMENT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,24 @@ class MessageLimits:
 
     max_bytes: int
     max_fields: int
-    """Of the message and all its sub-messages. Every entry of a list is a field; packed numbers are one together."""
+    """Of the message and all its sub-messages. Each entry of a repeated field counts; packed numbers count as one."""
 
 
-SMALL = MessageLimits(max_bytes=64 << 10, max_fields=1024)
-"""Of messages that hold a name and a few numbers."""
+SMALL_MESSAGE = MessageLimits(max_bytes=64 << 10, max_fields=1024)
+"""For messages of a name and a few numbers."""
 
 
 def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
     """The message in ``data``.
 
-    Raises ``Refused`` where it is too large, naming the field that has too many entries, and ``MalformedMessage``.
+    Raises ``Refused`` if it is too large, with the name of the field that has too many entries, or
+    ``MalformedMessage``.
     """
     if len(data) > limits.max_bytes:
         raise invalid_field(
             "message", f"{len(data)} bytes: expected at most {limits.max_bytes}", reason=Reason.TOO_LARGE
         )
-    if len(data) > limits.max_fields * _LEAST_FIELD_BYTES:
+    if len(data) > limits.max_fields * _MIN_FIELD_BYTES:
         _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), limits.max_fields)
     try:
         return kind.FromString(data)
@@ -59,22 +60,26 @@ def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
         raise MalformedMessage(str(error)) from None
 
 
-def is_quick(kind: type[Message], data: bytes) -> bool:
-    """Whether it is measured and parsed in well under a millisecond; else that should not be done on an event loop, for
-    thousands of clients may send such messages at a time.
+def is_cheap_to_parse(kind: type[Message], data: bytes) -> bool:
+    """Whether checking and parsing ``data`` takes well under a millisecond.
+
+    Otherwise do it in a thread: thousands of clients may send such messages at a time.
     """
-    if len(data) > _QUICK_BYTES:
+    if len(data) > _CHEAP_BYTES:
         return False
     try:
-        _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), _QUICK_FIELDS)
-    except (Refused, MalformedMessage):  # what follows a fault is not counted, and protobuf may read on there
+        _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), _CHEAP_FIELDS)
+    except (
+        Refused,
+        MalformedMessage,
+    ):  # what follows the fault was not counted, but protobuf may parse it
         return False
     return True
 
 
-def _check_fields(data: bytes, kind: Descriptor, most: int) -> None:
-    """Step over the fields, into sub-messages and over everything else, until there are too many or no more."""
-    left, position, end = most, 0, len(data)
+def _check_fields(data: bytes, kind: Descriptor, max_fields: int) -> None:
+    """Count the fields, those of sub-messages included; raises as ``parse`` does."""
+    left, position, end = max_fields, 0, len(data)
     nested = _nested(kind)
     outer: list[tuple[int, Descriptor]] = []
     try:
@@ -87,7 +92,7 @@ def _check_fields(data: bytes, kind: Descriptor, most: int) -> None:
             tag, position = _varint(data, position)
             left -= 1
             if left < 0:
-                raise _too_many([one for _, one in outer] + [kind], tag >> 3, most)
+                raise _too_many([one for _, one in outer] + [kind], tag >> 3, max_fields)
             wire_type = tag & 7
             if wire_type == _DELIMITED:
                 length, position = _varint(data, position)
@@ -102,12 +107,12 @@ def _check_fields(data: bytes, kind: Descriptor, most: int) -> None:
                 _, position = _varint(data, position)
             else:
                 position += _FIXED_BYTES[wire_type]
-    except LookupError:  # it ends within a field, or has a group, which no message of the contract has
+    except LookupError:  # it ends within a field, or has a group, which the contract does not use
         raise MalformedMessage("its fields do not fit together") from None
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it."""
+    """The number at ``position``, and the position after it."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -123,16 +128,16 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 @cache
 def _nested(kind: Descriptor) -> dict[int, Descriptor]:
-    """The fields of a message that are messages, by number."""
+    """Message types of the fields that have one, by field number."""
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
 
 
-def _too_many(kinds: list[Descriptor], number: int, most: int) -> Refused:
-    """Names the field where the count was exceeded."""
+def _too_many(kinds: list[Descriptor], number: int, max_fields: int) -> Refused:
+    """``kinds``: the message types from the outermost to that of the field at which the count was exceeded."""
     names = []
     for kind, inner in pairwise(kinds):
         names.append(next(field.name for field in kind.fields if field.message_type is inner))
     last = kinds[-1].fields_by_number.get(number)
     path = ".".join([*names, last.name if last is not None else str(number)])
-    problem = f"the message has more than {most} fields, each entry of a list counted: expected at most so many"
+    problem = f"the message has more than {max_fields} fields, each entry of a list counted: expected at most that many"
     return invalid_field(path, problem, reason=Reason.TOO_LARGE)

@@ -1,4 +1,4 @@
-"""A stream that is written to: what waits for its reader, and how long its reader may keep a write waiting."""
+"""A response stream: what waits to be written, and how long a reader may keep a write waiting."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from services.ring.outbox import Outboxes
 
 
 class OutputStream:
-    """A reader that takes nothing, or so little that too much waits for it, is lost: then its stream has to end."""
+    """The writing side of one stream. Its reader is given up when it reads nothing, or when too much waits for it."""
 
     def __init__(self, outboxes: Outboxes, tenant: str) -> None:
-        """What waits is counted in ``outboxes``, as that of ``tenant``."""
+        """What waits is counted in ``outboxes``, for ``tenant``."""
         self._outboxes = outboxes
-        self.outbox = outboxes.open(tenant, self._lose)
+        self.outbox = outboxes.open(tenant, self._give_up)
         self.wake = asyncio.Event()
-        """Set when there is something to write, or the reader is lost."""
-        self.lost = False
+        """Set when there is something to write, or the reader is given up."""
+        self.given_up = False
         """Whether more waited for the reader than may."""
         self._write: asyncio.Timeout | None = None
         """Of the write under way."""
 
     @asynccontextmanager
     async def writing(self, stall_timeout: float) -> AsyncIterator[None]:
-        """Bounds one write: ``TimeoutError`` after ``stall_timeout`` seconds, and at once when the reader is lost."""
+        """Around one write: ``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
         self.check()
         async with asyncio.timeout(stall_timeout) as self._write:
             try:
@@ -34,23 +34,15 @@ class OutputStream:
                 self._write = None
 
     def check(self) -> None:
-        """Raise ``TimeoutError`` if the reader is lost."""
-        if self.lost:
+        """Raise ``TimeoutError`` if the reader is given up."""
+        if self.given_up:
             raise TimeoutError
 
-    def stall(self, stall_timeout: float) -> str:
-        """Why its reader is lost, for a person."""
-        if self.lost:
+    def stall_reason(self, stall_timeout: float) -> str:
+        """Why the reader was given up, for a person."""
+        if self.given_up:
             return f"more waits than may, which is {self._outboxes.max_bytes} bytes for one reader"
         return f"nothing was taken for {stall_timeout:g} s"
-
-    def clear(self) -> None:
-        """The stream is over: forget what waits, for gRPC may keep the call until the reader takes its status."""
-        self._outboxes.close(self.outbox)
-
-    def _lose(self) -> None:
-        self.lost = True
-        self.interrupt()
 
     def interrupt(self) -> None:
         """Wake the writer; the write under way ends as if its time were over."""
@@ -58,3 +50,11 @@ class OutputStream:
             with suppress(RuntimeError):  # its time has just passed
                 self._write.reschedule(asyncio.get_running_loop().time())
         self.wake.set()
+
+    def clear(self) -> None:
+        """Drop what waits: the stream is over, but gRPC may keep the call until the reader takes its status."""
+        self._outboxes.close(self.outbox)
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        self.interrupt()

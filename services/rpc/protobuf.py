@@ -1,4 +1,4 @@
-"""Where protobuf meets the ring's data, alike in all three services: statuses, first frames, log probabilities."""
+"""Protobuf messages from the ring's data and back, where all three services need it: statuses, handshakes, logprobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from services.ring.peer_list import PeerChange
 
 _DOMAIN = "ringline"
 _MAX_STATUS_BYTES = 1000
-"""Of a call's text, which is sent three times, once with three characters for each byte that is not ASCII; the
-trailers of a call may have 8 KiB together."""
+"""Of a status message. It is sent three times, once with three characters for each byte that is not ASCII, and all
+trailers together may have 8 KiB."""
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def status_to_proto(status: Status) -> status_pb2.Status:
-    """A canonical status with its details: the reason, the field that is to blame, a time to retry."""
+    """With its details: ``ErrorInfo`` (reason), ``BadRequest`` (field) and ``RetryInfo``."""
     message = status_pb2.Status(code=int(status.code), message=status.message)
     message.details.add().Pack(error_details_pb2.ErrorInfo(reason=status.reason.name, domain=_DOMAIN))
     if status.field is not None:
@@ -41,7 +41,7 @@ def status_to_proto(status: Status) -> status_pb2.Status:
 
 
 def status_from_proto(message: status_pb2.Status) -> Status:
-    """The inverse; a code that the ring does not use reads as INTERNAL, an unknown reason as the code's usual one."""
+    """A code that the ring does not use reads as INTERNAL, an unknown reason as the code's usual one."""
     code = Code(message.code) if message.code in Code._value2member_map_ else Code.INTERNAL
     retry_after_ms = reason = field = None
     retry, info, request = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
@@ -57,24 +57,24 @@ def status_from_proto(message: status_pb2.Status) -> Status:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End a call with a status and its details, cut to what gRPC's metadata has room for."""
+    """End a call with a status and its details; the message is cut to what fits into gRPC's trailers."""
     text = status.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore")
     status = replace(status, message=text)
     details = status_to_proto(status).SerializeToString()
     await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
 
 
-def end_from_proto(
+def finish_from_proto(
     reason: output_pb2.FinishReason.ValueType, error: status_pb2.Status | None
 ) -> tuple[FinishReason, Status | None]:
-    """Why a choice ended. A reason of a later version of the contract reads as an error: never as success."""
+    """Why a choice ended. A reason of a later version of the contract reads as an error, never as success."""
     if reason in FinishReason._value2member_map_:
         return FinishReason(reason), None if error is None else status_from_proto(error)
     unknown = Status(Code.UNKNOWN, f"it ended for a reason that is not known here ({reason})")
     return FinishReason.ERROR, unknown if error is None else status_from_proto(error)
 
 
-def hello_of(me: PeerId) -> link_pb2.Hello:
+def hello_message(me: PeerId) -> link_pb2.Hello:
     """The first frame of a link."""
     return link_pb2.Hello(
         name=me.name,
@@ -84,8 +84,10 @@ def hello_of(me: PeerId) -> link_pb2.Hello:
     )
 
 
-def welcome_of(me: PeerId, version: int, max_message_bytes: int, capabilities: Iterable[str] = ()) -> link_pb2.Welcome:
-    """The answer to a Hello with which ``version`` is common."""
+def welcome_message(
+    me: PeerId, version: int, max_message_bytes: int, capabilities: Iterable[str] = ()
+) -> link_pb2.Welcome:
+    """The answer to a Hello; ``version`` is the chosen one."""
     return link_pb2.Welcome(
         name=me.name,
         incarnation=me.incarnation,
@@ -96,7 +98,7 @@ def welcome_of(me: PeerId, version: int, max_message_bytes: int, capabilities: I
 
 
 def peer_changes_to_proto(change: PeerChange) -> link_pb2.PeerChanges:
-    """How a list of peers changed."""
+    """How a list of peers changed, as a message."""
     return link_pb2.PeerChanges(
         revision=change.revision,
         reset=change.reset,
@@ -106,7 +108,7 @@ def peer_changes_to_proto(change: PeerChange) -> link_pb2.PeerChanges:
 
 
 def peer_changes_from_proto(message: link_pb2.PeerChanges) -> PeerChange:
-    """The inverse."""
+    """How a list of peers changed, from a message."""
     added, removed = (
         tuple(PeerId(peer.name, peer.incarnation) for peer in peers) for peers in (message.added, message.removed)
     )
@@ -118,7 +120,7 @@ def _peer_to_proto(peer: PeerId) -> link_pb2.Peer:
 
 
 def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None:
-    """Fill ``message``, which is empty, where it is: protobuf copies a message that is put into another."""
+    """Fill ``message`` in place: protobuf would copy a message that is assigned to a field."""
     message.logprobs.extend(packed.logprobs.tolist())
     message.ranks.extend(packed.ranks.tolist())
     if packed.top_count:
@@ -128,7 +130,7 @@ def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None
 
 
 def read_logprobs(message: output_pb2.Logprobs) -> PackedLogprobs:
-    """The inverse; raises ``ValueError`` if the arrays are not aligned. They are taken whole: slow to walk."""
+    """Raises ``ValueError`` if the arrays are not aligned. Sliced, because iterating over repeated fields is slow."""
     if not message.top_count:
         return PackedLogprobs(0, message.logprobs[:], message.ranks[:], message.top_ids, message.top_logprobs)
     return PackedLogprobs(

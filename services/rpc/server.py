@@ -23,31 +23,30 @@ from services.config.addresses import host_and_port, join_address
 from services.config.errors import ExitCode, FatalError
 from services.config.settings import ServerSettings
 from services.process.heartbeat import heartbeat
-from services.rpc.calls import Calls
-from services.rpc.connections import ConnectionGuard, most_connections
+from services.rpc.bind_address import check_bindable, remove_socket_file
+from services.rpc.calls import CallRegistry
+from services.rpc.connections import ConnectionGuard, allowed_connections
 from services.rpc.error_interceptor import ErrorInterceptor
+from services.rpc.grpc_options import server_options
 from services.rpc.handlers import rpc_handlers
 from services.rpc.health import Health
-from services.rpc.listening import check_listenable, remove_socket_file
 from services.rpc.memory_guard import MemoryGuard
-from services.rpc.transport import server_options
 
 log = structlog.get_logger()
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_LAST_WORDS = 0.5
-"""Seconds for handlers that are returning to send their status, after the drain."""
-
+_STATUS_GRACE = 0.5
+"""Seconds after the drain for handlers that are returning to send their status."""
 _DRAIN_MARGIN = 2.0
-"""Seconds beyond its grace before a drain that does not return is given up."""
-_INTERVAL = 0.05
+"""Seconds beyond its grace after which a drain that has not returned is cancelled."""
+_IDLE_POLL = 0.05
+"""Seconds between two looks at whether the service is idle."""
 
 
 class Server:
-    """One grpc.aio server with health, reflection and the interceptor of every server of the ring.
+    """One grpc.aio server with health, reflection, limits and the error interceptor.
 
-    Register servicers with ``serve``, then either ``start()`` and ``stop()``, or ``run()`` for a process's whole life.
+    Register servicers with ``add_service``, then ``start()`` and ``stop()`` it, or ``run()`` it for a whole process.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connection_age: float | None = None,
     ) -> None:
-        """``services`` are the full names of the services that will be registered. Needs a running event loop.
+        """``services``: full names of the services that will be registered. Needs a running event loop.
 
-        Without ``credentials`` it speaks plain text. ``interceptors`` come after its own. ``max_connection_age``, in
-        seconds: after that clients make new calls on another connection, and those under way go on.
+        Without ``credentials`` it speaks plain text. ``interceptors`` run inside the error interceptor. After
+        ``max_connection_age`` seconds clients make new calls on another connection, and calls under way go on.
         """
         self._settings = settings
-        self._max_connections = most_connections(settings.max_connections)
+        self._max_connections = allowed_connections(settings.max_connections)
         self.health = Health(services)
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
@@ -73,53 +72,52 @@ class Server:
         self._has_served = False
         self._grace = settings.drain_grace
         self.address = settings.address
-        """Where it listens; after ``start`` with the port that was taken."""
-        self._calls = Calls(settings.max_calls, settings.max_connections_per_client)
+        """Where it listens; after ``start`` with the real port."""
+        self._calls = CallRegistry(settings.max_calls, settings.max_connections_per_client)
         self._memory: MemoryGuard | None = None
         self._connections: ConnectionGuard | None = None
         self._credentials = credentials
-        guard = ErrorInterceptor(self._calls, settings.stall_timeout, self._called)
         self.grpc = grpc.aio.server(
-            interceptors=[guard, *interceptors],
+            interceptors=[ErrorInterceptor(self._calls, settings.stall_timeout, self._on_call), *interceptors],
             options=server_options(settings, self._max_connections, max_connection_age),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
 
-    def serve(self, service: ServiceDescriptor, servicer: object) -> None:
-        """Answer the RPCs of a service; see ``rpc_handlers``."""
-        self.grpc.add_generic_rpc_handlers((rpc_handlers(service, servicer, self._delivered),))
+    def add_service(self, service: ServiceDescriptor, servicer: object) -> None:
+        """Answer the RPCs of ``service``; see ``rpc_handlers``."""
+        self.grpc.add_generic_rpc_handlers((rpc_handlers(service, servicer, self._on_message),))
 
-    def guard_memory(self, beside: int = 0) -> None:
-        """Keep the process within its budget, beside so many bytes that it has anyway. Call it once it listens.
+    def start_memory_guard(self, baseline: int = 0) -> None:
+        """Keep the process within ``baseline`` bytes plus its memory budget. Call it after ``start``.
 
-        On a unix socket no connection is closed: Linux does not count what came over it. Whoever is let in by its
-        file's permissions is trusted.
+        On a unix socket no connection is closed, because Linux does not count what it received; its peers passed the
+        permissions of the socket's file.
         """
         port = host_and_port(self.address)[1] if self._settings.uds is None else None
-        self._memory = MemoryGuard(port, self._settings.memory_budget, beside)
+        self._memory = MemoryGuard(port, self._settings.memory_budget, baseline)
         self._memory.start()
 
-    def _called(self, peer: str, metadata_bytes: int) -> None:
+    def _on_call(self, peer: str, metadata_bytes: int) -> None:
         if self._memory is not None:
-            self._memory.called(peer, metadata_bytes)
+            self._memory.on_call(peer, metadata_bytes)
 
-    def _delivered(self, peer: str, size: int) -> None:
+    def _on_message(self, peer: str, size: int) -> None:
         if self._memory is not None:
-            self._memory.delivered(peer, size)
+            self._memory.on_message(peer, size)
 
     async def start(self) -> str:
-        """Listen, NOT_SERVING; return the address. Raise ``FatalError`` if it cannot be listened on."""
+        """Listen, with health NOT_SERVING; returns the address. Raises ``FatalError`` if it cannot be bound."""
         await self.health.start()
-        check_listenable(self._settings)
+        check_bindable(self._settings)
         try:
             port = self._bind()
         except RuntimeError as error:
             raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
         if self._settings.uds is None:
             self.address = join_address(self._settings.host, port)
-            self._connections = ConnectionGuard(port, self._max_connections, self._calls.is_busy)
+            self._connections = ConnectionGuard(port, self._max_connections, self._calls.has_calls)
             self._connections.start()
         await self.grpc.start()
         return self.address
@@ -130,19 +128,19 @@ class Server:
         return self.grpc.add_secure_port(self._settings.address, self._credentials)
 
     async def set_serving(self, serving: bool) -> None:
-        """What health says of every service here, and of the whole server; final once a drain began."""
+        """Set the health of every service and of the whole server; without effect once a drain began."""
         self._has_served |= serving
         await self.health.set_ready(serving)
 
     @property
     def open_calls(self) -> int:
-        """Calls that gRPC has not let go of."""
+        """Calls that gRPC has not released."""
         return self._calls.num_open
 
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
-        """Begin to drain, for ``grace`` seconds (default: the settings'), and then let ``run`` return ``exit_code``.
+        """Drain for ``grace`` seconds (default: ``drain_grace``), then let ``run`` return ``exit_code``.
 
-        Only the first request counts. Call it on the event loop.
+        Only the first call counts. Call it on the event loop.
         """
         if not self._stopping.is_set():
             self._exit_code = exit_code
@@ -154,10 +152,10 @@ class Server:
     ) -> int:
         """Start, run ``work()`` (loading, links to peers) beside the server, and return the process's exit code.
 
-        Ends after a signal or ``request_stop``: first ``drain(grace)`` runs, which must take nothing new, finish what
-        is there within ``grace`` seconds and end the streams that are still open; then ``work`` is cancelled. It may
-        also have returned long before. What ``work`` raises ends the server and is raised here. All that time the
-        process gives signs of life; it is ended if its event loop hangs.
+        A signal or ``request_stop`` ends it: first ``drain(grace)`` runs, which must take nothing new, finish present
+        requests within ``grace`` seconds and end the streams that are still open; then ``work`` is cancelled, unless it
+        has returned long before. What ``work`` raises ends the server and is raised here. Meanwhile the process sends
+        heartbeats, and a watchdog ends it if its event loop hangs.
         """
         async with heartbeat(lambda: self._has_served):
             return await self._run(work, drain)
@@ -183,7 +181,7 @@ class Server:
             stopping.cancel()
             if working is not None and not working.done():
                 await _end(working)
-            await self.stop(None if self._cut.is_set() else _LAST_WORDS)
+            await self.stop(None if self._cut.is_set() else _STATUS_GRACE)
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 
@@ -195,7 +193,7 @@ class Server:
         if self._connections is not None:
             self._connections.stop()
         await self.grpc.stop(grace)
-        await self._calls.wait_ended(_LAST_WORDS)
+        await self._calls.wait_ended(_STATUS_GRACE)
         remove_socket_file(self._settings)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -219,7 +217,7 @@ class Server:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` unless it is done, and log what it raised meanwhile."""
+    """Cancel ``task`` unless it is done, and log what it raised."""
     task.cancel()
     try:
         await task
@@ -230,8 +228,8 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 
 async def wait_until_idle(busy: Callable[[], int], grace: float) -> int:
-    """Wait until ``busy()`` is 0, for at most ``grace`` seconds; returns what it is then."""
+    """Wait until ``busy()`` is 0, for at most ``grace`` seconds; returns its last value."""
     end = time.monotonic() + grace
     while busy() and time.monotonic() < end:  # noqa: ASYNC110 - once in a life, over state of several owners
-        await asyncio.sleep(_INTERVAL)
+        await asyncio.sleep(_IDLE_POLL)
     return busy()

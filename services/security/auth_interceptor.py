@@ -15,9 +15,9 @@ from grpc_health.v1 import health
 
 from services.ring.errors import Code, Refused
 from services.ring.roles import Identities, Role, principal
-from services.rpc.handlers import only_message
+from services.rpc.handlers import read_single_request
 from services.security.file_reload import ReloadedFile
-from services.security.tokens import AUTHORIZATION, token_in
+from services.security.tokens import AUTHORIZATION, bearer_token
 from services.telemetry.logs import RateLimitedLog
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         behavior = getattr(handler, "_".join(kind))
 
         async def given(requests: Any, context: Context) -> Any:
-            return requests if handler.request_streaming else await only_message(context)
+            return requests if handler.request_streaming else await read_single_request(context)
 
         async def answer(requests: Any, context: Context) -> Any:
             self._check(context, method)
@@ -74,11 +74,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             self._admit(context, method)
         except Refused as refused:
             code = refused.status.code.name
-            self._denials.tell(method=method, peer=context.peer(), code=code, reason=str(refused))
+            self._denials.write(method=method, peer=context.peer(), code=code, reason=str(refused))
             raise
 
 
-class ServiceIdentity:
+class ServiceAuthorizer:
     """Lets in services alone: what is asked for, certificate or token or both, each must be shown."""
 
     def __init__(
@@ -107,7 +107,7 @@ class ServiceIdentity:
 
     def _check_token(self, context: Context, known: Sequence[str]) -> None:
         try:
-            shown = token_in(context.invocation_metadata() or ())
+            shown = bearer_token(context.invocation_metadata() or ())
         except ValueError as error:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         if shown is None:

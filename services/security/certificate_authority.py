@@ -26,14 +26,14 @@ _CLOCK_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its private key, in PEM form."""
 
     certificate: bytes
     key: bytes
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates."""
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
@@ -47,7 +47,7 @@ class Authority:
         self._private = private
 
     @classmethod
-    def make(cls, name: str, *, valid: timedelta) -> Authority:
+    def make(cls, name: str, *, valid: timedelta) -> CertificateAuthority:
         """A new one, called ``name``, ``valid`` from now on."""
         private = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
@@ -71,7 +71,7 @@ class Authority:
         )
         return cls(certificate.public_bytes(Encoding.PEM), _pem(private))
 
-    def issue(self, name: str, *, hosts: Iterable[str], uri: str, begin: datetime, end: datetime) -> Issued:
+    def issue(self, name: str, *, hosts: Iterable[str], uri: str, begin: datetime, end: datetime) -> IssuedCertificate:
         """A certificate for both ends of connections: ``hosts`` are names or addresses, ``uri`` says which role."""
         private = ec.generate_private_key(ec.SECP256R1())
         names = [*map(_host, hosts), x509.UniformResourceIdentifier(uri)]
@@ -85,7 +85,7 @@ class Authority:
             .add_extension(issuer, critical=False)
             .sign(self._private, hashes.SHA256())
         )
-        return Issued(certificate.public_bytes(Encoding.PEM), _pem(private))
+        return IssuedCertificate(certificate.public_bytes(Encoding.PEM), _pem(private))
 
 
 def _builder(

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from services.security.file_reload import Unusable
+from services.security.file_reload import UnusableFile
 
 CERT_FLAG, KEY_FLAG, CA_FLAG = "--tls-cert-file", "--tls-key-file", "--tls-ca-file"
 
@@ -28,7 +28,7 @@ class TlsFiles:
 
 
 def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
-    """Check the files given by flag; raises ``Unusable``."""
+    """Check the files given by flag; raises ``UnusableFile``."""
     chain, key, authorities = (contents.get(flag) for flag in (CERT_FLAG, KEY_FLAG, CA_FLAG))
     if chain is not None and key is not None:
         own = read_certificates(CERT_FLAG, chain)[0]
@@ -39,13 +39,13 @@ def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
     return TlsFiles(chain, key, authorities)
 
 
-def lacks_any(now: bytes, before: bytes) -> bool:
+def removes_any(now: bytes, before: bytes) -> bool:
     """Whether of the certificates of one file any is not in another that took its place."""
     kept = x509.load_pem_x509_certificates(now)
     return any(one not in kept for one in x509.load_pem_x509_certificates(before))
 
 
-def host_of(chain: bytes) -> str:
+def certificate_host(chain: bytes) -> str:
     """A name or address for which a certificate is valid; "localhost" where it names none."""
     own = x509.load_pem_x509_certificates(chain)[0]
     try:
@@ -57,19 +57,19 @@ def host_of(chain: bytes) -> str:
 
 
 def read_certificates(flag: str, pem: bytes) -> list[x509.Certificate]:
-    """Those of a file given by a flag; raises ``Unusable``."""
+    """Those of a file given by a flag; raises ``UnusableFile``."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise Unusable(flag, "it holds no certificate in PEM form") from None
+        raise UnusableFile(flag, "it holds no certificate in PEM form") from None
 
 
 def _check_valid_now(flag: str, certificate: x509.Certificate) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
-        raise Unusable(flag, f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        raise UnusableFile(flag, f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     if now < certificate.not_valid_before_utc:
-        raise Unusable(
+        raise UnusableFile(
             flag, f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         )
 
@@ -78,9 +78,9 @@ def _check_key(certificate: x509.Certificate, pem: bytes) -> None:
     try:
         key = load_pem_private_key(pem, password=None)
     except TypeError:
-        raise Unusable(KEY_FLAG, "the key is encrypted: expected one without a passphrase") from None
+        raise UnusableFile(KEY_FLAG, "the key is encrypted: expected one without a passphrase") from None
     except ValueError:
-        raise Unusable(KEY_FLAG, "it holds no private key in PEM form") from None
+        raise UnusableFile(KEY_FLAG, "it holds no private key in PEM form") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        raise Unusable(KEY_FLAG, f"the key is not that of the certificate in {CERT_FLAG}")
+        raise UnusableFile(KEY_FLAG, f"the key is not that of the certificate in {CERT_FLAG}")

@@ -14,15 +14,15 @@ from services.config.errors import FatalError
 from services.config.security_settings import requires_client_certificate
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ServiceSettings
 from services.ring.roles import Identities, Role
-from services.rpc.transport import Options
-from services.security.auth_interceptor import AuthInterceptor, ServiceIdentity
-from services.security.tls import channel_credentials, server_credentials, tls_files
-from services.security.tokens import bearer, watched_tokens
+from services.rpc.grpc_options import GrpcOptions
+from services.security.auth_interceptor import AuthInterceptor, ServiceAuthorizer
+from services.security.tls import channel_credentials, reloaded_tls_files, server_credentials
+from services.security.tokens import bearer, reloaded_tokens
 
 if TYPE_CHECKING:
     from services.security.certificates import TlsFiles
 
-LEAST_SERVICE_TOKEN = 32
+MIN_SERVICE_TOKEN_LENGTH = 32
 """Characters: nobody guesses 128 bits."""
 _TOKEN_FLAG = "--service-token-file"
 
@@ -40,7 +40,7 @@ class PeerCredentials:
         """Whose certificates are believed now, in PEM form; None where no files say so."""
         return None if self._tls is None else self._tls().authorities
 
-    def open(self, address: str, server_name: str | None, options: Options) -> grpc.aio.Channel:
+    def open(self, address: str, server_name: str | None, options: GrpcOptions) -> grpc.aio.Channel:
         """A channel to ``address``; ``server_name`` is whose certificate it must show, else the address's own host."""
         if self._tls is None or address.startswith("unix:"):
             channel = grpc.aio.insecure_channel(address, options=options)
@@ -48,14 +48,14 @@ class PeerCredentials:
             if server_name is not None:
                 options = (*options, ("grpc.ssl_target_name_override", server_name))
             channel = grpc.aio.secure_channel(address, channel_credentials(self._tls()), options=options)
-        return channel if self._token is None else cast("grpc.aio.Channel", _Showing(channel, self._token))
+        return channel if self._token is None else cast("grpc.aio.Channel", _TokenChannel(channel, self._token))
 
 
-PLAIN = PeerCredentials()
+PLAINTEXT = PeerCredentials()
 """Plain text, and no token."""
 
 
-class _Showing:
+class _TokenChannel:
     """A channel whose calls show a token.
 
     Not an interceptor: grpc.aio passes each message of an intercepted stream through a queue and a task more. Not call
@@ -69,7 +69,7 @@ class _Showing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    async def __aenter__(self) -> _Showing:
+    async def __aenter__(self) -> _TokenChannel:
         await self._channel.__aenter__()
         return self
 
@@ -103,31 +103,31 @@ def peer_credentials(
     key_file: str | None = None,
     token_flag: str = "--token-file",
     token_file: str | None = None,
-    least_token: int = 1,
+    min_token_length: int = 1,
 ) -> PeerCredentials:
     """For the files given; raises ``FatalError`` for one that cannot be used.
 
     Without ``tls`` channels are plain text, and the first three files are left alone; without ``ca_file`` the public
-    authorities are believed. ``least_token``: characters of a token at least.
+    authorities are believed. ``min_token_length``: characters of a token at least.
     """
-    files = tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
-    tokens = None if token_file is None else watched_tokens(token_flag, token_file, least_length=least_token)
+    files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
+    tokens = None if token_file is None else reloaded_tokens(token_flag, token_file, min_length=min_token_length)
     return PeerCredentials(
         None if files is None else lambda: files.value, None if tokens is None else lambda: tokens.value[0]
     )
 
 
-def own_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:
+def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:
     """What a process dials a server of its own with, and the name that the server goes by.
 
     Whoever has these files believes the server that has them, too, whatever authority they are from.
     """
-    from services.security.certificates import host_of
+    from services.security.certificates import certificate_host
 
-    files = tls_files(cert_file=cert_file, key_file=key_file, ca_file=None).value
+    files = reloaded_tls_files(cert_file=cert_file, key_file=key_file, ca_file=None).value
     assert files.chain is not None
     own = replace(files, authorities=files.chain)
-    return PeerCredentials(lambda: own), host_of(files.chain)
+    return PeerCredentials(lambda: own), certificate_host(files.chain)
 
 
 def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.ServerCredentials | None:
@@ -139,13 +139,13 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
     if tls.tls_cert_file is None:
         return None
     required = requires_client_certificate(tls, internal=internal)
-    files = tls_files(
+    files = reloaded_tls_files(
         cert_file=tls.tls_cert_file, key_file=tls.tls_key_file, ca_file=tls.tls_ca_file if required else None
     )
     return server_credentials(files, require_client_certificate=required)
 
 
-def certificate_gate(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
+def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
     """Where callers must show certificates: ends the calls of those whose certificates hold no longer.
 
     Raises ``FatalError`` for files that cannot be used.
@@ -153,22 +153,22 @@ def certificate_gate(settings: ServiceSettings, *, internal: bool) -> list[grpc.
     tls = settings.tls
     if tls.tls_ca_file is None or not requires_client_certificate(tls, internal=internal):
         return []
-    from services.security.revocation import CRL_FLAG, Trust, watched_authorities
+    from services.security.certificate_checker import CRL_FLAG, CertificateChecker, reloaded_authorities
 
-    authorities = watched_authorities(tls.tls_ca_file, tls.tls_crl_file)
-    for issuer in authorities.value.strangers:
+    authorities = reloaded_authorities(tls.tls_ca_file, tls.tls_crl_file)
+    for issuer in authorities.value.unknown_issuers:
         raise FatalError(
             f"{CRL_FLAG}: the list of {issuer} is signed by no authority of --tls-ca-file: put its signer there, too, "
             "or take the list out"
         )
-    return [AuthInterceptor(Trust(authorities).admit)]
+    return [AuthInterceptor(CertificateChecker(authorities).admit)]
 
 
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
     """What a service dials its peers with. Raises ``FatalError`` for files that cannot be used."""
     tls, token_file = settings.tls, settings.peers.service_token_file
     if tls.tls_ca_file is None and token_file is None:
-        return PLAIN
+        return PLAINTEXT
     return peer_credentials(
         tls=tls.tls_ca_file is not None,
         ca_file=tls.tls_ca_file,
@@ -176,11 +176,11 @@ def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
         key_file=tls.tls_key_file,
         token_flag=_TOKEN_FLAG,
         token_file=token_file,
-        least_token=LEAST_SERVICE_TOKEN,
+        min_token_length=MIN_SERVICE_TOKEN_LENGTH,
     )
 
 
-def service_gate(
+def service_interceptors(
     settings: EngineServiceSettings | DetokenizerSettings,
     service: ServiceDescriptor,
     roles: Mapping[str, Collection[Role]],
@@ -191,12 +191,14 @@ def service_gate(
     """
     required = requires_client_certificate(settings.tls, internal=True)
     token_file = settings.peers.service_token_file
-    tokens = None if token_file is None else watched_tokens(_TOKEN_FLAG, token_file, least_length=LEAST_SERVICE_TOKEN)
+    tokens = (
+        None if token_file is None else reloaded_tokens(_TOKEN_FLAG, token_file, min_length=MIN_SERVICE_TOKEN_LENGTH)
+    )
     if not required and tokens is None:
         return []
-    identities = Identities(settings.callee.service_identities) if required else None
+    identities = Identities(settings.service_auth.service_identities) if required else None
     methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
     return [
-        *certificate_gate(settings, internal=True),
-        AuthInterceptor(ServiceIdentity(identities, tokens, methods).admit),
+        *certificate_interceptors(settings, internal=True),
+        AuthInterceptor(ServiceAuthorizer(identities, tokens, methods).admit),
     ]

@@ -28,7 +28,7 @@ RETRY_SECONDS = 1.0
 """Before a file that could not be used, and has not changed since, is read once more."""
 
 
-class Unusable(Exception):
+class UnusableFile(Exception):
     """A file says what cannot be used; the text names its flag, and nothing of its contents."""
 
     def __init__(self, flag: str, problem: str) -> None:
@@ -45,7 +45,7 @@ class ReloadedFile(Generic[T]):
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``files`` are paths by flag; ``parse`` gets their contents by flag, and raises ``Unusable``.
+        """``files`` are paths by flag; ``parse`` gets their contents by flag, and raises ``UnusableFile``.
 
         ``now`` is the clock of retries, in seconds. Raises ``FatalError`` for what cannot be used now.
         """
@@ -61,7 +61,7 @@ class ReloadedFile(Generic[T]):
         try:
             self._stamp = self._look()
             self._value = self._read()
-        except Unusable as error:
+        except UnusableFile as error:
             raise FatalError(str(error)) from None
 
     @property
@@ -74,7 +74,7 @@ class ReloadedFile(Generic[T]):
                     return self._value
                 self._unusable, self._retry_at = stamp, self._now() + RETRY_SECONDS
                 self._value = self._read()
-            except Unusable as error:
+            except UnusableFile as error:
                 if self._told != str(error):
                     self._told = str(error)
                     log.error("a changed file is not usable; what it said before goes on", reason=self._told)
@@ -93,7 +93,7 @@ class ReloadedFile(Generic[T]):
             try:
                 info = path.stat()
             except OSError as error:
-                raise Unusable(flag, f"{path} cannot be read: {error.strerror}") from None
+                raise UnusableFile(flag, f"{path} cannot be read: {error.strerror}") from None
             stamp.append((info.st_mtime_ns, info.st_size, info.st_ino))
         return stamp
 
@@ -104,9 +104,9 @@ class ReloadedFile(Generic[T]):
                 with path.open("rb") as file:
                     contents[flag] = file.read(MAX_FILE_BYTES + 1)
             except OSError as error:
-                raise Unusable(flag, f"{path} cannot be read: {error.strerror}") from None
+                raise UnusableFile(flag, f"{path} cannot be read: {error.strerror}") from None
             if not contents[flag].strip():
-                raise Unusable(flag, f"{path} is empty")
+                raise UnusableFile(flag, f"{path} is empty")
             if len(contents[flag]) > MAX_FILE_BYTES:
-                raise Unusable(flag, f"{path} has more than {MAX_FILE_BYTES} bytes")
+                raise UnusableFile(flag, f"{path} has more than {MAX_FILE_BYTES} bytes")
         return self._parse(contents)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and most pr
     from services.security.certificates import TlsFiles
 
 
-def tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
+def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
     """Those files that are given, watched. Raises ``FatalError`` for one that cannot be used."""
     from services.security.certificates import CA_FLAG, CERT_FLAG, KEY_FLAG, parse_tls_files
 

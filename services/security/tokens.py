@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from services.security.file_reload import ReloadedFile, Unusable
+from services.security.file_reload import ReloadedFile, UnusableFile
 
 AUTHORIZATION = "authorization"
 MAX_TOKEN_LENGTH = 8192
@@ -17,7 +17,7 @@ def bearer(token: str) -> tuple[str, str]:
     return (AUTHORIZATION, f"Bearer {token}")
 
 
-def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The token that a call shows; None if it shows none. Raises ``ValueError``, with what is wrong, for anything else.
 
     The text says nothing of what was shown.
@@ -34,20 +34,20 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return token
 
 
-def watched_tokens(flag: str, path: str, *, least_length: int = 1) -> ReloadedFile[tuple[str, ...]]:
+def reloaded_tokens(flag: str, path: str, *, min_length: int = 1) -> ReloadedFile[tuple[str, ...]]:
     """The tokens in a file, one a line; the first is the one to show. Raises ``FatalError`` if there is none."""
 
     def parse(contents: Mapping[str, bytes]) -> tuple[str, ...]:
         try:
             lines = contents[flag].decode("ascii").split("\n")
         except UnicodeDecodeError:
-            raise Unusable(flag, "it holds no token: expected one a line, in ASCII") from None
+            raise UnusableFile(flag, "it holds no token: expected one a line, in ASCII") from None
         tokens = tuple(line.strip() for line in lines if line.strip())
         for number, token in enumerate(tokens, 1):
-            if not _TOKEN.fullmatch(token) or not least_length <= len(token) <= MAX_TOKEN_LENGTH:
-                raise Unusable(
+            if not _TOKEN.fullmatch(token) or not min_length <= len(token) <= MAX_TOKEN_LENGTH:
+                raise UnusableFile(
                     flag,
-                    f"token {number} is not usable: expected {least_length} to {MAX_TOKEN_LENGTH} printable characters",
+                    f"token {number} is not usable: expected {min_length} to {MAX_TOKEN_LENGTH} printable characters",
                 )
         return tokens
 

@@ -22,9 +22,9 @@ from services.config.options import VARIABLE_PREFIX, Setting, arguments, setting
 from services.config.security_settings import TlsSettings
 from services.config.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
 from services.peers.channels import wait_serving
-from services.security.credentials import PLAIN, PeerCredentials, own_credentials
+from services.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
 from services.supervise.child_logs import ChildLogs, explain
-from services.supervise.run_directory import ProcessState, RunDirectory, StackState, run_directory
+from services.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.supervise.supervisor import ChildSpec, Supervisor
 
 SERVICES = ("engine", "detokenizer", "processor")
@@ -34,7 +34,7 @@ SERVICES = ("engine", "detokenizer", "processor")
 # are those of three services that were started one by one.
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
 
-_FRONT_ALONE = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
+_PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
 """Options of the front door, not of the services behind it: they are linked by sockets that are this user's own."""
 log = structlog.get_logger()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -55,15 +55,17 @@ class StackOptions:
     """Options that were given, by name; each child gets those that it has."""
 
     @property
-    def front_address(self) -> str:
+    def processor_address(self) -> str:
         """Where this machine reaches the front door."""
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
-    def front_credentials(self) -> tuple[PeerCredentials, str | None]:
+    def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
         """What this process, which knows its files, dials it with, and the name in its certificate if it has one."""
         cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
-        return (PLAIN, None) if cert_file is None or key_file is None else own_credentials(cert_file, key_file)
+        return (
+            (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)
+        )
 
     @property
     def metrics_ports(self) -> dict[str, int]:
@@ -74,14 +76,14 @@ class StackOptions:
         return {name: self.metrics_port + offset for name, offset in above.items()}
 
 
-def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpec]:
+def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
     """The engine, the detokenizer and the processor, in the order in which they depend on each other."""
     engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
     own: dict[str, dict[str, Any]] = {
         "engine": {"uds": directory.socket("engine")},
         "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
         "processor": {
-            **{name: value for name, value in options.values.items() if name in _FRONT_ALONE},
+            **{name: value for name, value in options.values.items() if name in _PROCESSOR_ONLY},
             "host": options.host,
             "port": options.port,
             "engines": (engine,),
@@ -98,7 +100,7 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     for name in SERVICES:
         port = options.metrics_ports.get(name)
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
-        values = {**options.values, **_FRONT_ALONE, **fixed, **own[name]}
+        values = {**options.values, **_PROCESSOR_ONLY, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: a folder named "services" where the user happens to stand is not ours.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
@@ -106,16 +108,16 @@ def child_specs(options: StackOptions, directory: RunDirectory) -> list[ChildSpe
     return specs
 
 
-def service_addresses(options: StackOptions, directory: RunDirectory) -> dict[str, str]:
+def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
     """Where this machine reaches each service, in the order in which they depend on each other."""
     links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
-    return {**links, "processor": options.front_address}
+    return {**links, "processor": options.processor_address}
 
 
-def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervisor, started: float) -> StackState:
+def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
     """What there is to know of a stack at this moment; ``started`` in seconds since 1970."""
     addresses = service_addresses(options, directory)
-    metrics_host = options.front_address.rpartition(":")[0]
+    metrics_host = options.processor_address.rpartition(":")[0]
     services = {}
     for child in supervisor.children:
         name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
@@ -123,7 +125,7 @@ def state_of(options: StackOptions, directory: RunDirectory, supervisor: Supervi
         metrics = None if port is None else f"http://{host}:{port}/metrics"
         if child.pid is not None:
             services[name] = ProcessState(child.pid, addresses[name], metrics)
-    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.front_address, services)
+    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.processor_address, services)
 
 
 def default_metrics_port(port: int) -> int:
@@ -176,8 +178,8 @@ async def run_stack(
         log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
-    front = options.front_credentials()
-    with run_directory() as directory:
+    front = options.processor_credentials()
+    with runtime_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(
             child_specs(options, directory),
@@ -189,11 +191,11 @@ async def run_stack(
 
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
-                credentials, name = front if address == options.front_address else (PLAIN, None)
+                credentials, name = front if address == options.processor_address else (PLAINTEXT, None)
                 await wait_serving(address, credentials=credentials, server_name=name)
             supervisor.established()
             state = state_of(options, directory, supervisor, started)
-            return await when_ready(ReadyStack(options.front_address, time.monotonic() - start, state))
+            return await when_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, on_signal, number)

@@ -22,7 +22,7 @@ import structlog
 
 from services.config.errors import ExitCode, FatalError
 from services.peers.redial import Backoff
-from services.process.heartbeat import INTERVAL, LIMITS, Limits, Pulse
+from services.process.heartbeat import HEARTBEAT_INTERVAL, HEARTBEAT_LIMITS, HeartbeatLimits, HeartbeatMonitor
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class Child:
         self.spec = spec
         self.pid: int | None = None
         """None while it does not run."""
-        self.limit = RestartLimit(Backoff(0.2, 5.0))
+        self.limit = RestartPolicy(Backoff(0.2, 5.0))
         self.hung: str | None = None
         """Why its present or last life was ended by the supervisor, if it was."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -87,7 +87,7 @@ class Supervisor:
         on_line: Callable[[str, str], None],
         on_change: Callable[[], None] = lambda: None,
         explain: Callable[[Sequence[str]], str] = "\n".join,
-        limits: Limits = LIMITS,
+        limits: HeartbeatLimits = HEARTBEAT_LIMITS,
     ) -> None:
         """``specs`` in the order of dependence, the ones that others depend on first.
 
@@ -172,30 +172,30 @@ class Supervisor:
         spec = child.spec
         # A pipe of our own: asyncio's would make ``wait`` wait for everybody who holds it, grandchildren included.
         reading, writing = os.pipe()
-        pulse = Pulse(self._limits)
+        heartbeats = HeartbeatMonitor(self._limits)
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                env={**spec.env, **pulse.environment()},
-                pass_fds=[pulse.writing],
+                env={**spec.env, **heartbeats.environment()},
+                pass_fds=[heartbeats.writing],
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops its children in order
             )
         except BaseException:
             os.close(reading)
-            pulse.close()
+            heartbeats.close()
             raise
         finally:
             os.close(writing)
-            os.close(pulse.writing)
+            os.close(heartbeats.writing)
         child.pid, child.hung = process.pid, None
         child.tail.clear()
         child.ended.clear()
         self._on_change()
         reader = asyncio.create_task(self._read(child, reading))
-        listener = asyncio.create_task(self._listen(child, pulse))
+        listener = asyncio.create_task(self._listen(child, heartbeats))
         try:
             if self.stopping.is_set():  # asked between the decision to start it and its birth
                 child.signal(signal.SIGTERM)
@@ -206,18 +206,18 @@ class Supervisor:
             reader.cancel()
             listener.cancel()
             await asyncio.gather(reader, listener, return_exceptions=True)
-            pulse.close()
+            heartbeats.close()
             child.pid = None
             child.ended.set()
             self._on_change()
         return code
 
-    async def _listen(self, child: Child, pulse: Pulse) -> None:
+    async def _listen(self, child: Child, heartbeats: HeartbeatMonitor) -> None:
         """Kill ``child`` when it gives no sign of life."""
         reason = None
         while reason is None:
-            await asyncio.sleep(INTERVAL)
-            reason = pulse.look(time.monotonic())
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            reason = heartbeats.check(time.monotonic())
         child.hung = reason
         child.kill_group()
 
@@ -270,7 +270,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-class RestartLimit:
+class RestartPolicy:
     """When a process that died is started again, and when no more. Has no clock of its own."""
 
     def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:

@@ -1,7 +1,7 @@
-"""What a process tells about itself.
+"""What a process reports about itself.
 
-logs               structured logs on stderr: format, levels, lines that are limited in rate
-metrics            what every service counts; each service's own metrics are in its room
+logs               structured logs on stderr: formats, levels, events that are limited in rate
+metrics            histograms, and the metrics of every service; each service's own are in its ``metrics.py``
 metrics_endpoint   the HTTP port of ``/metrics``, ``/health`` and the dashboard
 tracing            OpenTelemetry spans of requests
 """

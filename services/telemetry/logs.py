@@ -1,8 +1,8 @@
-"""What a process tells about itself: structured logs on stderr.
+"""Structured logs on stderr: levels, the two formats, and events that are limited in rate.
 
 One line per event, as JSON (``{"time", "level", "service", "event", …}``) or for people. Modules log with
 ``structlog.get_logger()``; what is bound with ``structlog.contextvars.bound_contextvars(request_id=…)`` is on every
-line written meanwhile, in whatever module.
+line that is written inside the block, in whatever module.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _GRPC = "grpc._cython.cygrpc"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-QUIET = 1.0
-"""Seconds after a line before the next."""
+RATE_LIMIT = 1.0
+"""Seconds between two lines of a ``RateLimitedLog``."""
 
 
 def logs_json(settings: TelemetrySettings, stream: TextIO) -> bool:
-    """Whether logs on ``stream`` are for machines."""
+    """Whether logs on ``stream`` are JSON."""
     return settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
 
 
@@ -73,35 +73,35 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
-    logging.getLogger(_GRPC).addFilter(_is_no_client_that_left)
+    logging.getLogger(_GRPC).addFilter(_is_not_a_disconnect)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
 
 
-def _is_no_client_that_left(record: logging.LogRecord) -> bool:
-    """Whether it is not what gRPC logs, with a traceback, of each client that leaves while its status is written."""
+def _is_not_a_disconnect(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs, with a traceback, when a client disconnects while its status is written."""
     return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each variable of the environment that looks like ours and that nobody reads."""
+    """Log each ``RINGLINE_…`` variable of the environment that no process reads."""
     for name, nearest in unknown_variables(os.environ):
         structlog.get_logger().warning("unknown variable", variable=name, nearest=nearest)
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """What every line has comes first, so that lines can be read below each other."""
+    """Put the fields that every line has first, so that lines align."""
     return {**{key: event[key] for key in ("time", "level", "service", "event") if key in event}, **event}
 
 
 def console_renderer(colors: bool) -> Processor:
-    """Renders one event, with its time under ``time``, for people: sizes have units, and what is empty is left out."""
+    """Renders an event for people: sizes have units, ``time`` is local, and empty fields are left out."""
     render = structlog.dev.ConsoleRenderer(
         colors=colors,
         timestamp_key="time",
         pad_event_to=0,
-        sort_keys=False,  # each event's own order is the one to read it in
+        sort_keys=False,  # each event orders its fields for reading
         exception_formatter=structlog.dev.plain_traceback,
     )
 
@@ -113,9 +113,9 @@ def console_renderer(colors: bool) -> Processor:
 
 
 def _for_people(key: str, value: Any) -> Any:
-    """Sizes (``bytes``, ``…_bytes``) with their unit, times local; what a terminal would obey, written out."""
+    """Sizes (``bytes``, ``…_bytes``) with a unit, times local, and control characters escaped."""
     if key == "time":
-        with suppress(TypeError, ValueError):  # some other program's line
+        with suppress(TypeError, ValueError):  # another program's line
             return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if key.rpartition("_")[2] == "bytes" and isinstance(value, int):
         return human_bytes(value)
@@ -134,9 +134,9 @@ def human_bytes(count: int) -> str:
 
 
 def report_fatal(message: str) -> None:
-    """Say why the process ends: one JSON event ``fatal`` with ``error``, or one plain line for people.
+    """Log why the process ends: one JSON event ``fatal`` with ``error``, or one plain line for people.
 
-    Without ``configure_logs`` (it ends before it knows its options) the line is plain.
+    Before ``configure_logs`` (the options are not known yet) the line is plain.
     """
     processors = structlog.get_config()["processors"] if structlog.is_configured() else []
     if any(isinstance(processor, structlog.processors.JSONRenderer) for processor in processors):
@@ -146,20 +146,20 @@ def report_fatal(message: str) -> None:
 
 
 class RateLimitedLog:
-    """Writes one kind of event."""
+    """Logs one kind of event, at level info, at most once in ``RATE_LIMIT`` seconds."""
 
     def __init__(self, log: Any, event: str) -> None:
-        """``log``: the logger of whoever tells it."""
+        """``log``: the logger of the module that reports the event."""
         self._log = log
         self._event = event
-        self._told_at: float | None = None
-        self._untold = 0
+        self._written_at: float | None = None
+        self._skipped = 0
 
-    def tell(self, **fields: object) -> None:
-        """It has happened: a line at the level info, unless there was one just now."""
+    def write(self, **fields: object) -> None:
+        """Log the event, or count it for the field ``not_logged_before`` of the next line."""
         now = time.monotonic()
-        if self._told_at is not None and now - self._told_at < QUIET:
-            self._untold += 1
+        if self._written_at is not None and now - self._written_at < RATE_LIMIT:
+            self._skipped += 1
             return
-        self._log.info(self._event, **fields, not_logged_before=self._untold)
-        self._told_at, self._untold = now, 0
+        self._log.info(self._event, **fields, not_logged_before=self._skipped)
+        self._written_at, self._skipped = now, 0

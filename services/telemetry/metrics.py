@@ -1,4 +1,4 @@
-"""The metrics that every service has, under vLLM's names where it has them, so that its dashboards fit Ringline."""
+"""Histograms, and the metrics of every service; named as in vLLM where it has them, so that its dashboards fit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ GAP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.
 
 
 class Histogram:
-    """Counts of values by bucket. One thread fills it, others may read; they are at most one observation behind."""
+    """Counts of values by bucket. One thread observes, others may read; they are at most one observation behind."""
 
     def __init__(self, name: str, documentation: str, buckets: Sequence[float]) -> None:
-        """``buckets`` are upper bounds, ascending; one without bound is added."""
+        """``buckets``: upper bounds, ascending; a last bucket without one is added."""
         if list(buckets) != sorted(set(buckets)) or not buckets:
             raise ValueError(f"{name}: buckets must ascend")
         self._name, self._documentation = name, documentation
@@ -32,16 +32,15 @@ class Histogram:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many values are in each bucket."""
         return tuple(self._counts)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` as often as said."""
+        """Count ``value`` ``times`` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def family(self, labels: dict[str, str]) -> HistogramMetricFamily:
-        """What it holds now, for a collector."""
+        """The present counts, for a collector."""
         total = 0
         cumulative: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), tuple(self._counts), strict=True):
@@ -53,15 +52,15 @@ class Histogram:
 
 
 class ServiceMetrics(Collector):
-    """What the metrics of every service have in common: a registry of their own, with the process's."""
+    """The metrics of every service, in a registry of their own, with those of the process."""
 
     def __init__(self) -> None:
         self.model_name = ""
-        """The model that is served; set when it is known."""
+        """The served model; set when it is known."""
         self.serving = False
-        """Whether requests are taken, as health says; set when that changes."""
+        """Whether requests are taken, as health reports it; set when that changes."""
         self.open_calls: Callable[[], int] = lambda: 0
-        """RPCs that gRPC has not let go of; set when there is a server. Called from another thread."""
+        """Number of RPCs that gRPC has not released; set when there is a server. Called from another thread."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -69,7 +68,6 @@ class ServiceMetrics(Collector):
         self.registry.register(self)
 
     def _service(self) -> Iterator[Metric]:
-        """What every service tells of itself."""
         yield self._gauge("ringline_serving", "Whether requests are taken.", self.serving)
         yield self._gauge("ringline_open_calls", "RPCs under way, health and reflection among them.", self.open_calls())
 

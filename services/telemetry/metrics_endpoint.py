@@ -1,7 +1,7 @@
-"""The metrics port: an HTTP server in threads of its own, so that whoever asks never waits for the event loop.
+"""The metrics port: an HTTP server in threads of its own, so that no request waits for the event loop.
 
-``/metrics`` is for Prometheus, and a service may have other paths answered. What it costs is bounded: so many
-connections, each for one request; when one more comes, the oldest is cut.
+``/metrics`` is for Prometheus; a service adds its other pages (health, the dashboard). Its cost is bounded: at most
+``MAX_CONNECTIONS``, each for one request; when one more comes, the oldest is cut.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from services.config.settings import ServiceSettings
 
 MAX_CONNECTIONS = 16
 READ_TIMEOUT = 10.0
-"""Seconds that a client may take nothing, or send nothing."""
+"""Seconds that a client may neither read nor send."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' own format, whatever is asked for: OpenMetrics has no colon in names, and ours would change with it."""
+"""Prometheus' own format, whatever the client accepts: OpenMetrics allows no colon in names, so ours would change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one path answers."""
+    """The answer of one path."""
 
     content_type: str
     body: Callable[[], bytes]
-    """Called in a thread of the server's, for each request."""
+    """Called for each request, in a thread of the server."""
     headers: Mapping[str, str] = field(default_factory=dict)
     status: Callable[[], HTTPStatus] = lambda: HTTPStatus.OK
-    """Likewise."""
+    """Called like ``body``."""
 
 
-def server_name(service: str) -> str:
-    """What the metrics port of a service calls itself in the header ``Server``."""
+def server_header(service: str) -> str:
+    """The header ``Server`` of a service's metrics port."""
     return f"ringline-{service}"
 
 
 def start_metrics(
     settings: ServiceSettings, registry: CollectorRegistry, pages: Mapping[str, Page] | None = None
 ) -> MetricsEndpoint | None:
-    """The metrics endpoint that ``settings`` ask for, if any; raise ``FatalError`` if its port cannot be had."""
+    """The metrics endpoint that ``settings`` ask for, if any; raises ``FatalError`` if its port cannot be bound."""
     if settings.metrics_address is None:
         return None
     host, port = settings.metrics_address
     try:
-        return MetricsEndpoint(registry, host, port, pages, name=server_name(settings.service))
+        return MetricsEndpoint(registry, host, port, pages, name=server_header(settings.service))
     except OSError as error:
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror or error})"
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error.strerror or error})"
         raise FatalError(f"metrics port {port} {reason}: choose another with --metrics-port, or --no-metrics") from None
 
 
@@ -72,9 +72,9 @@ class MetricsEndpoint:
         *,
         name: str = "ringline",
     ) -> None:
-        """Listen on ``host:port`` (0 takes a free port); raise ``OSError`` if that cannot be.
+        """Listen on ``host:port`` (0 takes a free port); raises ``OSError`` if it cannot be bound.
 
-        ``pages``: by path, what is answered beside ``/metrics``. ``name`` is the header ``Server`` of each answer.
+        ``pages``: by path, beside ``/metrics``. ``name``: the header ``Server`` of each answer.
         """
         metrics = Page(_TEXT, lambda: generate_latest(registry))
         self._server = _Server(host, port, {"/metrics": metrics, **(pages or {})}, name)
@@ -106,12 +106,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTP's own asks DNS for the host's name
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's own resolves the host's name by DNS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS:
-                with suppress(OSError):  # its thread sees the end, and takes it out
+                with suppress(OSError):  # its thread sees the end, and removes it
                     next(iter(self._open)).shutdown(socket.SHUT_RDWR)
                 self._open.pop(next(iter(self._open)))
             self._open[request] = None
@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Disconnects are not logged."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
-            self.send_error(HTTPStatus.NOT_FOUND, explain=f"Here is {', '.join(self.server.pages)}.")
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The pages are {', '.join(self.server.pages)}.")
             return
         body = page.body()
         self.send_response(page.status())

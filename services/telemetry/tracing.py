@@ -1,8 +1,8 @@
-"""Traces of requests, for OpenTelemetry: spans are made of times that were noted, and sent in batches by OTLP.
+"""OpenTelemetry traces: spans are made from recorded times, and sent in batches by OTLP.
 
-Nothing of OpenTelemetry is imported unless traces are asked for. Where a request is in its trace is told from process
-to process by a ``traceparent`` (W3C Trace Context); one without is not traced. Times are monotonic seconds everywhere
-else; here they become those of the clock on the wall.
+OpenTelemetry is imported only if traces are asked for. Processes pass a request's place in its trace on as a
+``traceparent`` (W3C Trace Context); a request without one is not traced. Times are monotonic seconds everywhere else;
+here they become wall-clock times.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 MAX_TRACEPARENT = 128
 """Characters; those of today's version have 55."""
 _CLOSE_TIMEOUT = 5.0
-"""Seconds that the last spans have to leave when the process ends."""
+"""Seconds to send the last spans when the process ends."""
 _CLOCK_TRIES, _CLOCK_INTERVAL = 5, 60.0
-"""How often both clocks are read at once, the best of so many times; seconds."""
+"""The clocks' offset is the best of five readings, renewed after this many seconds."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
 
 def start_tracing(settings: ServiceSettings) -> Tracing | None:
-    """What the settings ask for: None for no traces. Raises ``FatalError`` where it cannot be had."""
+    """The process's traces, or None if none are asked for; raises ``FatalError`` if OpenTelemetry is not installed."""
     if settings.telemetry.otlp_traces_endpoint is None:
         return None
     try:
@@ -41,7 +41,7 @@ def start_tracing(settings: ServiceSettings) -> Tracing | None:
 
 
 class Tracing:
-    """Makes and sends the spans of one process. For the event loop; a thread of its own sends."""
+    """Makes the spans of one process, on the event loop; a thread sends them."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -66,19 +66,19 @@ class Tracing:
         self._clock = WallClock()
 
     def close(self) -> None:
-        """Send what there is; waits for seconds at most."""
+        """Send the last spans; waits a few seconds at most."""
         thread = Thread(target=self._provider.shutdown, name="close-tracing", daemon=True)
         thread.start()
         thread.join(_CLOSE_TIMEOUT)
 
     def begin(self, name: str, carrier: Mapping[str, str], start: float) -> Span | None:
-        """A span that others will be children of, at the place that ``carrier`` names; None if it is not sampled."""
+        """Start a span under the parent that ``carrier`` names; None if the trace is not sampled."""
         context = self._propagator.extract(carrier)
         span = self._tracer.start_span(name, context, kind=self._server, start_time=self.nanoseconds(start))
         return span if span.is_recording() else None
 
     def traceparent(self, span: Span) -> str:
-        """What names a span to other processes."""
+        """The ``traceparent`` of ``span``, for other processes."""
         from opentelemetry.trace import set_span_in_context
 
         carrier: dict[str, str] = {}
@@ -86,27 +86,26 @@ class Tracing:
         return carrier["traceparent"]
 
     def span(self, name: str, traceparent: str, start: float, end: float, attributes: Attributes) -> None:
-        """Something that is over, as a child of ``traceparent``."""
+        """Record a finished span under the parent ``traceparent``. Times are monotonic seconds."""
         context = self._propagator.extract({"traceparent": traceparent})
-        if not context:  # it is malformed: a trace of its own would tell nobody anything
+        if not context:  # malformed; a trace of its own would be of no use
             return
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=self.nanoseconds(start))
         span.end(self.nanoseconds(max(start, end)))
 
     def nanoseconds(self, seconds: float) -> int:
-        """A monotonic time as one since 1970."""
+        """A monotonic time in seconds as nanoseconds since 1970."""
         return self._clock.nanoseconds(seconds)
 
 
 class WallClock:
-    """What time it was on the wall at a monotonic time. The difference changes only when somebody sets the clock."""
+    """Converts monotonic times to wall-clock times. Their offset changes only when the clock is set."""
 
     def __init__(self) -> None:
         self._offset = 0
         self._read_at: float | None = None
 
     def nanoseconds(self, seconds: float) -> int:
-        """Since 1970."""
         now = time.monotonic()
         if self._read_at is None or now - self._read_at > _CLOCK_INTERVAL:
             self._read_at, self._offset = now, _offset()
@@ -114,7 +113,7 @@ class WallClock:
 
 
 def _offset() -> int:
-    """Of the wall's clock to the monotonic one; of several readings the one that was least disturbed."""
+    """Nanoseconds from the monotonic clock to the wall clock; of several readings the one that took the least time."""
     readings: list[tuple[int, int]] = []
     for _ in range(_CLOCK_TRIES):
         before = time.monotonic_ns()
@@ -125,5 +124,5 @@ def _offset() -> int:
 
 
 def carrier_of(metadata: Any) -> dict[str, str]:
-    """What a call's metadata says of a trace."""
+    """The trace context in a call's metadata."""
     return {key: value for key, value in metadata if key in ("traceparent", "tracestate") and isinstance(value, str)}

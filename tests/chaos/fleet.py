@@ -17,11 +17,11 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.config.addresses import new_incarnation
-from services.config.environment import PARENT_VARIABLE
+from services.config.environment import PARENT_PID_VARIABLE
 from services.peers.channels import check_health, open_channel
+from services.process.run import new_incarnation
 from services.ring.identity import PeerId
-from services.rpc.protobuf import hello_of
+from services.rpc.protobuf import hello_message
 from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 
@@ -89,7 +89,7 @@ class Process:
         command = [sys.executable, "-m", module, self.kind, "--name", self.name, *listen_flags(self.address)]
         command += ["--log-format", "json", "--drain-grace", str(DRAIN_GRACE), *self.flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        environment |= {"PYTHONPATH": f"{root}:{root / 'clients' / 'python'}", PARENT_VARIABLE: str(os.getpid())}
+        environment |= {"PYTHONPATH": f"{root}:{root / 'clients' / 'python'}", PARENT_PID_VARIABLE: str(os.getpid())}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log, env=environment)
 
@@ -250,7 +250,7 @@ async def held(kind: str, address: str) -> Held:
 
 async def _live_requests(channel: grpc.aio.Channel) -> int:
     """Of a detokenizer: it tells whoever subscribes."""
-    hello = hello_of(PeerId("chaos", new_incarnation()))
+    hello = hello_message(PeerId("chaos", new_incarnation()))
     stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
     call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=60)
     try:

@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
-from services.security.certificate_authority import Authority
+from services.security.certificate_authority import CertificateAuthority
 from tests.clients.scripted import admitted, delta, ended
 
 HOUR = timedelta(hours=1)
@@ -53,7 +53,7 @@ class Mirror(inference_pb2_grpc.InferenceServiceServicer):
                 yield pb.SessionResponse(responses=[response])
 
 
-def write(folder: Path, authority: Authority, name: str) -> None:
+def write(folder: Path, authority: CertificateAuthority, name: str) -> None:
     now = datetime.now(UTC)
     issued = authority.issue(name, hosts=["localhost"], uri="spiffe://ringline/client", begin=now, end=now + HOUR)
     # Told apart by their times, which a file system may keep in steps that are longer than what is between two writes.
@@ -65,7 +65,7 @@ def write(folder: Path, authority: Authority, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
 async def test_a_token_is_asked_for_with_each_call(kind: str, tmp_path: Path) -> None:
-    authority = Authority.make("test", valid=HOUR)
+    authority = CertificateAuthority.make("test", valid=HOUR)
     write(tmp_path, authority, "first")
     pair = [((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())]
     server = grpc.aio.server()
@@ -90,7 +90,7 @@ async def test_a_token_is_asked_for_with_each_call(kind: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 async def test_streams_outlast_any_number_of_replacements(kind: str, tmp_path: Path) -> None:
-    authority, mirror = Authority.make("test", valid=HOUR), Mirror()
+    authority, mirror = CertificateAuthority.make("test", valid=HOUR), Mirror()
     write(tmp_path, authority, "first")
     pair = [((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())]
     server = grpc.aio.server()

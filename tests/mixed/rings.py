@@ -13,11 +13,11 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.config.addresses import new_incarnation
 from services.peers.channels import open_channel
+from services.process.run import new_incarnation
 from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
-from services.rpc.protobuf import hello_of, status_from_proto
+from services.rpc.protobuf import hello_message, status_from_proto
 from tests.chaos.fleet import THIS, Fleet, Release
 from tests.chaos.load import Load, ask, connect
 from tests.chaos.logs import read_logs
@@ -149,7 +149,7 @@ async def _check_capability(fleet: Fleet, row: Row) -> None:
 async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status | None]:
     """What an engine says to a peer of the next version, and why it refuses this Submit; None if it computes it."""
     me = PeerId("mixed", new_incarnation())
-    hello = hello_of(me)
+    hello = hello_message(me)
     hello.max_version = MAX_VERSION + 1
     submit = engine_pb2.Submit(
         request_id=ring_id(me.incarnation, 1), epoch=1, prompt_token_ids=[50], max_tokens=1, requires=[CAPABILITY]

@@ -37,7 +37,7 @@ def answer(model: str, ids: list[int]) -> Outcome:
 
 
 LAST_DRAIN = 10.0
-LONGEST_PAUSE = 2.0
+MAX_BACKOFF = 2.0
 OLD, NEW = answer("old", [1, 2, 3]), answer("new", [4, 5, 6])
 
 
@@ -45,7 +45,7 @@ def judged(*outcomes: Outcome) -> Rollout:
     """The judge's word on these, beside one right answer of each model."""
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(outcome)) for outcome in (OLD, NEW, *outcomes)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN, LONGEST_PAUSE)
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN, MAX_BACKOFF)
     return rollout
 
 
@@ -72,11 +72,11 @@ def lost(outcome: Outcome) -> None:
 
 
 def pause(outcome: Outcome) -> None:
-    outcome.longest_gap = LONGEST_PAUSE + 0.1
+    outcome.longest_gap = MAX_BACKOFF + 0.1
 
 
 def wait(outcome: Outcome) -> None:
-    outcome.first_token = LONGEST_PAUSE + 0.1
+    outcome.first_token = MAX_BACKOFF + 0.1
 
 
 @pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost, pause, wait])
@@ -90,7 +90,7 @@ def test_the_judge_finds(harm: Callable[[Outcome], None]) -> None:
 def test_two_models_must_have_answered(after: Outcome, problem: str) -> None:
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(OLD)) for _ in range(2)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: after}, LAST_DRAIN, LONGEST_PAUSE)
+    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: after}, LAST_DRAIN, MAX_BACKOFF)
     (found,) = rollout.problems
     assert problem in found
 

@@ -33,7 +33,7 @@ from jwt.algorithms import ECAlgorithm
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands.certs import replace_file
-from services.security.certificate_authority import Authority
+from services.security.certificate_authority import CertificateAuthority
 from tests.ring import MODEL, ROOT, START_TIMEOUT
 
 SECONDS = 60
@@ -47,7 +47,7 @@ class Certificates:
     """An authority, and what it issued into a folder."""
 
     folder: Path
-    authority: Authority = field(default_factory=lambda: Authority.make("test", valid=HOUR))
+    authority: CertificateAuthority = field(default_factory=lambda: CertificateAuthority.make("test", valid=HOUR))
     serials: dict[str, list[int]] = field(default_factory=dict)
     """Of all certificates that were issued, by the names of their files."""
 

@@ -11,7 +11,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from structlog.testing import capture_logs
 
 from services.commands.serve import ENGINE_SETTINGS
-from services.supervise.run_directory import RunDirectory
+from services.supervise.runtime_directory import RuntimeDirectory
 from services.supervise.stack import StackOptions, child_specs
 from services.supervise.supervisor import ChildSpec
 from tests.ports import HeldPort
@@ -32,7 +32,7 @@ def specs(directory: Path, port: int) -> list[ChildSpec]:
     options = StackOptions("127.0.0.1", port, None, ENGINE_SETTINGS, values)
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", HANGS: str(hangs(directory))}
     engine, *others = [
-        replace(spec, env={**spec.env, **variables}) for spec in child_specs(options, RunDirectory(directory))
+        replace(spec, env={**spec.env, **variables}) for spec in child_specs(options, RuntimeDirectory(directory))
     ]
     argv = ["tests.services.hanging_engine" if word == "services.cli" else word for word in engine.argv]
     return [replace(engine, argv=argv), *others]

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.processor.principal import MAX_TENANT_LENGTH
 from services.ring.errors import Code, Refused
-from services.security.file_reload import ReloadedFile, Unusable
+from services.security.file_reload import ReloadedFile, UnusableFile
 
 FLAG = "--tenants-file"
 
@@ -61,17 +61,17 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
     try:
         document = tomllib.loads(contents[FLAG].decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Unusable(FLAG, f"it is not TOML: {error}") from None
+        raise UnusableFile(FLAG, f"it is not TOML: {error}") from None
     if unknown := document.keys() - {"default", "tenants"}:
-        raise Unusable(FLAG, f"{min(unknown)!r} means nothing: expected [default] and [tenants.NAME]")
+        raise UnusableFile(FLAG, f"{min(unknown)!r} means nothing: expected [default] and [tenants.NAME]")
     default = _policy("default", document.get("default", {}), _UNLIMITED)
     tenants = document.get("tenants", {})
     if not isinstance(tenants, dict):
-        raise Unusable(FLAG, "tenants: expected [tenants.NAME]")
+        raise UnusableFile(FLAG, "tenants: expected [tenants.NAME]")
     policies: dict[str | None, TenantPolicy] = {None: default}
     for name, values in tenants.items():
         if len(name) > MAX_TENANT_LENGTH:
-            raise Unusable(FLAG, f"a tenant's name has more than {MAX_TENANT_LENGTH} characters")
+            raise UnusableFile(FLAG, f"a tenant's name has more than {MAX_TENANT_LENGTH} characters")
         policies[name] = _policy(f"tenants.{name}", values, default)
     return policies
 
@@ -79,15 +79,15 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
 def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
     """``default`` with what a table says."""
     if not isinstance(values, dict):
-        raise Unusable(FLAG, f"{place}: expected a table")
+        raise UnusableFile(FLAG, f"{place}: expected a table")
     if unknown := values.keys() - _KNOWN:
-        raise Unusable(FLAG, f"{place}.{min(unknown)} means nothing: expected {', '.join(sorted(_KNOWN))}")
+        raise UnusableFile(FLAG, f"{place}.{min(unknown)} means nothing: expected {', '.join(sorted(_KNOWN))}")
     changes = dict(values)
     for name, value in values.items():
         if name == "models":
             if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
-                raise Unusable(FLAG, f"{place}.models: expected a list of names")
+                raise UnusableFile(FLAG, f"{place}.models: expected a list of names")
             changes[name] = frozenset(value)
         elif type(value) is not int or value < 0:
-            raise Unusable(FLAG, f"{place}.{name}: expected an integer, at least 0")
+            raise UnusableFile(FLAG, f"{place}.{name}: expected an integer, at least 0")
     return replace(default, **changes)

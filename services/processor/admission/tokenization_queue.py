@@ -23,8 +23,8 @@ from typing import Any, NoReturn, TypeVar
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.process.memory import give_back_free_memory
-from services.process.run import Workers
+from services.process.memory import trim_malloc
+from services.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
 from services.processor.admission.resolve import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -92,7 +92,7 @@ class TokenizationQueue:
         self._me = me
         self._route_timeout = route_timeout
         self._engine_seats = engine_seats
-        self._pool = Workers(THREADS, "tokenize")
+        self._pool = DaemonThreadPool(THREADS, "tokenize")
         self._free_threads = THREADS
         self._urgent: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
         self._waiting: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
@@ -332,7 +332,7 @@ def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:
     """In a worker thread."""
     outcomes = [_run(job.key, function) for job, function in batch]
     if sum(job.size for job, _ in batch) > BATCH_BYTES:
-        give_back_free_memory()
+        trim_malloc()
     return outcomes
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.commands.engine import engine_config
 from services.config.errors import FatalError
-from services.supervise.run_directory import running_stacks
+from services.supervise.runtime_directory import running_stacks
 from tests.services.process.test_run import alive, wait_until
 
 pytestmark = pytest.mark.long

@@ -21,7 +21,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.commands._diagnosis import FULL_NAMES
 from services.commands.status import status
 from services.config.errors import FatalError
-from services.supervise.run_directory import ProcessState, StackState, run_directory
+from services.supervise.runtime_directory import ProcessState, StackState, runtime_directory
 from services.supervise.stack import SERVICES
 
 
@@ -83,19 +83,19 @@ def test_a_detokenizer_that_is_not_there_is_shown_as_such() -> None:
 @contextmanager
 def stack(pid: int, address: str, **services: ProcessState) -> Iterator[None]:
     """What a ``ringline serve`` tells about itself while it runs."""
-    with run_directory() as directory:
+    with runtime_directory() as directory:
         directory.write(StackState(pid, f"model-{pid}", 1.0, address, services))
         yield
 
 
 @pytest.fixture
-def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def private_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as path:
         monkeypatch.setenv("XDG_RUNTIME_DIR", path)
         yield
 
 
-@pytest.mark.usefixtures("runtime_directory")
+@pytest.mark.usefixtures("private_runtime_directory")
 def test_of_several_stacks_the_one_at_the_address_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.commands.status._TIMEOUT", 60.0)
     with engine("127.0.0.1", running=0) as mine, engine("127.0.0.1", running=0) as other:
@@ -114,7 +114,7 @@ def test_of_several_stacks_the_one_at_the_address_is_shown(monkeypatch: pytest.M
             assert {found["title"].split()[0] for found in everything} == {"model-1", "model-2"}
 
 
-@pytest.mark.usefixtures("runtime_directory")
+@pytest.mark.usefixtures("private_runtime_directory")
 def test_a_service_of_a_stack_that_is_being_restarted_is_shown_as_not_running() -> None:
     with stack(1, "127.0.0.1:1"):
         result = ask("--address", "127.0.0.1:1")
@@ -122,7 +122,7 @@ def test_a_service_of_a_stack_that_is_being_restarted_is_shown_as_not_running() 
     assert result.return_value == 1
 
 
-@pytest.mark.usefixtures("runtime_directory")
+@pytest.mark.usefixtures("private_runtime_directory")
 def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
     with stack(1, "127.0.0.1:2"):
@@ -133,7 +133,7 @@ def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: p
     assert json.loads(ask("--json").stdout) == {"stacks": []}
 
 
-@pytest.mark.usefixtures("runtime_directory")
+@pytest.mark.usefixtures("private_runtime_directory")
 @pytest.mark.parametrize("arguments", [(), ("--all",)])
 def test_a_stack_is_shown_though_none_of_its_services_answers(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

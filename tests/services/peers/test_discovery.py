@@ -117,10 +117,10 @@ async def engine(name: str, *hosts: str, port: int = 0) -> AsyncIterator[tuple[i
 
 @asynccontextmanager
 async def following(names: Names, owner: Owner, *addresses: str) -> AsyncIterator[Discovery]:
-    claims = PeerDedup()
+    dedup = PeerDedup()
     found = Discovery(
         addresses,
-        lambda address, host: EngineLink(address, ME, owner, claims, stall_timeout=5.0, max_message_bytes=1 << 22),
+        lambda address, host: EngineLink(address, ME, owner, dedup, stall_timeout=5.0, max_message_bytes=1 << 22),
         interval=INTERVAL,
         resolve=names,
     )

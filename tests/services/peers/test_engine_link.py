@@ -96,8 +96,8 @@ async def addresses(tmp_path: Path) -> AsyncIterator[tuple[OneDoor, list[str]]]:
     await server.stop(0)
 
 
-def dial(diary: Diary, claims: PeerDedup, address: str) -> asyncio.Task[None]:
-    link = EngineLink(address, ME, Owner(address, diary), claims, stall_timeout=5.0, max_message_bytes=1 << 22)
+def dial(diary: Diary, dedup: PeerDedup, address: str) -> asyncio.Task[None]:
+    link = EngineLink(address, ME, Owner(address, diary), dedup, stall_timeout=5.0, max_message_bytes=1 << 22)
     return asyncio.create_task(link.run())
 
 
@@ -109,9 +109,9 @@ async def end(*tasks: asyncio.Task[None]) -> None:
 
 async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[OneDoor, list[str]]) -> None:
     door, names = addresses
-    diary, claims = Diary(), PeerDedup()
+    diary, dedup = Diary(), PeerDedup()
     with capture_logs() as logs:
-        tasks = {address: dial(diary, claims, address) for address in names}
+        tasks = {address: dial(diary, dedup, address) for address in names}
         async with asyncio.timeout(20):
             kind, first = await diary.news.get()
             (second,) = set(names) - {first}

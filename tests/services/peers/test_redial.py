@@ -6,16 +6,16 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from services.peers.redial import LinkRefused, keep_linked, welcomed_by
+from services.peers.redial import LinkRefused, maintain_link, parse_welcome
 from services.ring.identity import MAX_VERSION, PeerId
-from services.rpc.protobuf import welcome_of
+from services.rpc.protobuf import welcome_message
 
 
 async def told(monkeypatch, attempts, *, silence=1000.0):
     """What is logged of links that end like ``attempts``: an exception, or one after the link stood ("up", …)."""
-    monkeypatch.setattr("services.peers.redial.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("services.peers.redial.LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr("services.peers.redial.SILENCE", silence)
+    monkeypatch.setattr("services.peers.redial.MIN_BACKOFF", 0.001)
+    monkeypatch.setattr("services.peers.redial.MAX_BACKOFF", 0.001)
+    monkeypatch.setattr("services.peers.redial.UNREACHABLE_LOG_DELAY", silence)
     left = list(attempts)
     done = asyncio.Event()
 
@@ -31,7 +31,7 @@ async def told(monkeypatch, attempts, *, silence=1000.0):
             raise outcome
 
     with capture_logs() as logs:
-        task = asyncio.create_task(keep_linked("unix:/nowhere", carry, max_message_bytes=1 << 20))
+        task = asyncio.create_task(maintain_link("unix:/nowhere", carry, max_message_bytes=1 << 20))
         await asyncio.wait_for(done.wait(), 60)
         task.cancel()
         await asyncio.wait({task})
@@ -80,9 +80,9 @@ async def test_one_that_refuses_is_told_at_once(monkeypatch, refusal):
 )
 def test_a_version_that_was_not_offered_is_refused_by_name(version, problem):
     me = PeerId("engine-0", 7)
-    assert welcomed_by(welcome_of(me, MAX_VERSION, 1 << 20)) == me
+    assert parse_welcome(welcome_message(me, MAX_VERSION, 1 << 20)) == me
     with pytest.raises(LinkRefused, match=f"engine-0 {problem}"):
-        welcomed_by(welcome_of(me, version, 1 << 20))
+        parse_welcome(welcome_message(me, version, 1 << 20))
 
 
 @pytest.mark.parametrize(

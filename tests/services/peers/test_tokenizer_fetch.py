@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 
 from services.peers import tokenizer_fetch
 from services.peers.redial import LinkRefused
-from services.peers.tokenizer_fetch import TokenizerFetches
+from services.peers.tokenizer_fetch import TokenizerFetcher
 from services.text.files import fingerprint
 
 FILES = {"tokenizer.json": b"{}"}
@@ -36,7 +36,7 @@ class Holder:
     """What is kept: how many files there were, by digest."""
 
     def __init__(self) -> None:
-        self.fetches = TokenizerFetches(len)
+        self.fetches = TokenizerFetcher(len)
         self.held: dict[str, int] = {}
 
     def get(self, stub: Stub, digest: str = DIGEST) -> asyncio.Task[None]:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.config.environment import PIPE_VARIABLE
-from services.process.heartbeat import INTERVAL, Limits, Phase, Pulse
+from services.config.environment import HEARTBEAT_PIPE_VARIABLE
+from services.process.heartbeat import HEARTBEAT_INTERVAL, HeartbeatLimits, HeartbeatMonitor, Phase
 from services.supervise.supervisor import ChildSpec
 from tests.services.process.test_run import alive
 from tests.services.supervise.test_supervisor import Running
 
 ROOT = Path(__file__).resolve().parents[3]
-IMPATIENT = Limits(starting=60.0, running=1.0, ending=60.0)
+IMPATIENT = HeartbeatLimits(starting=60.0, running=1.0, ending=60.0)
 
 BEATING = """
 import asyncio, os, signal, sys, time
@@ -66,24 +66,24 @@ async def test_a_child_that_stands_still_is_started_again():
 
 
 def test_silence_is_measured_by_one_who_looks():
-    pulse = Pulse(Limits(starting=10.0, running=2.0, ending=5.0))
+    heartbeats = HeartbeatMonitor(HeartbeatLimits(starting=10.0, running=2.0, ending=5.0))
 
     def looks(start, seconds):
-        return [pulse.look(start + i * INTERVAL) for i in range(int(seconds / INTERVAL) + 1)]
+        return [heartbeats.check(start + i * HEARTBEAT_INTERVAL) for i in range(int(seconds / HEARTBEAT_INTERVAL) + 1)]
 
     assert not any(looks(0.0, 10.0))
-    os.write(pulse.writing, Phase.RUNNING.value * 3)
+    os.write(heartbeats.writing, Phase.RUNNING.value * 3)
     assert not any(looks(10.0, 2.0))
-    assert pulse.look(12.5) == "it gave no sign of life for 2.5 s"
-    os.write(pulse.writing, Phase.RUNNING.value)
-    assert pulse.look(1000.0) is None
-    assert pulse.look(2000.0) is None, "whoever looks was asleep"
-    os.write(pulse.writing, Phase.RUNNING.value + Phase.ENDING.value)
+    assert heartbeats.check(12.5) == "it gave no sign of life for 2.5 s"
+    os.write(heartbeats.writing, Phase.RUNNING.value)
+    assert heartbeats.check(1000.0) is None
+    assert heartbeats.check(2000.0) is None, "the supervisor was asleep"
+    os.write(heartbeats.writing, Phase.RUNNING.value + Phase.ENDING.value)
     assert not any(looks(2000.5, 5.0))
-    assert pulse.look(2006.0) is not None
-    os.close(pulse.writing)
-    assert pulse.look(2006.5) is not None, "nobody is left who could give one"
-    pulse.close()
+    assert heartbeats.check(2006.0) is not None
+    os.close(heartbeats.writing)
+    assert heartbeats.check(2006.5) is not None, "nobody is left who could give one"
+    heartbeats.close()
 
 
 def test_an_event_loop_that_hangs_ends_its_process_with_its_stack_in_the_log():
@@ -99,7 +99,7 @@ def test_an_event_loop_that_hangs_ends_its_process_with_its_stack_in_the_log():
     assert process.returncode == 1
     (record,) = map(json.loads, errors.splitlines())
     assert (record["event"], record["limit"]) == ("the event loop hangs", 0.6)
-    assert any("<lambda>" in frame for frame in record["stacks"]["MainThread"])
+    assert any("<lambda>" in frame for frame in record["thread_stacks"]["MainThread"])
 
 
 INHERITED = """
@@ -117,8 +117,8 @@ asyncio.run(main())
 def test_what_a_child_starts_in_turn_does_not_beat_for_it():
     reading, writing = os.pipe()
     done = subprocess.run(
-        [sys.executable, "-c", INHERITED.format(variable=PIPE_VARIABLE)],
-        env={**os.environ, PIPE_VARIABLE: str(writing)},
+        [sys.executable, "-c", INHERITED.format(variable=HEARTBEAT_PIPE_VARIABLE)],
+        env={**os.environ, HEARTBEAT_PIPE_VARIABLE: str(writing)},
         pass_fds=[writing],
         cwd=ROOT,
         capture_output=True,
@@ -135,8 +135,8 @@ def test_what_a_child_starts_in_turn_does_not_beat_for_it():
 SUPERVISED = """
 import sys
 from services.commands.supervise import run_child
-from services.process.heartbeat import Limits
-sys.exit(run_child(tuple(sys.argv[2:]), Limits(running=float(sys.argv[1]))))
+from services.process.heartbeat import HeartbeatLimits
+sys.exit(run_child(tuple(sys.argv[2:]), HeartbeatLimits(running=float(sys.argv[1]))))
 """
 
 

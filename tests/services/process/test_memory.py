@@ -18,12 +18,12 @@ def run(code: str) -> None:
 def test_what_is_loaded_is_spared_and_what_comes_later_is_not() -> None:
     run("""
 import gc
-from services.process.memory import spare_what_is_loaded
+from services.process.memory import freeze_loaded_objects
 
 class Node: pass
 
 early = Node()
-spare_what_is_loaded()
+freeze_loaded_objects()
 late = Node()
 assert not [one for one in gc.get_objects() if one is early]
 assert [one for one in gc.get_objects() if one is late]
@@ -37,10 +37,9 @@ def test_no_thread_keeps_what_it_freed() -> None:
     """Each has an arena of the C allocator's, of which ``malloc_trim`` does not give back what is free at its end."""
     run("""
 import ctypes, threading
-from services.process.memory import give_back_free_memory, keep_little_free_memory
-from services.rpc.memory_guard import resident
+from services.process.memory import limit_malloc_retention, resident_memory, trim_malloc
 
-keep_little_free_memory()
+limit_malloc_retention()
 THREADS, BLOCKS, BLOCK, LARGE = 8, 50, 100 << 10, 8 << 20
 c = ctypes.PyDLL(None)
 c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -56,13 +55,13 @@ def work():
     freed.wait()
     over.wait()
 
-before = resident()
+before = resident_memory()
 threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
 for thread in threads:
     thread.start()
 freed.wait()
-give_back_free_memory()
-left = resident() - before
+trim_malloc()
+left = resident_memory() - before
 assert left < THREADS * BLOCKS * BLOCK / 4, left
 over.set()
 """)

@@ -24,8 +24,8 @@ def python(code, **kwargs):
 
 def test_a_forbidden_module_cannot_be_loaded_later_nor_a_part_of_it():
     code = """
-from services.process.run import forbid_modules
-forbid_modules(("mailbox", "xmlrpc"))
+from services.process.run import forbid_imports
+forbid_imports(("mailbox", "xmlrpc"))
 for name in ("mailbox", "xmlrpc.client"):
     try:
         __import__(name)
@@ -39,15 +39,15 @@ import tabnanny
 
 
 def test_a_process_that_has_loaded_one_already_does_not_start():
-    done = python("import colorsys\nfrom services.process.run import forbid_modules\nforbid_modules(('colorsys',))")
+    done = python("import colorsys\nfrom services.process.run import forbid_imports\nforbid_imports(('colorsys',))")
     assert "AssertionError: colorsys must not be loaded in this process" in done.stderr
 
 
 def test_what_the_cpu_tiers_share_needs_nothing_heavy():
     rooms = ("config", "peers", "process", "ring", "rpc", "security", "supervise", "telemetry", "text")
     code = f"""
-from services.process.run import forbid_modules
-forbid_modules()
+from services.process.run import forbid_imports
+forbid_imports()
 import importlib, pkgutil
 for room in {rooms}:
     package = importlib.import_module(f"services.{{room}}")
@@ -90,12 +90,12 @@ def test_an_error_that_was_not_expected_shows_its_traceback_and_is_named(error):
     assert [(entry["log_level"], entry["error"]) for entry in logs] == [("critical", "Expected: what is this")]
 
 
-@pytest.mark.parametrize("begin", ["asyncio.to_thread", "partial(loop.run_in_executor, Workers(1, 'start'))"])
+@pytest.mark.parametrize("begin", ["asyncio.to_thread", "partial(loop.run_in_executor, DaemonThreadPool(1, 'start'))"])
 def test_work_that_is_left_in_a_thread_does_not_keep_the_process(begin):
     code = f"""
 import asyncio, sys, time
 from functools import partial
-from services.process.run import Workers, run_service
+from services.process.run import DaemonThreadPool, run_service
 async def main():
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future({begin}(time.sleep, 1000))

@@ -17,7 +17,7 @@ from services.processor.admission.tokenization_queue import THREADS
 from services.processor.main import DESCRIPTION
 from services.processor.service import InferenceService, SessionLimits
 from services.ring.outbox import Outboxes
-from services.rpc.calls import Calls
+from services.rpc.calls import CallRegistry
 from services.rpc.error_interceptor import ErrorInterceptor
 from services.rpc.handlers import rpc_handlers
 from tests.services.processor.model_specs import learned, served_model
@@ -68,7 +68,7 @@ class ServiceHarness(ProcessorCore):
 @asynccontextmanager
 async def served(harness: ServiceHarness, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A stub of the service."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(Calls(1000, 1000), 600.0, lambda *_: None)])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(CallRegistry(1000, 1000), 600.0, lambda *_: None)])
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
     server.add_insecure_port(f"unix:{tmp_path}/service.sock")
     await server.start()

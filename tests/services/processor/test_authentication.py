@@ -13,7 +13,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from services.config.errors import FatalError
 from services.config.options import SettingError, build
-from services.config.security_settings import AuthSettings
+from services.config.security_settings import ClientAuthSettings
 from services.config.settings import ProcessorSettings
 from services.processor.authentication import auth_interceptors
 from services.processor.json_web_tokens import JsonWebTokens
@@ -40,7 +40,7 @@ CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
 def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
-        auth_interceptors(AuthSettings(auth_token_file=str(tmp_path / "t")))
+        auth_interceptors(ClientAuthSettings(auth_token_file=str(tmp_path / "t")))
     assert "0123456789" not in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: P
 def test_a_file_of_keys_that_cannot_be_used(keys: object, words: str, tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps(keys))
     with pytest.raises(FatalError, match=f"^--auth-jwks-file: .*{words}"):
-        auth_interceptors(AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
+        auth_interceptors(ClientAuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_others_are_not(options: dict) -> None:
 
 
 def test_without_them_nobody_is_asked_for_a_token() -> None:
-    assert auth_interceptors(AuthSettings()) == []
+    assert auth_interceptors(ClientAuthSettings()) == []
 
 
 def signed_with(key: rsa.RSAPrivateKey, algorithm: str, kid: str = "rsa") -> str:
@@ -115,7 +115,7 @@ def test_keys_of_others_do_not_keep_a_file_from_being_used_nor_a_withdrawn_key_t
         (tmp_path / "new").replace(tmp_path / "j")
 
     write(old)
-    settings = AuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j"), "auth_jwt_algorithms": algorithms})
+    settings = ClientAuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j"), "auth_jwt_algorithms": algorithms})
     tokens = JsonWebTokens(settings)
     principals = [tokens.principal(signed_with(old, algorithm)) for algorithm in algorithms]
     assert [principal.tenant for principal in principals] == ["blue", "blue"]

@@ -14,14 +14,13 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.process.memory import give_back_free_memory
+from services.process.memory import trim_malloc
 from services.processor.admission.resolve import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.request import Request
 from services.processor.routing import submit_of
 from services.processor.served_models import ModelLimits
 from services.ring.identity import PeerId, ring_id
-from services.rpc.memory_guard import resident
 from tests.services.processor.model_specs import MAX_LOGPROBS, served_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,12 +75,12 @@ def measure(kind: str) -> None:
 
     hold()  # what is made once
     gc.collect()
-    give_back_free_memory()
+    trim_malloc()
     before = resident()
     while charged < CHARGED and len(held) < MOST:
         charged += hold().resolved.held_bytes
     gc.collect()
-    give_back_free_memory()
+    trim_malloc()
     grown = resident() - before
     assert grown <= charged + NOISE, f"{kind}: {len(held)} requests took {grown} bytes, and were charged {charged}"
 

@@ -56,10 +56,10 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
     for address in addresses:
         server.add_insecure_port(address)
     await server.start()
-    owner, claims = Owner(), PeerDedup()
+    owner, dedup = Owner(), PeerDedup()
     with capture_logs() as logs:
         subscriptions = {
-            address: DetokenizerLink(address, ME, owner, claims, max_message_bytes=1 << 22) for address in addresses
+            address: DetokenizerLink(address, ME, owner, dedup, max_message_bytes=1 << 22) for address in addresses
         }
         tasks = {address: asyncio.create_task(each.run()) for address, each in subscriptions.items()}
         async with asyncio.timeout(60):

@@ -120,9 +120,7 @@ async def test_memory_is_given_back_after_work_on_a_large_message(
     core: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back: list[int] = []
-    monkeypatch.setattr(
-        "services.processor.admission.tokenization_queue.give_back_free_memory", lambda: given_back.append(size)
-    )
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.trim_malloc", lambda: given_back.append(size))
     for size in (BATCH_BYTES, BATCH_BYTES + 1):
         work = asyncio.create_task(core.queue.run_in_thread(lambda: None, "", size))
         await asyncio.sleep(0)

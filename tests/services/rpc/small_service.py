@@ -11,7 +11,7 @@ import sys
 import structlog
 
 from services.config.settings import DetokenizerSettings, ServerSettings, TelemetrySettings
-from services.process.run import die_with_parent, forbid_modules, run_service
+from services.process.run import die_with_parent, forbid_imports, run_service
 from services.rpc.server import Server
 from services.telemetry.logs import configure_logs
 
@@ -44,7 +44,7 @@ async def main(place, drain_seconds):
 
 if __name__ == "__main__":
     die_with_parent()
-    forbid_modules()
+    forbid_imports()
     configure_logs(TelemetrySettings(log_format="json"), DetokenizerSettings.service)
     drain_seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     sys.exit(run_service(lambda: main(sys.argv[1], drain_seconds)))

@@ -15,13 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.config.settings import ServerSettings
 from services.rpc import handlers as message_handlers
-from services.rpc.calls import Calls, end_soon
-from services.rpc.connections import Connection as AcceptedConnection
-from services.rpc.connections import ConnectionGuard, most_connections
+from services.rpc.calls import CallRegistry, end_call_soon
+from services.rpc.connections import AcceptedConnection, ConnectionGuard, allowed_connections
 from services.rpc.server import Server
 from tests.abuse.wire import Connection, message
 
-SERVICE = "test.Calls"
+SERVICE = "test.CallRegistry"
 SESSION, LOOKUP, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/Lookup", "/grpc.health.v1.Health/Check"
 ELSEWHERE = "127.0.0.2"
 SECONDS = 30.0
@@ -44,7 +43,7 @@ class Handlers:
                 async with asyncio.timeout(self.patience):
                     await context.write(LARGE)
             except TimeoutError:
-                end_soon()
+                end_call_soon()
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "took nothing")
 
     async def lookup(self, request: bytes, context: Any) -> bytes:
@@ -93,7 +92,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_stream_is_reset_whose_client_never_takes_its_status(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.rpc.calls._LAST_WORDS", 0.1)
+    monkeypatch.setattr("services.rpc.calls._STATUS_TIMEOUT", 0.1)
     async with serving(patience=0.1) as (server, handlers), client(server, window=window, reads=False) as connection:
         async with client(server) as another:
             await check(another)
@@ -222,14 +221,14 @@ def test_there_are_no_more_connections_than_the_system_allows_files(monkeypatch:
     limits = [(1024, 2000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert most_connections(100) == 100
+    assert allowed_connections(100) == 100
     assert limits == [(1024, 2000)]
-    assert most_connections(1000) == 1000
+    assert allowed_connections(1000) == 1000
     assert limits[1:] == [(1256, 2000)]
-    assert most_connections(4096) == 2000 - 256
+    assert allowed_connections(4096) == 2000 - 256
     assert limits[2:] == [(2000, 2000)]
     limits.append((1024, resource.RLIM_INFINITY))
-    assert most_connections(4096) == 4096
+    assert allowed_connections(4096) == 4096
     assert limits[-1] == (4096 + 256, resource.RLIM_INFINITY)
 
 
@@ -240,7 +239,7 @@ def connection(host: str, port: int, quiet: float = 60.0) -> AcceptedConnection:
 def chosen(connections: list[AcceptedConnection], busy: Sequence[int] = ()) -> list[int]:
     """Ports of those that are closed where there are 16 places."""
     guard = ConnectionGuard(1, 16, lambda _, port: port in busy)
-    return sorted(one.peer[1] for one in guard._superfluous(connections))
+    return sorted(one.peer[1] for one in guard._idle_of_heaviest(connections))
 
 
 def test_who_has_most_connections_loses_the_quietest() -> None:
@@ -283,11 +282,11 @@ async def test_new_calls_leave_an_old_connection_and_those_under_way_go_on() -> 
 
 
 async def test_a_flood_of_calls_leaves_turns_to_all_else() -> None:
-    calls = Calls(1000, 1000)
+    calls = CallRegistry(1000, 1000)
     happened: list[str] = []
 
     async def begin(name: str) -> None:
-        await calls.turn()
+        await calls.wait_turn()
         happened.append(name)
 
     async def look_around() -> None:

@@ -17,12 +17,11 @@ from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
 from services.config.settings import ServerSettings
-from services.process.memory import keep_little_free_memory
+from services.process.memory import limit_malloc_retention, resident_memory
 from services.rpc import memory_guard
-from services.rpc.connections import Connection as Accepted
-from services.rpc.connections import accepted, close, peer_of
-from services.rpc.handlers import Incoming
-from services.rpc.memory_guard import MemoryGuard, resident
+from services.rpc.connections import AcceptedConnection, accepted_connections, close_connection, parse_peer
+from services.rpc.handlers import RequestStream
+from services.rpc.memory_guard import MemoryGuard
 from services.rpc.server import Server
 from tests.abuse.wire import Connection
 
@@ -42,7 +41,7 @@ class Echo:
     def __init__(self) -> None:
         self.received = 0
 
-    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext) -> None:
+    async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext) -> None:
         while (data := await incoming.read()) is not None:
             self.received += len(data)
             del data  # the next one may never come
@@ -61,16 +60,16 @@ async def greeted(address: str) -> AsyncIterator[Connection]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The last is the size that the guard takes the process for."""
+def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last item is the resident memory that the guard reads."""
     sizes = [0]
-    monkeypatch.setattr(memory_guard, "resident", lambda: sizes[-1])
+    monkeypatch.setattr(memory_guard, "resident_memory", lambda: sizes[-1])
     return sizes
 
 
-async def test_connections_that_hold_much_of_unfinished_messages_are_closed(told: list[int]) -> None:
+async def test_connections_that_hold_much_of_unfinished_messages_are_closed(sizes_read: list[int]) -> None:
     server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
-    server.serve(DESCRIPTION, echo)
+    server.add_service(DESCRIPTION, echo)
     address = await server.start()
     port = int(address.rpartition(":")[2])
     guard = server._memory = MemoryGuard(port, BUDGET)  # nobody looks but the test
@@ -84,12 +83,12 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(told
         async with asyncio.timeout(60):
             while (  # noqa: ASYNC110 - the kernel's count
                 echo.received < STREAMS * MESSAGE
-                or sum(one.received for one in accepted(port)) < busy.sent + hostile.sent + idle.sent
+                or sum(one.bytes_received for one in accepted_connections(port)) < busy.sent + hostile.sent + idle.sent
             ):
                 await asyncio.sleep(0.01)
-        told.append(BUDGET // 2)
+        sizes_read.append(BUDGET // 2)
         with capture_logs() as logs:
-            guard.look()
+            guard.check()
             await hostile.closed()
         closed = [log["connections"] for log in logs if log["event"] == "memory is short: closed connections"]
         assert closed == [1]
@@ -101,25 +100,25 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(told
 async def hoard_until_closed() -> None:
     """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed."""
     server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
-    server.serve(DESCRIPTION, echo)
+    server.add_service(DESCRIPTION, echo)
     address = await server.start()
-    keep_little_free_memory()
-    before = resident()
+    limit_malloc_retention()
+    before = resident_memory()
     guard = server._memory = MemoryGuard(int(address.rpartition(":")[2]), BUDGET, before)
     async with greeted(address) as hostile:
         for _ in range(STREAMS):
             await hostile.send(await hostile.call(SESSION), struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE - 1))
         async with asyncio.timeout(60):
-            while resident() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
+            while resident_memory() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
                 await asyncio.sleep(0.01)
             guard.start()
             await hostile.closed()
-            while resident() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
+            while resident_memory() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
     await server.stop()
 
 
-def test_what_was_hoarded_is_given_back_when_its_connection_is_closed() -> None:
+def test_what_was_hoarded_is_trims_when_its_connection_is_closed() -> None:
     """In a process of its own: in this one, tests before it left memory free that would hide what is held."""
     code = f"import asyncio; from {__name__} import hoard_until_closed; asyncio.run(hoard_until_closed())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -132,15 +131,15 @@ def test_what_was_hoarded_is_given_back_when_its_connection_is_closed() -> None:
 class Answering(Echo):
     """Answers every message of a Session."""
 
-    async def Session(self, incoming: Incoming, context: grpc.aio.ServicerContext) -> None:
+    async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext) -> None:
         while (data := await incoming.read()) is not None:
             self.received += len(data)
             await context.write(b"answer")
 
 
-async def test_what_was_hoarded_slowly_counts_when_memory_is_short(told: list[int]) -> None:
+async def test_what_was_hoarded_slowly_counts_when_memory_is_short(sizes_read: list[int]) -> None:
     server = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name])
-    server.serve(DESCRIPTION, Echo())
+    server.add_service(DESCRIPTION, Echo())
     address = await server.start()
     port = int(address.rpartition(":")[2])
     guard = server._memory = MemoryGuard(port, BUDGET)
@@ -149,41 +148,43 @@ async def test_what_was_hoarded_slowly_counts_when_memory_is_short(told: list[in
             part = struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE // 8)
             await hoarder.send(await hoarder.call(SESSION), part)
             async with asyncio.timeout(60):
-                while max(one.received for one in accepted(port)) < hoarder.sent:  # noqa: ASYNC110 - the kernel's count
+                while max(one.bytes_received for one in accepted_connections(port)) < hoarder.sent:  # noqa: ASYNC110 - the kernel's count
                     await asyncio.sleep(0.01)
             for _ in range(100):
-                guard.look()
+                guard.check()
         assert not hoarder.lost, "there is memory"
-        told.append(BUDGET // 2)
-        guard.look()
+        sizes_read.append(BUDGET // 2)
+        guard.check()
         await hoarder.closed()
         assert not idle.lost
         async with asyncio.timeout(60):
-            while len(left := list(accepted(port))) > 1:  # noqa: ASYNC110 - the server's descriptor, until it closes it
+            while len(left := list(accepted_connections(port))) > 1:  # noqa: ASYNC110 - the server's descriptor, until it closes it
                 await asyncio.sleep(0.01)
         (one,) = left
-        close(one)
+        close_connection(one)
         await idle.closed()
-        close(one)  # it is over, and its descriptor may be another's
+        close_connection(one)  # it is over, and its descriptor may be another's
     await server.stop()
 
 
-async def test_who_sends_and_takes_many_messages_is_not_closed(told: list[int]) -> None:
+async def test_who_sends_and_takes_many_messages_is_not_closed(sizes_read: list[int]) -> None:
     server, echo = Server(ServerSettings(), [DESCRIPTION.full_name]), Answering()
-    server.serve(DESCRIPTION, echo)
+    server.add_service(DESCRIPTION, echo)
     address = await server.start()
     port = int(address.rpartition(":")[2])
     guard = server._memory = MemoryGuard(port, 1 << 20)
-    told.append(1 << 19)
+    sizes_read.append(1 << 19)
     async with grpc.aio.insecure_channel(address) as channel:
         session = channel.stream_stream(SESSION)()
-        while next(accepted(port), None) is None or next(accepted(port)).received < echo.received + (1 << 18):
+        while next(accepted_connections(port), None) is None or next(
+            accepted_connections(port)
+        ).bytes_received < echo.received + (1 << 18):
             for _ in range(100):
                 await session.write(b"message")
             for _ in range(100):
                 assert await session.read() == b"answer"
         for _ in range(100):
-            guard.look()
+            guard.check()
         await session.write(b"message")
         assert await session.read() == b"answer"
         await session.done_writing()
@@ -192,16 +193,16 @@ async def test_who_sends_and_takes_many_messages_is_not_closed(told: list[int]) 
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[Accepted]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
     """Connections that the guard closed, of those that ``accept`` says there are."""
-    closed: list[Accepted] = []
-    monkeypatch.setattr(memory_guard, "close", closed.append)
+    closed: list[AcceptedConnection] = []
+    monkeypatch.setattr(memory_guard, "close_connection", closed.append)
     return closed
 
 
 def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, taken: int = 0) -> None:
-    one = Accepted(("10.0.0.1", 5000), 7, inode, received, taken, 0.0)
-    monkeypatch.setattr(memory_guard, "accepted", lambda port: iter([one]))
+    one = AcceptedConnection(("10.0.0.1", 5000), 7, inode, received, taken, 0.0)
+    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: iter([one]))
 
 
 @pytest.mark.parametrize(
@@ -212,135 +213,135 @@ def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, ta
         (1, 0, 500_000, 1000 * 500_000),
     ],
 )
-def test_what_frames_take_is_explained_but_at_the_budget_nothing_is(
+def test_framing_has_an_allowance_but_none_at_the_budget(
     messages: int,
     size: int,
     received: int,
     taken: int,
-    told: list[int],
-    closed: list[Accepted],
+    sizes_read: list[int],
+    closed: list[AcceptedConnection],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(messages):
-        guard.delivered(PEER, size)
+        guard.on_message(PEER, size)
     accept(monkeypatch, received, taken=taken)
-    told.append(MIB // 2)
-    guard.look()
+    sizes_read.append(MIB // 2)
+    guard.check()
     assert not closed
-    told.append(MIB)
+    sizes_read.append(MIB)
     for _ in range(20):
-        guard.look()
+        guard.check()
     assert closed
 
 
-def test_the_metadata_of_calls_is_explained(
-    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+def test_the_metadata_of_calls_has_an_allowance(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(1000):
-        guard.called(PEER, 1000)
+        guard.on_call(PEER, 1000)
     accept(monkeypatch, 1000 * 1000)
-    told.append(MIB // 2)
-    guard.look()
+    sizes_read.append(MIB // 2)
+    guard.check()
     assert not closed
     for _ in range(100_000):
-        guard.called(PEER, 1000)
-    told.append(MIB * 9 // 10)
+        guard.on_call(PEER, 1000)
+    sizes_read.append(MIB * 9 // 10)
     for _ in range(20):
-        guard.look()
-    assert closed, "of what came, however much more it is said to be"
+        guard.check()
+    assert closed, "no more than what was received"
 
 
 def test_who_hoards_is_closed_before_who_sends_many_messages(
-    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(100_000):
-        guard.delivered(PEER, 10)
-    link = Accepted(("10.0.0.1", 5000), 7, 1, 100_000 * (10 + 130), 0, 0.0)
-    hoarder = Accepted(("10.0.0.2", 5000), 8, 2, 500_000, 0, 0.0)
+        guard.on_message(PEER, 10)
+    link = AcceptedConnection(("10.0.0.1", 5000), 7, 1, 100_000 * (10 + 130), 0, 0.0)
+    hoarder = AcceptedConnection(("10.0.0.2", 5000), 8, 2, 500_000, 0, 0.0)
     there = [link, hoarder]
-    monkeypatch.setattr(memory_guard, "accepted", lambda port: list(there))
-    told.append(MIB * 9 // 10)
-    guard.look()
+    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: list(there))
+    sizes_read.append(MIB * 9 // 10)
+    guard.check()
     assert closed == [hoarder]
     there.remove(hoarder)
     for _ in range(5):
-        guard.look()
+        guard.check()
     assert closed == [hoarder], "gRPC may have yet to free what it held"
-    told.append(MIB)
+    sizes_read.append(MIB)
     for _ in range(20):
-        guard.look()
+        guard.check()
     assert link in closed
 
 
 def test_nothing_is_closed_where_that_could_not_help(
-    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = MemoryGuard(1, 1024 * MIB)
-    told.append(612 * MIB)
+    sizes_read.append(612 * MIB)
     accept(monkeypatch, 35 * MIB)
-    guard.look()
+    guard.check()
     assert not closed, "356 MiB are too much"
     accept(monkeypatch, 36 * MIB)
     for _ in range(20):
-        guard.look()
+        guard.check()
     assert closed
 
 
 def test_another_connection_from_the_same_port_has_delivered_nothing(
-    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = MemoryGuard(1, MIB)
-    guard.delivered(PEER, MIB)
+    guard.on_message(PEER, MIB)
     accept(monkeypatch, MIB)
-    told.append(MIB // 2)
-    guard.look()
+    sizes_read.append(MIB // 2)
+    guard.check()
     assert not closed
     accept(monkeypatch, MIB, inode=2)
     for _ in range(20):
-        guard.look()
+        guard.check()
     assert closed
 
 
-def test_memory_that_stays_short_is_given_back_seldom(
-    told: list[int], closed: list[Accepted], monkeypatch: pytest.MonkeyPatch
+def test_memory_that_stays_short_is_trimmed_seldom(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_back: list[int] = []
-    monkeypatch.setattr(memory_guard, "give_back_free_memory", lambda: given_back.append(told[-1]))
+    trims: list[int] = []
+    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: trims.append(sizes_read[-1]))
     guard = MemoryGuard(1, 1024 * MIB)
     accept(monkeypatch, 0)
-    told.append(512 * MIB)
+    sizes_read.append(512 * MIB)
     for _ in range(100):
-        guard.look()
-    assert len(given_back) == 5
-    told.append(600 * MIB)
-    guard.look()
-    assert len(given_back) == 6, "it grows"
+        guard.check()
+    assert len(trims) == 5
+    sizes_read.append(600 * MIB)
+    guard.check()
+    assert len(trims) == 6, "it grows"
     accept(monkeypatch, 500 * MIB)
     for _ in range(20):
-        guard.look()
+        guard.check()
     assert len(closed) == 1
     accept(monkeypatch, 0)
-    guard.look()
-    assert len(given_back) == 8, "something was closed"
+    guard.check()
+    assert len(trims) == 8, "something was closed"
 
 
-async def test_on_a_unix_socket_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given_back = asyncio.Event()
+async def test_on_a_unix_socket_memory_is_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = asyncio.Event()
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(memory_guard, "_LOOKS_AT_REST", 1)
-    monkeypatch.setattr(memory_guard, "resident", lambda: 1 << 30)
-    monkeypatch.setattr(memory_guard, "give_back_free_memory", lambda: loop.call_soon_threadsafe(given_back.set))
+    monkeypatch.setattr(memory_guard, "_IDLE_CHECKS", 1)
+    monkeypatch.setattr(memory_guard, "resident_memory", lambda: 1 << 30)
+    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: loop.call_soon_threadsafe(trims.set))
     server = Server(ServerSettings(uds=str(tmp_path / "socket")), [DESCRIPTION.full_name])
-    server.serve(DESCRIPTION, Echo())
+    server.add_service(DESCRIPTION, Echo())
     address = await server.start()
     async with greeted(address) as connection:
         await connection.send(await connection.call(SESSION), bytes(1 << 16))
-        server.guard_memory()
+        server.start_memory_guard()
         async with asyncio.timeout(60):
-            await given_back.wait()
+            await trims.wait()
         assert not connection.lost
     await server.stop()
 
@@ -356,7 +357,7 @@ async def test_on_a_unix_socket_memory_is_given_back(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_peer_has_the_address_that_its_socket_has(name: str, peer: tuple[str, int] | None) -> None:
-    assert peer_of(name) == peer
+    assert parse_peer(name) == peer
 
 
 async def test_looking_at_connections_leaves_no_descriptor(tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ async def test_looking_at_connections_leaves_no_descriptor(tmp_path: Path) -> No
     with (tmp_path / "no socket").open("w"):
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         async with asyncio.timeout(60):
-            while not (found := list(accepted(port))):  # noqa: ASYNC110 - accepted by the event loop
+            while not (found := list(accepted_connections(port))):  # noqa: ASYNC110 - accepted by the event loop
                 await asyncio.sleep(0.01)
         assert found[0].peer == writer.get_extra_info("sockname")
         assert len(os.listdir("/proc/self/fd")) <= before + 1, "the other end's"  # noqa: PTH208

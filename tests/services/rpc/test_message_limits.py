@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.ring.errors import Code, Refused
-from services.rpc.message_limits import MalformedMessage, MessageLimits, is_quick, parse
+from services.rpc.message_limits import MalformedMessage, MessageLimits, is_cheap_to_parse, parse
 
 LIMITS = MessageLimits(max_bytes=10_000, max_fields=100)
 
@@ -110,4 +110,4 @@ def _has_group(data: bytes) -> bool:
     ids=["empty", "a conversation", "no message", "a group, then many fields", "many fields", "many bytes"],
 )
 def test_what_takes_long_is_told_beforehand(data: bytes, quick: bool) -> None:
-    assert is_quick(inference_pb2.SessionRequest, data) is quick
+    assert is_cheap_to_parse(inference_pb2.SessionRequest, data) is quick

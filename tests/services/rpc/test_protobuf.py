@@ -11,7 +11,7 @@ from ringline.types.v1 import error_pb2, output_pb2
 
 from services.ring.errors import Code, Reason, Status, invalid_field
 from services.ring.events import FinishReason
-from services.rpc.protobuf import end_from_proto, read_logprobs, status_from_proto, status_to_proto, write_logprobs
+from services.rpc.protobuf import finish_from_proto, read_logprobs, status_from_proto, status_to_proto, write_logprobs
 from tests.services.ring.scores import Score, packed, scores_of
 
 floats = st.floats(max_value=0, width=32, allow_nan=False)
@@ -52,7 +52,7 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error() -> None:
-    finish_reason, status = end_from_proto(99, None)  # type: ignore[arg-type]
+    finish_reason, status = finish_from_proto(99, None)  # type: ignore[arg-type]
     assert (finish_reason, status.code) == (FinishReason.ERROR, Code.UNKNOWN)
 
 

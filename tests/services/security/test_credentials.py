@@ -12,9 +12,9 @@ from services.config.errors import FatalError
 from services.config.options import SettingError, build
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.engine.service import METHOD_ROLES
-from services.security.certificate_authority import Authority
-from services.security.credentials import dialling_credentials, listening_credentials, service_gate
-from services.security.file_reload import RETRY_SECONDS, ReloadedFile, Unusable
+from services.security.certificate_authority import CertificateAuthority
+from services.security.credentials import dialling_credentials, listening_credentials, service_interceptors
+from services.security.file_reload import RETRY_SECONDS, ReloadedFile, UnusableFile
 
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 HOUR = timedelta(hours=1)
@@ -70,7 +70,7 @@ def test_others_are_not(kind, options) -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
     """A certificate, its key and its authority, as options."""
-    authority, now = Authority.make("test", valid=HOUR), datetime.now(UTC)
+    authority, now = CertificateAuthority.make("test", valid=HOUR), datetime.now(UTC)
     issued = authority.issue("engine", hosts=["localhost"], uri="spiffe://x/y", begin=now, end=now + HOUR)
     past = authority.issue("engine", hosts=["localhost"], uri="spiffe://x/y", begin=now - 3 * HOUR, end=now - HOUR)
     contents = {
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
     engine = build(EngineServiceSettings(), own | changed)
     with pytest.raises(FatalError, match=words) as caught:  # noqa: PT012  # whichever of the two meets it
         listening_credentials(engine, internal=True)
-        service_gate(engine, ENGINE, METHOD_ROLES)
+        service_interceptors(engine, ENGINE, METHOD_ROLES)
     assert "0123456789" not in str(caught.value)
     with pytest.raises(FatalError, match=words):
         dialling_credentials(build(DetokenizerSettings(), own | changed))
@@ -119,7 +119,10 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
 
 def test_where_nothing_is_asked_there_is_no_gate_and_no_tls() -> None:
     engine = EngineServiceSettings()
-    assert (listening_credentials(engine, internal=True), service_gate(engine, ENGINE, METHOD_ROLES)) == (None, [])
+    assert (listening_credentials(engine, internal=True), service_interceptors(engine, ENGINE, METHOD_ROLES)) == (
+        None,
+        [],
+    )
 
 
 def test_a_file_is_read_again_when_it_changed_and_kept_when_it_cannot_be_used(tmp_path: Path) -> None:
@@ -149,7 +152,7 @@ def test_a_file_that_could_not_be_used_is_tried_again_without_another_change(tmp
     def parse(contents):
         reads.append(contents["--f"])
         if not usable[0]:
-            raise Unusable("--f", "not yet")
+            raise UnusableFile("--f", "not yet")
         return contents["--f"]
 
     path.write_bytes(b"one")

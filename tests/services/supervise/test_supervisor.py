@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.process.heartbeat import LIMITS
+from services.process.heartbeat import HEARTBEAT_LIMITS
 from services.supervise.child_logs import ChildLogs, explain
 from services.supervise.supervisor import ChildFailed, ChildSpec, Supervisor
 from tests.services.process.test_run import alive, wait_until
@@ -43,7 +43,7 @@ def child(name, code):
 class Running:
     """A supervisor under way, with what its children said."""
 
-    def __init__(self, *specs, grace=60.0, show=lambda name, line: None, limits=LIMITS):
+    def __init__(self, *specs, grace=60.0, show=lambda name, line: None, limits=HEARTBEAT_LIMITS):
         self.lines = []
         self.show = show
         self.heard = asyncio.Event()
@@ -186,7 +186,7 @@ async def test_children_do_not_outlive_a_run_that_is_cancelled():
 
 
 async def test_a_stop_while_a_child_waits_for_its_restart_does_not_wait_for_it(monkeypatch):
-    monkeypatch.setattr("services.supervise.supervisor.RestartLimit.died", lambda self, now: 1000.0)
+    monkeypatch.setattr("services.supervise.supervisor.RestartPolicy.died", lambda self, now: 1000.0)
     running = Running(child("engine", "say('up')\nsys.exit(1)"))
     running.supervisor.established()
     await running.until("up")

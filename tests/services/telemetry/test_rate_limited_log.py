@@ -23,7 +23,7 @@ def test_what_comes_too_often_is_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rate_limited_log.time, "monotonic", lambda: now)
     limited = RateLimitedLog(lines, "denied")
     for now in (0.5, 0.6, 1.4, 1.6, 1.7, 9.0, 10.0):
-        limited.tell(peer=now)
+        limited.write(peer=now)
     assert lines.told == [
         ("denied", {"peer": 0.5, "not_logged_before": 0}),
         ("denied", {"peer": 1.6, "not_logged_before": 2}),

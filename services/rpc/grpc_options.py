@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from services.config.settings import ServerSettings
 
-Options = Sequence[tuple[str, int | str]]
+GrpcOptions = Sequence[tuple[str, int | str]]
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
-_BOTH: Options = (
-    # A cable that was pulled says nothing: without pings a half-open link would look idle for ever. A dead one is
-    # found after 15 s at most. (A process that hangs is found sooner, by the load it no longer pushes.)
+_BOTH: GrpcOptions = (
+    # Without pings a half-open connection (a pulled cable) would look idle for ever. A dead one is found after 15 s
+    # at most. (A process that hangs is found sooner, by the load that it no longer pushes.)
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     # The probe of the bandwidth, below, is a ping too, and has a limit of its own: a minute by default. While it is
@@ -28,8 +28,8 @@ _BOTH: Options = (
 )
 
 
-def server_options(settings: ServerSettings, max_connections: int, max_connection_age: float | None) -> Options:
-    """Of every server; only one for clients lets connections age, in seconds."""
+def server_options(settings: ServerSettings, max_connections: int, max_connection_age: float | None) -> GrpcOptions:
+    """Of every server. ``max_connection_age`` is in seconds; only the processor, which clients call, has one."""
     # GOAWAY, and no end of what is under way: gRPC's grace for that has no limit by default.
     age = [] if max_connection_age is None else [("grpc.max_connection_age_ms", round(max_connection_age * 1000))]
     return (
@@ -37,25 +37,25 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
         *age,
         # One frame of a client must not take the process's memory. It ends its own stream with RESOURCE_EXHAUSTED.
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        # None but "identity": what a message takes is not what came, and the memory guard compares the two.
+        # None but "identity": the memory guard compares the sizes of messages with the bytes that arrived.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # What we send is bounded where it is made (link frames of 1 MiB); whether it is too large is for the reader.
+        # What we send is bounded where it is made (link frames of 1 MiB), and checked by its receiver.
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections at random; the second must fail instead.
         ("grpc.so_reuseport", 0),
-        # Calls under way on one connection. Whoever has more opens a Session, which is what it is for; without a
-        # bound one connection could hold any number of handlers.
+        # Calls under way on one connection: a client with more requests opens a Session. Without a limit one
+        # connection could hold any number of handlers.
         ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
-        # Beyond this, gRPC closes connections as it accepts them. (``connection_guard.py`` keeps places free.)
+        # Beyond this, gRPC closes connections as it accepts them. (``connections.py`` keeps places free.)
         ("grpc.max_allowed_incoming_connections", max_connections),
         # A connection without calls costs a descriptor, and a place among the above; its client dials again, unseen.
         ("grpc.max_connection_idle_ms", round(settings.connection_idle_timeout * 1000)),
-        # What may come of a stream before it is read. By default gRPC lets the window grow with the bandwidth that it
-        # measures, to 16 MiB and more of each stream, all of it held here when clients send faster than we read.
+        # Flow-control window of each stream. By default gRPC lets it grow with the bandwidth that it measures, to
+        # 16 MiB and more, all of it held here when clients send faster than we read.
         ("grpc.http2.bdp_probe", 0),
         # A stream whose handler reads gets window for the whole of its message, so this costs no speed.
         ("grpc.http2.lookahead_bytes", 64 * 1024),
-        # Who connects and then says nothing, or not all of a TLS handshake, is let go after this; the default is 120 s.
+        # A client that connects and then sends nothing, or half a TLS handshake, is closed after this; default: 120 s.
         ("grpc.server_handshake_timeout_ms", 10_000),
         # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
         # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
@@ -63,11 +63,11 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
     )
 
 
-def channel_options(max_message_bytes: int) -> Options:
-    """Of every channel to a server of the ring."""
+def channel_options(max_message_bytes: int) -> GrpcOptions:
+    """Of every channel to a server of the ring; ``max_message_bytes`` limits what it receives."""
     return (
         *_BOTH,
-        # The largest frame is 1 MiB and a whole tokenizer file comes in chunks; more than this is not of the ring.
+        # The largest frame is 1 MiB and tokenizer files come in chunks; anything larger is no message of the ring.
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Windows follow the measured bandwidth: there are few links, and what comes over them is read at once.
@@ -77,12 +77,12 @@ def channel_options(max_message_bytes: int) -> Options:
         # window: a stalled link would stall its neighbour, and closing one would not close the connection.
         ("grpc.use_local_subchannel_pool", 1),
         # gRPC's own reconnects: the first soon, because peers of one machine restart within a second; never rarer
-        # than every 5 s, because somebody waits. (gRPC adds its own jitter of 20 %.)
+        # than every 5 s, because requests wait. (gRPC adds its own jitter of 20 %.)
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time one attempt to connect may take
         ("grpc.max_reconnect_backoff_ms", 5_000),
         # A proxy of the environment is for the web, not for the ring.
         ("grpc.enable_http_proxy", 0),
-        # Who repeats what is decided where it is known what was delivered, never by the transport.
+        # Retries are decided where it is known what was delivered, never by the transport.
         ("grpc.enable_retries", 0),
     )

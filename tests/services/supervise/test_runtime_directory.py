@@ -13,15 +13,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.config.errors import FatalError
-from services.supervise.run_directory import ProcessState, StackState, run_directory, running_stacks
+from services.supervise.runtime_directory import ProcessState, StackState, running_stacks, runtime_directory
 
 ROOT = Path(__file__).resolve().parents[3]
 STATE = StackState(1, "tiny", 12.5, "127.0.0.1:50051", {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
 
 HOLDER = """
 import sys
-from services.supervise.run_directory import *
-with run_directory() as directory:
+from services.supervise.runtime_directory import *
+with runtime_directory() as directory:
     directory.write(StackState(os.getpid(), "held", 1.0, "127.0.0.1:1", {}))
     print(directory.path, flush=True)
     sys.stdin.read()
@@ -48,7 +48,7 @@ def hold():
 
 def test_a_stack_is_found_while_it_runs():
     assert running_stacks() == []
-    with run_directory() as directory:
+    with runtime_directory() as directory:
         assert running_stacks() == []  # it has not said anything yet
         directory.write(STATE)
         assert running_stacks() == [STATE]
@@ -60,7 +60,7 @@ def test_a_stack_is_found_while_it_runs():
 
 def test_two_stacks_do_not_disturb_each_other_and_a_killed_one_is_removed():
     process, path = hold()
-    with run_directory() as directory:
+    with runtime_directory() as directory:
         directory.write(STATE)
         assert {state.model for state in running_stacks()} == {"held", "tiny"}
         process.kill()
@@ -80,7 +80,7 @@ def test_one_that_was_taken_for_dead_before_it_was_locked_is_not_used(monkeypatc
         lock(file, operation)
 
     monkeypatch.setattr("fcntl.flock", look_first)
-    with run_directory() as directory:
+    with runtime_directory() as directory:
         directory.write(STATE)
         assert running_stacks() == [STATE]
     assert looked
@@ -90,7 +90,7 @@ def test_starting_removes_what_a_killed_one_left():
     process, path = hold()
     process.kill()
     process.communicate()
-    with run_directory():
+    with runtime_directory():
         assert not path.exists()
 
 
@@ -99,14 +99,14 @@ def test_a_directory_that_others_can_enter_is_not_used(monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         (Path(short) / "ringline").mkdir()
         (Path(short) / "ringline").chmod(0o755)
-        with pytest.raises(FatalError, match="not private"), run_directory():
+        with pytest.raises(FatalError, match="not private"), runtime_directory():
             pass
 
 
 def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/no/such/directory")
     with pytest.raises(FatalError, match=r"no directory for sockets at /no/such/directory/ringline.*XDG_RUNTIME_DIR"):
-        run_directory().__enter__()
+        runtime_directory().__enter__()
     assert running_stacks() == [], "to look is no reason to make it"
 
 
@@ -117,7 +117,7 @@ def refuse(*args, **kwargs):
 def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
     with pytest.raises(FatalError, match=r"^no directory for sockets in .*: Permission denied; set XDG_RUNTIME_DIR"):
-        run_directory().__enter__()
+        runtime_directory().__enter__()
 
 
 def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
@@ -128,15 +128,15 @@ def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
         place.mkdir()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
         if fits:
-            with run_directory() as directory:
+            with runtime_directory() as directory:
                 assert len(directory.socket("detokenizer")) == length
         else:
             with pytest.raises(FatalError, match="is too long a name for sockets, whose paths have 107 bytes"):
-                run_directory().__enter__()
+                runtime_directory().__enter__()
 
 
 def test_a_stack_whose_directory_is_gone_goes_on():
-    with run_directory() as directory:
+    with runtime_directory() as directory:
         shutil.rmtree(directory.path)
         with capture_logs() as logs:
             directory.write(STATE)

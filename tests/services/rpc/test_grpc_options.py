@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ringline.channel import CHANNEL_OPTIONS
 
 from services.config.settings import ServerSettings
-from services.rpc.transport import channel_options, server_options
+from services.rpc.grpc_options import channel_options, server_options
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""Who a process is towards its peers."""
+"""Each life of a process has a greater incarnation."""
 
 import time
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from services.config.addresses import default_name, new_incarnation, valid_name
+from services.process.run import new_incarnation
 
 
 def test_a_later_life_is_greater():
@@ -21,8 +18,3 @@ def test_it_is_the_start_in_milliseconds_above_twenty_random_bits():
     assert all(before <= incarnation >> 20 <= after for incarnation in incarnations)
     assert len({incarnation & (2**20 - 1) for incarnation in incarnations}) > 40
     assert max(incarnations) < 2**64  # fixed64 in Hello
-
-
-@given(st.text(min_size=1), st.text())
-def test_a_made_name_may_stand_in_a_hello(hostname, place):
-    assert valid_name(default_name("processor", hostname, place))

@@ -21,13 +21,18 @@ from services.commands.certs import replace_file
 from services.config.errors import FatalError
 from services.config.options import build
 from services.config.settings import EngineServiceSettings, ServerSettings
-from services.peers.redial import keep_linked
+from services.peers.redial import maintain_link
 from services.rpc.server import Server
 from services.security.auth_interceptor import AuthInterceptor
-from services.security.certificate_authority import Authority
-from services.security.credentials import certificate_gate, peer_credentials
-from services.security.revocation import Authorities, Trust, verdict_on, watched_authorities
-from services.security.tls import server_credentials, tls_files
+from services.security.certificate_authority import CertificateAuthority
+from services.security.certificate_checker import (
+    CertificateChecker,
+    TrustedAuthorities,
+    check_chain,
+    reloaded_authorities,
+)
+from services.security.credentials import certificate_interceptors, peer_credentials
+from services.security.tls import reloaded_tls_files, server_credentials
 from tests.services.secured import HOUR, Certificates
 
 SERVICE = "ringline.inference.v1.InferenceService"
@@ -44,8 +49,8 @@ class Sessions(inference_pb2_grpc.InferenceServiceServicer):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.security.revocation.LOOK_INTERVAL", 0.02)
-    monkeypatch.setattr("services.peers.redial.TRUST_INTERVAL", 0.02)
+    monkeypatch.setattr("services.security.certificate_checker.LOOK_INTERVAL", 0.02)
+    monkeypatch.setattr("services.peers.redial.CA_CHECK_INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -59,9 +64,9 @@ def ours(tmp_path: Path) -> Certificates:
 @asynccontextmanager
 async def serving(ours: Certificates, now: Any = None) -> AsyncIterator[str]:
     """The address of a server that asks for certificates."""
-    files = tls_files(cert_file=ours.path("engine"), key_file=ours.path("engine-key"), ca_file=ours.path("ca"))
+    files = reloaded_tls_files(cert_file=ours.path("engine"), key_file=ours.path("engine-key"), ca_file=ours.path("ca"))
     clock = () if now is None else (now,)
-    trust = Trust(watched_authorities(ours.path("ca"), ours.path("crl")), *clock)
+    trust = CertificateChecker(reloaded_authorities(ours.path("ca"), ours.path("crl")), *clock)
     credentials = server_credentials(files, require_client_certificate=True)
     server = Server(
         ServerSettings(port=0), [SERVICE], credentials=credentials, interceptors=[AuthInterceptor(trust.admit)]
@@ -133,8 +138,8 @@ async def test_calls_end_when_their_authority_is_not_believed_any_more(ours: Cer
 async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_one_comes(
     ours: Certificates, tmp_path: Path
 ) -> None:
-    first, second = ours.authority.certificate, Authority.make("second", valid=HOUR).certificate
-    third = Authority.make("third", valid=HOUR).certificate
+    first, second = ours.authority.certificate, CertificateAuthority.make("second", valid=HOUR).certificate
+    third = CertificateAuthority.make("third", valid=HOUR).certificate
     believed = tmp_path / "believed.pem"
     believed.write_bytes(first + second)
     credentials = peer_credentials(
@@ -150,7 +155,7 @@ async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_
 
     async with serving(ours) as address:
         task = asyncio.create_task(
-            keep_linked(address, carry, max_message_bytes=1 << 20, credentials=credentials, server_name="localhost")
+            maintain_link(address, carry, max_message_bytes=1 << 20, credentials=credentials, server_name="localhost")
         )
         link = await links.get()
         replace_file(believed, first + second + third, 0o644)
@@ -163,9 +168,9 @@ async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_
         await asyncio.gather(task, return_exceptions=True)
 
 
-def authority(name: str, *, below: Authority | None = None) -> Authority:
+def authority(name: str, *, below: CertificateAuthority | None = None) -> CertificateAuthority:
     """One that may sign for others, or is signed by one."""
-    made = Authority.make(name, valid=HOUR)
+    made = CertificateAuthority.make(name, valid=HOUR)
     above = below or made
     own, issuer = (x509.load_pem_x509_certificate(each.certificate) for each in (made, above))
     key = load_pem_private_key(above.key, password=None)
@@ -173,7 +178,7 @@ def authority(name: str, *, below: Authority | None = None) -> Authority:
     builder = x509.CertificateBuilder(issuer.subject, own.subject, own.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(own.not_valid_before_utc).not_valid_after(own.not_valid_after_utc)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return Authority(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), made.key)
+    return CertificateAuthority(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), made.key)
 
 
 @pytest.fixture
@@ -207,11 +212,13 @@ async def test_a_chain_leads_to_an_authority_until_a_part_of_it_is_revoked(
 def test_a_certificate_may_be_of_an_authority_below_one_that_is_believed(ours: Certificates) -> None:
     leaf = x509.load_pem_x509_certificate(Path(ours.path("processor")).read_bytes())
     root = x509.load_pem_x509_certificate(ours.authority.certificate)
-    other = x509.load_pem_x509_certificate(Authority.make("other", valid=HOUR).certificate)
-    assert verdict_on([leaf], Authorities((other, root))).problem is None
-    assert verdict_on([leaf, root], Authorities((other,))).problem == "is of no authority that is believed"
-    assert verdict_on([leaf], Authorities((leaf,))).problem is None
-    assert verdict_on([leaf], Authorities((root,))).expires == min(leaf.not_valid_after_utc, root.not_valid_after_utc)
+    other = x509.load_pem_x509_certificate(CertificateAuthority.make("other", valid=HOUR).certificate)
+    assert check_chain([leaf], TrustedAuthorities((other, root))).problem is None
+    assert check_chain([leaf, root], TrustedAuthorities((other,))).problem == "is of no authority that is believed"
+    assert check_chain([leaf], TrustedAuthorities((leaf,))).problem is None
+    assert check_chain([leaf], TrustedAuthorities((root,))).expires == min(
+        leaf.not_valid_after_utc, root.not_valid_after_utc
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,4 +235,4 @@ def test_a_list_that_would_be_in_vain_ends_a_process(
     files = {option: ours.path(name) for option, name in names.items()}
     settings = build(EngineServiceSettings(), {**files, "tls_crl_file": str(strange)})
     with pytest.raises(FatalError, match=words):
-        certificate_gate(settings, internal=True)
+        certificate_interceptors(settings, internal=True)

@@ -1,6 +1,6 @@
-"""Whether an address can be listened on, asked before gRPC binds it: gRPC does not say why it could not.
+"""Checks the address of a server before gRPC binds it: gRPC does not say why it could not.
 
-gRPC also takes over the socket file of another live process without a word.
+gRPC also takes over the socket file of another live process without an error.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from services.config.errors import FatalError
 from services.config.settings import ServerSettings
 
 
-def check_listenable(settings: ServerSettings) -> None:
-    """Raise ``FatalError`` if the address is taken or is none; remove the socket file of a process that is gone."""
+def check_bindable(settings: ServerSettings) -> None:
+    """Raise ``FatalError`` if the address is in use or cannot be bound; remove the socket file of a dead process."""
     if settings.uds is not None:
         _check_socket_file(Path(settings.uds))
     else:
@@ -24,7 +24,7 @@ def check_listenable(settings: ServerSettings) -> None:
 
 
 def remove_socket_file(settings: ServerSettings) -> None:
-    """After listening: the file of the socket, if it was one."""
+    """After the server has stopped."""
     if settings.uds is not None:
         Path(settings.uds).unlink(missing_ok=True)
 
@@ -34,23 +34,23 @@ def _check_port(host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
         raise FatalError(f"host {host!r} is not known: choose an interface of this machine with --host") from None
-    errors = [_bind_error(family, place) for family, _, _, _, place in found]
+    errors = [_bind_error(family, address) for family, _, _, _, address in found]
     if any(error is not None and error.errno == errno.EADDRINUSE for error in errors):
         raise FatalError(f"port {port} is in use: choose another with --port")
-    if None in errors:  # one of a name's addresses is enough
+    if None in errors:  # a name may have several addresses, and one is enough
         return
     if any(error is not None and error.errno == errno.EACCES for error in errors):
         raise FatalError(f"port {port} is for privileged processes: choose one above 1023 with --port")
     raise FatalError(f"host {host!r} is not an interface of this machine: choose one with --host")
 
 
-def _bind_error(family: socket.AddressFamily, place: Any) -> OSError | None:
+def _bind_error(family: socket.AddressFamily, address: Any) -> OSError | None:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind(place)
+            probe.bind(address)
     except OSError as error:
         return error
     return None

@@ -20,7 +20,7 @@ from services.ring.errors import Code, Refused, Status
 from services.rpc.calls import Call, current_call
 from services.security.auth_interceptor import Context
 from services.security.certificates import CA_FLAG, read_certificates
-from services.security.file_reload import ReloadedFile, Unusable
+from services.security.file_reload import ReloadedFile, UnusableFile
 
 log = structlog.get_logger(__name__)
 
@@ -38,13 +38,13 @@ _LIST_BEGINS = b"-----BEGIN X509 CRL-----"
 
 
 @dataclass(frozen=True, slots=True)
-class Authorities:
+class TrustedAuthorities:
     """Who is believed."""
 
     certificates: tuple[x509.Certificate, ...]
     revocations: tuple[x509.CertificateRevocationList, ...] = ()
     """Lists that are signed by one of them."""
-    strangers: tuple[str, ...] = ()
+    unknown_issuers: tuple[str, ...] = ()
     """Issuers of the lists that are not, and have no effect."""
 
 
@@ -59,31 +59,31 @@ class Verdict:
     """When it, or one between it and its authority, does."""
 
 
-def watched_authorities(ca_file: str, crl_file: str | None) -> ReloadedFile[Authorities]:
+def reloaded_authorities(ca_file: str, crl_file: str | None) -> ReloadedFile[TrustedAuthorities]:
     """Read from files. Raises ``FatalError`` for those that cannot be used."""
     files = {CA_FLAG: ca_file} if crl_file is None else {CA_FLAG: ca_file, CRL_FLAG: crl_file}
     return ReloadedFile(files, parse_authorities)
 
 
-def parse_authorities(contents: Mapping[str, bytes]) -> Authorities:
-    """From files by flag; raises ``Unusable``.
+def parse_authorities(contents: Mapping[str, bytes]) -> TrustedAuthorities:
+    """From files by flag; raises ``UnusableFile``.
 
     Lists that no authority signed say nothing, as when an authority was taken out of its file before its list was.
     """
     certificates = tuple(read_certificates(CA_FLAG, contents[CA_FLAG]))
     if CRL_FLAG not in contents:
-        return Authorities(certificates)
+        return TrustedAuthorities(certificates)
     lists = list(_lists(contents[CRL_FLAG]))
     signed = tuple(one for one in lists if any(_is_list_of(one, authority) for authority in certificates))
     if not lists:
-        raise Unusable(CRL_FLAG, "it holds no revocation list in PEM form")
-    strangers = tuple(one.issuer.rfc4514_string() for one in lists if one not in signed)
-    for issuer in strangers:
+        raise UnusableFile(CRL_FLAG, "it holds no revocation list in PEM form")
+    unknown_issuers = tuple(one.issuer.rfc4514_string() for one in lists if one not in signed)
+    for issuer in unknown_issuers:
         log.warning("a revocation list has no effect: no authority signed it", issuer=issuer)
-    return Authorities(certificates, signed, strangers)
+    return TrustedAuthorities(certificates, signed, unknown_issuers)
 
 
-def verdict_on(chain: Sequence[x509.Certificate], authorities: Authorities) -> Verdict:
+def check_chain(chain: Sequence[x509.Certificate], authorities: TrustedAuthorities) -> Verdict:
     """On the first certificate; the others may lead from it to an authority."""
     certificate, expires, serial_number = chain[0], chain[0].not_valid_after_utc, chain[0].serial_number
     for _ in range(_LONGEST_CHAIN):
@@ -101,11 +101,11 @@ def verdict_on(chain: Sequence[x509.Certificate], authorities: Authorities) -> V
     return Verdict(serial_number, "is of no authority that is believed", expires)
 
 
-class Trust:
+class CertificateChecker:
     """In callers of one server that must show certificates."""
 
     def __init__(
-        self, authorities: ReloadedFile[Authorities], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self, authorities: ReloadedFile[TrustedAuthorities], now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         """``now`` is the clock by which certificates expire."""
         self._now = now
@@ -145,7 +145,7 @@ class Trust:
                 if (status := self._refusal(pem)) is not None:
                     log.warning("calls end: a certificate holds no longer", reason=status.message)
                     for call in self._calls.get(pem, ()):
-                        call.push_out(status)
+                        call.evict(status)
                 if number % _LOOKS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
@@ -161,7 +161,7 @@ class Trust:
                 chain = x509.load_pem_x509_certificates(pem)
             except ValueError:
                 return Status(Code.UNAUTHENTICATED, "the caller's certificate cannot be read")
-            verdict = self._verdicts[pem] = verdict_on(chain, authorities)
+            verdict = self._verdicts[pem] = check_chain(chain, authorities)
         problem = verdict.problem
         if problem is None and self._now() > verdict.expires:
             problem = f"expired on {verdict.expires:%Y-%m-%d %H:%M} UTC"
@@ -176,7 +176,7 @@ def _lists(pem: bytes) -> Iterator[x509.CertificateRevocationList]:
         try:
             yield x509.load_pem_x509_crl(_LIST_BEGINS + text)
         except ValueError:
-            raise Unusable(CRL_FLAG, "it holds a revocation list that is not in PEM form") from None
+            raise UnusableFile(CRL_FLAG, "it holds a revocation list that is not in PEM form") from None
 
 
 def _is_revoked(certificate: x509.Certificate, lists: Sequence[x509.CertificateRevocationList]) -> bool:

@@ -19,7 +19,7 @@ from typing import IO
 
 import structlog
 
-from services.config.addresses import LONGEST_UDS
+from services.config.addresses import MAX_SOCKET_PATH_BYTES
 from services.config.errors import FatalError
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ class StackState:
     """engine, detokenizer and processor, as far as they run."""
 
 
-class RunDirectory:
+class RuntimeDirectory:
     """The directory of one stack."""
 
     def __init__(self, path: Path) -> None:
@@ -76,12 +76,12 @@ class RunDirectory:
 
 
 @contextmanager
-def run_directory() -> Iterator[RunDirectory]:
+def runtime_directory() -> Iterator[RuntimeDirectory]:
     """A new directory for this process, removed afterwards; the dead ones beside it are removed first."""
     running_stacks()
     path, lock = _new_locked()
     try:
-        yield RunDirectory(path)
+        yield RuntimeDirectory(path)
     finally:
         shutil.rmtree(path, ignore_errors=True)
         lock.close()
@@ -149,8 +149,10 @@ def _place() -> Path:
 def _base() -> Path:
     """That place, which is made if it is not there; raises ``FatalError`` unless it will do."""
     base = _place()
-    if len(os.fsencode(base / _LONGEST_SOCKET)) > LONGEST_UDS:
-        raise FatalError(f"{base} is too long a name for sockets, whose paths have {LONGEST_UDS} bytes: {_ELSEWHERE}")
+    if len(os.fsencode(base / _LONGEST_SOCKET)) > MAX_SOCKET_PATH_BYTES:
+        raise FatalError(
+            f"{base} is too long a name for sockets, whose paths have {MAX_SOCKET_PATH_BYTES} bytes: {_ELSEWHERE}"
+        )
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()
