@@ -17,7 +17,7 @@ from services.config.errors import FatalError, unusable_option
 from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import build, settings_of
 from services.config.settings import EngineServiceSettings
-from services.engine.main import StageLog
+from services.engine.startup_log import StageLog
 from services.telemetry.logs import configure_logs
 
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")

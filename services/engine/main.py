@@ -13,13 +13,14 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, EngineError
 from engine_core.model_loader.digest import digest_of
-from engine_core.progress import Stage, StartupProgress
+from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.config.errors import ExitCode, FatalError, unusable_option
 from services.config.settings import EngineServiceSettings
 from services.engine.async_engine import AsyncEngine
 from services.engine.protobuf import model_message
 from services.engine.service import METHOD_ROLES, EngineService
+from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.tracing import EngineTraces
@@ -223,24 +224,3 @@ class _EngineProcess:
             raise FatalError(f"the step under way did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
         if self._started is not None:
             self._started.close()
-
-
-class StageLog:
-    """A ``StartupObserver`` that logs."""
-
-    def __init__(self) -> None:
-        self._logged_at = 0.0
-
-    def stage_started(self, stage: Stage) -> None:
-        self._logged_at = time.monotonic()
-        log.info("stage started", name=stage.name)
-
-    def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._logged_at >= _ADVANCE_INTERVAL or done == total:
-            self._logged_at = now
-            log.info("stage advanced", name=stage.name, done_bytes=done, total_bytes=total)
-
-    def stage_finished(self, stage: Stage) -> None:
-        seconds = None if stage.seconds is None else round(stage.seconds, 3)
-        log.info("stage", name=stage.name, seconds=seconds, bytes=stage.bytes, detail=stage.detail)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
 from services.commands._options import SECTIONS
-from services.config.flags import COMMON, SettingsCommand, given, with_settings
+from services.config.flags import COMMON, SettingsCommand, given_options, with_settings
 from services.config.options import settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
@@ -37,7 +37,7 @@ def ringline(*arguments, **variables):
 @click.command(cls=SettingsCommand)
 def sample(**options):
     """A command with a detokenizer's options."""
-    return given(options)
+    return given_options(options)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         subscriber = door.subscribers.find(ME)
         assert subscriber is not None
         position = 0
-        while not subscriber.lost:
+        while not subscriber.given_up:
             subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 10_000)
             door.subscribers.wake()
             position += 1

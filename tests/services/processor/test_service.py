@@ -129,7 +129,7 @@ async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(
         await write(beside, ask("beside"))
         await until(lambda: harness.in_flight.num_live == 2)
         position = 0
-        while not client.lost:
+        while not client.given_up:
             scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
             text = "x" * 10_000
             client.outbox.delta(request.request_id, CLIENT_EPOCH, 0, position, [7], text, scores)
