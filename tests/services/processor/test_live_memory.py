@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.process.memory import trim_malloc
+from services.process.memory import resident_memory, trim_malloc
 from services.processor.admission.resolve import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.request import Request
@@ -76,12 +76,12 @@ def measure(kind: str) -> None:
     hold()  # what is made once
     gc.collect()
     trim_malloc()
-    before = resident()
+    before = resident_memory()
     while charged < CHARGED and len(held) < MOST:
         charged += hold().resolved.held_bytes
     gc.collect()
     trim_malloc()
-    grown = resident() - before
+    grown = resident_memory() - before
     assert grown <= charged + NOISE, f"{kind}: {len(held)} requests took {grown} bytes, and were charged {charged}"
 
 
