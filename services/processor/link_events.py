@@ -54,7 +54,7 @@ class LinkEvents:
         """Attached; raises ``LinkRefused`` if the engine's model was dropped meanwhile."""
         self._models.engine_up(engine, model)
         self._peers.engine_up(link, engine, model)
-        self._update_parted(engine)
+        self._update_partitions(engine)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """Load, peers, draining and rejections; text comes from the detokenizer."""
@@ -73,7 +73,7 @@ class LinkEvents:
         crashed = self._peers.engine_down(link, engine)
         self._models.engine_down(engine)
         self._listener.engine_lost(engine, crashed=crashed)
-        self._update_parted(engine)
+        self._update_partitions(engine)
 
     # DetokenizerOwner
 
@@ -88,7 +88,7 @@ class LinkEvents:
             self._peers.detokenizer_load(detokenizer, frame.load)
         if frame.HasField("engines"):
             self._peers.detokenizer_hears(detokenizer, frame.engines)
-            self._update_parted(detokenizer)
+            self._update_partitions(detokenizer)
         if frame.HasField("draining"):
             self._peers.detokenizer_draining(detokenizer)
         if frame.HasField("outputs"):
@@ -98,7 +98,7 @@ class LinkEvents:
         """The stream ended."""
         self._peers.detokenizer_down(detokenizer)
         self._listener.detokenizer_lost(detokenizer)
-        self._update_parted(detokenizer)
+        self._update_partitions(detokenizer)
 
     # Liveness
 
@@ -107,6 +107,6 @@ class LinkEvents:
         if self._peers.check_liveness(now):
             self._listener.routes_changed()
 
-    def _update_parted(self, peer: PeerId) -> None:
-        if self._peers.update_parted(peer):
+    def _update_partitions(self, peer: PeerId) -> None:
+        if self._peers.update_partitions(peer):
             self._listener.routes_changed()

@@ -95,7 +95,7 @@ class _Processor:
         )
         rate_limiter = RateLimiter(policies)
         self._queue = TokenizationQueue(
-            self._models, policies, me, route_timeout=settings.patience, engine_seats=self._routes.seats
+            self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
         limits = BacklogLimits(settings.max_queued_requests, settings.max_queue_time)
         self._backlog = Backlog(limits, self._queue.left_backlog)

@@ -99,7 +99,7 @@ class Peers:
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._checked_at: float | None = None
         self.event_log = EventLog()
-        self.parted: dict[Route, float] = {}
+        self.partitioned: dict[Route, float] = {}
         """Pairs whose detokenizer says that it does not hear the engine, and since when."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
         """Peers lost without having drained, by service."""
@@ -168,7 +168,7 @@ class Peers:
     def engine_draining(self, engine: PeerId) -> None:
         """An engine takes no new requests."""
         self._engines[engine].draining = True
-        self._routes.take_work(engine, False)
+        self._routes.set_taking_work(engine, False)
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> bool:
         """The link to an engine ended; returns whether that counts as a crash: it neither drained nor hung."""
@@ -203,7 +203,7 @@ class Peers:
     def detokenizer_draining(self, detokenizer: PeerId) -> None:
         """A detokenizer takes no new requests."""
         self._detokenizers[detokenizer].draining = True
-        self._routes.take_work(detokenizer, False)
+        self._routes.set_taking_work(detokenizer, False)
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The subscription ended."""
@@ -216,16 +216,16 @@ class Peers:
 
     # Both
 
-    def update_parted(self, peer: PeerId) -> bool:
-        """Find the parted pairs of a peer that came, went or hears other engines now; returns whether any changed."""
-        parted = self._routes.parted(peer)
-        before = {route for route in self.parted if peer in (route.engine, route.detokenizer)}
-        if parted == before:
+    def update_partitions(self, peer: PeerId) -> bool:
+        """Find the partitioned pairs of a peer that came, went or hears other engines; returns whether any changed."""
+        partitioned = self._routes.partitioned(peer)
+        before = {route for route in self.partitioned if peer in (route.engine, route.detokenizer)}
+        if partitioned == before:
             return False
-        for route in before - parted:
-            del self.parted[route]
+        for route in before - partitioned:
+            del self.partitioned[route]
         now = time.monotonic()
-        self.parted.update(dict.fromkeys(parted - before, now))
+        self.partitioned.update(dict.fromkeys(partitioned - before, now))
         return True
 
     def check_liveness(self, now: float) -> bool:
@@ -244,7 +244,7 @@ class Peers:
             if (reason is not None) != node.suspected:
                 node.suspected = reason is not None
                 trusted_again |= not node.suspected
-                self._routes.take_work(node.peer, not node.suspected and not node.draining)
+                self._routes.set_taking_work(node.peer, not node.suspected and not node.draining)
                 service = "engine" if isinstance(node, _Engine) else "detokenizer"
                 requests = self._routes.requests()[node.peer]
                 self.event_log.add(service, node.peer.name, "silent" if reason else "heard", requests)

@@ -69,8 +69,8 @@ class Router:
         """Requests without a route; due when to look for one though nothing has changed, or at the route timeout."""
         self._revision = -1
         """Of the routes at the last look at unrouted requests and suspects."""
-        self._parted_due = math.inf
-        """When to look at requests on parted pairs though nothing has changed."""
+        self._partitions_due = math.inf
+        """When to look at requests on partitioned pairs though nothing has changed."""
         self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
 
     # Events of peers
@@ -116,7 +116,7 @@ class Router:
                 self._wait_for_route(request, request.route_lost_reason, request.retry_at)
             if error:
                 yield request, error
-        if changed or now > self._parted_due:
+        if changed or now > self._partitions_due:
             yield from self._leave_silent_peers(now)
 
     # One request
@@ -166,7 +166,7 @@ class Router:
         return replace(status, message=f"{status.message}: {request.route_lost_reason}")
 
     def _leave_silent_peers(self, now: float) -> Iterator[Failed]:
-        """Move requests from suspected peers and parted pairs, as far as there are other routes.
+        """Move requests from suspected peers and partitioned pairs, as far as there are other routes.
 
         A false alarm is harmless: what the old route still sends is of an earlier epoch.
         """
@@ -179,8 +179,8 @@ class Router:
             for request in self._routed.at_detokenizer(peer):
                 if request.route is not None and request.route.engine not in suspects:
                     self._leave_detokenizer(request, request.route)
-        self._parted_due = math.inf
-        for route, since in self._peers.parted.items():
+        self._partitions_due = math.inf
+        for route, since in self._peers.partitioned.items():
             if route.engine in suspects:
                 continue
             for request in self._routed.on(route):
@@ -189,7 +189,7 @@ class Router:
                     if error:
                         yield request, error
             if now - since <= BEAT_LIMIT and self._routed.on(route):  # the two may be about to join again
-                self._parted_due = min(self._parted_due, since + BEAT_LIMIT)
+                self._partitions_due = min(self._partitions_due, since + BEAT_LIMIT)
 
     def _leave_detokenizer(self, request: Request, route: Route) -> bool:
         """Redirect to another detokenizer of the same engine; returns whether there is one."""

@@ -32,10 +32,10 @@ BYTES_PER_TOKEN = 8
 """Most bytes of text per token, on average over a whole context; text of any language takes 3 to 5."""
 BYTES_PER_ID = 3
 """Most bytes of a packed id, with the largest vocabularies."""
-LEAST_TEXT_BYTES = 64 << 10
-LEAST_MESSAGE_BYTES = 256 << 10
-LEAST_FIELDS, MOST_FIELDS = 8192, 32768
-UNKNOWN_MODEL = MessageLimits(LEAST_MESSAGE_BYTES, LEAST_FIELDS)
+BASE_TEXT_BYTES = 64 << 10
+BASE_MESSAGE_BYTES = 256 << 10
+MIN_FIELDS, MAX_FIELDS = 8192, 32768
+UNKNOWN_MODEL = MessageLimits(BASE_MESSAGE_BYTES, MIN_FIELDS)
 """For messages that come before any model is known."""
 
 
@@ -51,14 +51,14 @@ class ModelLimits:
     @property
     def max_text_bytes(self) -> int:
         """For a text to tokenize or to return: by far more than fills any context."""
-        return LEAST_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
+        return BASE_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
 
     @property
     def lookup(self) -> MessageLimits:
         """For a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
         return MessageLimits(
-            max_bytes=LEAST_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
-            max_fields=min(LEAST_FIELDS + self.max_model_len, MOST_FIELDS),
+            max_bytes=BASE_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
+            max_fields=min(MIN_FIELDS + self.max_model_len, MAX_FIELDS),
         )
 
     @property

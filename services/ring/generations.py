@@ -1,11 +1,10 @@
-"""What a process holds for each generation of the model: some of them side by side while a model is rolled out.
+"""What a process holds for each generation of the model: several at a time while a model is rolled out.
 
 A generation is all engines that serve the same model: equal configuration, template, tokenizer and weights. A request
-belongs to the one that admitted it, and never changes it. What is held for a generation is kept while an engine serves
-it or a request belongs to it; of those that nobody needs only the newest is kept, so that a process whose one engine is
-restarted need not learn everything anew. The newest is the one that the engine which was started last serves: so a
-rollout makes a generation the newest as soon as its first engine is there, and going back makes the older one that
-again.
+belongs to the generation that admitted it, and never changes it. A generation is held while an engine serves it or a
+request belongs to it; of the others only the newest is held, so that a process whose one engine restarts need not learn
+everything again. The newest is the generation of the engine that was started last: a rollout makes a generation the
+newest as soon as its first engine is there, and a rollback makes the older one the newest again.
 """
 
 from __future__ import annotations
@@ -23,23 +22,22 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What all engines of one generation serve."""
+    """Identifies a generation."""
 
     model: str
-    """The name that it is asked for by."""
+    """The name in requests."""
     digest: str
-    """Equal where the model is the same, its weights and its tokenizer included."""
+    """Digest of the model, with its weights and its tokenizer."""
 
 
 class Generations(Generic[K, V]):
-    """What is held (``V``), by generation (``K``)."""
+    """Values (``V``) by generation (``K``)."""
 
-    def __init__(self, most: int) -> None:
-        """``most`` are held at a time."""
-        self._most = most
+    def __init__(self, max_generations: int) -> None:
+        self._max_generations = max_generations
         self._held: dict[K, V] = {}
         self._started: dict[K, int] = {}
-        """By generation: the incarnation of that engine of it which was started last, as far as is known."""
+        """By generation: the incarnation of the engine that was started last."""
         self._engines: dict[PeerId, K] = {}
         self._requests: Counter[K] = Counter()
 
@@ -54,21 +52,21 @@ class Generations(Generic[K, V]):
         return generation in self._held
 
     def get(self, generation: K) -> V | None:
-        """What is held for a generation, if anything is."""
+        """The value of a generation; None if it is not held."""
         return self._held.get(generation)
 
     @property
     def newest(self) -> V | None:
-        """What is held for the newest generation; None if nothing is held."""
+        """The value of the newest generation; None if none is held."""
         return next((self._held[generation] for generation in self), None)
 
     def values(self) -> list[V]:
-        """All that is held, for the newest generation first."""
+        """All values, the newest generation first."""
         return [self._held[generation] for generation in self]
 
     def learn(self, generation: K, engine: PeerId, value: V) -> bool:
-        """Hold ``value`` for a generation, which ``engine`` serves and nothing is held for; whether there is room."""
-        while len(self._held) >= self._most:
+        """Hold a generation that ``engine`` serves and that is not held yet; returns whether there is room."""
+        while len(self._held) >= self._max_generations:
             idle = [other for other in self if not self.needed(other)]
             if not idle:
                 return False
@@ -78,37 +76,37 @@ class Generations(Generic[K, V]):
         return True
 
     def engine_up(self, engine: PeerId, generation: K) -> bool:
-        """An engine was linked; whether something is held for what it serves. If not, it does not count."""
+        """An engine was linked; returns whether its generation is held. If not, the engine does not count."""
         if generation not in self._held:
             return False
         self._engines[engine] = generation
         self._started[generation] = max(self._started[generation], engine.incarnation)
-        self._tidy()
+        self._drop_unneeded()
         return True
 
     def engine_down(self, engine: PeerId) -> None:
         """The link to an engine ended."""
         if self._engines.pop(engine, None) is not None:
-            self._tidy()
+            self._drop_unneeded()
 
     def enter(self, generation: K) -> None:
-        """A request belongs to a generation, for which something is held."""
+        """A request belongs to a generation, which must be held."""
         assert generation in self._held
         self._requests[generation] += 1
 
     def leave(self, generation: K) -> None:
-        """A request that belonged to it has ended."""
+        """A request that belonged to a generation has ended."""
         self._requests[generation] -= 1
         if not self._requests[generation]:
             del self._requests[generation]
-            self._tidy()
+            self._drop_unneeded()
 
     def needed(self, generation: K) -> bool:
         """Whether an engine serves it or a request belongs to it."""
         return generation in self._requests or generation in self._engines.values()
 
-    def _tidy(self) -> None:
-        """Drop what nobody needs, the newest aside."""
+    def _drop_unneeded(self) -> None:
+        """Drop the generations that are not needed, except the newest."""
         for generation in list(self)[1:]:
             if not self.needed(generation):
                 self._drop(generation)

@@ -1,9 +1,9 @@
-"""Which engines computed which beginnings of prompts lately: bounded, and forgotten oldest first.
+"""A map of prompt prefixes to the engines that computed them lately: bounded, least recently used first out.
 
-A prompt is known by hashes of its beginnings, each a little longer than the one before: of 1, 2, 3, 4, 5, … blocks of
-the KV cache, and from there on each by a quarter. So a prompt of any length has few, and a part that it shares with
-another is found to within a fifth. The hash begins with the salt of the prefix cache: where nothing may be shared,
-nothing is looked for. It is the same in every processor, and so is what is made of it.
+A prompt is known by hashes of prefixes of increasing length: of 1, 2, 3, 4, 5, … blocks of the KV cache, and from
+there on each a quarter longer. So a prompt of any length has few hashes, and the part that it shares with another is
+found to within a fifth. The hash begins with the salt of the prefix cache, so nothing is found where nothing may be
+shared. Every processor computes the same hashes, and so makes the same choice of engines.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from hashlib import blake2b
 from services.ring.identity import PeerId
 
 MAX_PREFIXES = 1 << 16
-"""Beginnings remembered; at about 300 bytes each, 20 MB."""
+"""Prefixes remembered; at about 300 bytes each, 20 MB."""
 MAX_HOLDERS = 8
-"""Engines remembered for each."""
+"""Engines remembered per prefix."""
 _DIGEST_SIZE = 8
 _GROWTH = 4
-"""Each beginning is longer than the one before by one block, or by this part of it."""
+"""Each prefix is longer than the one before by one block, or by one part in this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The beginnings of one prompt."""
+    """The hashed prefixes of one prompt."""
 
     hashes: tuple[bytes, ...] = ()
     """Shortest first."""
     tokens: tuple[int, ...] = ()
-    """How long each is."""
+    """Their lengths."""
     half: int = 0
-    """The first that is at least half of the prompt."""
+    """Index of the first that is at least half of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is known of a prompt."""
+    """The longest known prefix of a prompt."""
 
     holders: tuple[PeerId, ...]
-    """Engines that have the longest beginning which any of them has."""
+    """Engines that have the longest prefix that any of them has."""
     tokens: int
-    """How long that is."""
+    """Its length."""
     worth_following: bool
-    """Whether that is at least half of the prompt."""
+    """Whether it is at least half of the prompt."""
     branch: bytes | None
-    """Where the prompt leaves what is known, or what it is if most of it is known; None if it has no whole block."""
+    """Hash where the prompt leaves what is known, or of the prompt if most of it is known; None below one block."""
 
 
 def prefixes_of(token_ids: Iterable[int], salt: bytes, block_size: int) -> Prefixes:
-    """The beginnings of a prompt; none if it is shorter than a block, or blocks are not known (0)."""
+    """The prefixes of a prompt; none if it is shorter than a block, or the block size is not known (0)."""
     ids = array("I", token_ids)
     packed = memoryview(ids).cast("B")
     width = ids.itemsize * block_size
@@ -70,28 +70,27 @@ def prefixes_of(token_ids: Iterable[int], salt: bytes, block_size: int) -> Prefi
 
 
 class PrefixMap:
-    """Of one processor."""
+    """The map of one processor."""
 
-    def __init__(self, most: int = MAX_PREFIXES) -> None:
-        """``most`` beginnings are remembered."""
-        self._most = most
+    def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
+        self._max_prefixes = max_prefixes
         self._holders: OrderedDict[bytes, tuple[PeerId, ...]] = OrderedDict()
-        """Engines, the latest first."""
+        """Engines by prefix hash, the latest engine first."""
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def add(self, prefixes: Prefixes, engine: PeerId) -> None:
-        """An engine computes this prompt, and can give of it what it has computed."""
-        # The shortest last: a beginning is worth more the shorter it is, so its ends are forgotten first.
+        """An engine computes this prompt, and will have it cached."""
+        # The shortest last: shorter prefixes are shared by more prompts, so the longest are forgotten first.
         for key in reversed(prefixes.hashes):
             others = (holder for holder in self._holders.pop(key, ()) if holder != engine)
             self._holders[key] = (engine, *others)[:MAX_HOLDERS]
-        while len(self._holders) > self._most:
+        while len(self._holders) > self._max_prefixes:
             self._holders.popitem(last=False)
 
     def find(self, prefixes: Prefixes, engines: Container[PeerId]) -> Match:
-        """What is known of a prompt, as far as any of ``engines`` has it."""
+        """The longest known prefix of a prompt that any of ``engines`` has."""
         known: int | None = None
         for index in reversed(range(len(prefixes.hashes))):
             holders = self._holders.get(prefixes.hashes[index])
@@ -106,9 +105,9 @@ class PrefixMap:
 
 
 def by_rendezvous(key: bytes, engines: Iterable[PeerId]) -> list[PeerId]:
-    """The engines in an order that every processor finds for this key, and that changes little when one comes or goes.
+    """The engines in an order that is the same in every processor, and changes little when an engine comes or goes.
 
-    (Highest random weight: Thaler and Ravishankar, IEEE/ACM ToN 6, 1998.)
+    Rendezvous hashing (highest random weight: Thaler and Ravishankar, IEEE/ACM ToN 6, 1998).
     """
     return sorted(engines, key=lambda engine: blake2b(key + engine.name.encode(), digest_size=_DIGEST_SIZE).digest())
 
@@ -123,7 +122,7 @@ def _branch(prefixes: Prefixes, known: int | None) -> bytes | None:
 
 
 def _lengths(blocks: int) -> Iterator[int]:
-    """The lengths of the beginnings of a prompt of so many blocks, in blocks."""
+    """The lengths of the prefixes of a prompt of ``blocks`` blocks, in blocks."""
     length = 1
     while length <= blocks:
         yield length

@@ -1,16 +1,16 @@
-"""Which (engine, detokenizer) pair a request goes to: a joined one, alive, taking work; by prefix, then by load.
+"""The routing rule: a request goes to a joined (engine, detokenizer) pair that takes work, by prefix, then by load.
 
-A pair is joined when the engine says that this very life of the detokenizer is attached to it, the detokenizer has
-acknowledged this processor's subscription, and does not say that it hears nothing of the engine.
+A pair is joined when the engine reports this incarnation of the detokenizer as attached, the detokenizer has
+acknowledged this processor's subscription, and has not reported that it does not hear the engine.
 
-A request goes to engines of its own generation alone. A new one may belong to any: it belongs to the newest that has
-room, or to the newest where none has, so that the first engine of a new model is not given the work of all the others.
+A request goes to engines of its own generation only. A new request may belong to any generation: it gets the newest
+that has room, or the newest if none has, so that the first engine of a new model is not given the work of all others.
 
 No request goes where it would wait while there is room elsewhere. It follows its prompt's prefix to an engine that has
-it, unless that engine is busier than the others by more than the prefix is worth. Else it goes to the less loaded of
-two: which two, the prompt decides, so that processors which know nothing of each other send equal prompts to the same
-ones; without a prefix, chance. (Of two, because everybody's choice of the least loaded would be the same until its next
-report: Mitzenmacher, IEEE TPDS 12, 2001.)
+it cached, unless that engine is busier than the others by more than the prefix is worth. Otherwise it goes to the less
+loaded of two engines. The prompt's hash decides which two, so that processors which know nothing of each other send
+equal prompts to the same engines; without a prefix, they are random. (Two choices, because the least loaded of all
+would be the same for every processor until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
 TOKENS_PER_REQUEST = 64
-"""To have so many tokens of a prompt, an engine may be one request busier than the others are on average …"""
-MOST_REQUESTS, MOST_SHARE = 8, 0.25
-"""… but by no more than so many requests, or this share of their load where that is more."""
-FULL = 0.95
+"""For this many cached tokens of a prompt, an engine may be one request busier than the others on average …"""
+MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE = 8, 0.25
+"""… but by no more than this many requests, or this share of their load where that is more."""
+FULL_KV_USAGE = 0.95
 """From this share of its KV blocks on, an engine in which requests wait has no room."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request runs and who turns its ids into text."""
+    """The engine that computes a request, and the detokenizer that decodes it."""
 
     engine: PeerId
     detokenizer: PeerId
 
 
 class Decision(enum.Enum):
-    """Why a request went to its engine."""
+    """Why an engine was chosen."""
 
     PREFIX = "prefix"
-    """It has most of the prompt."""
+    """It has most of the prompt cached."""
     OVERLOAD = "overload"
     """The engine that has most of the prompt is too busy: it is the less loaded of two."""
     LOAD = "load"
@@ -58,20 +58,20 @@ class Decision(enum.Enum):
 class _Node:
     peer: PeerId
     own: int = 0
-    """What this processor has there: choices at an engine, requests at a detokenizer."""
+    """This processor's load there: choices at an engine, requests at a detokenizer."""
     others: int = 0
-    """What others had there when it last reported."""
+    """The load of others at its last report."""
     generation: Generation | None = None
     """Of an engine."""
-    seats: int | None = None
+    capacity: int | None = None
     """Choices that an engine computes at a time."""
     pressed: bool = False
     """Whether requests wait for KV blocks."""
     taking: bool = True
     attached: frozenset[PeerId] = field(default_factory=frozenset)
-    """Of an engine: who is attached to it."""
+    """Of an engine: the attached peers."""
     hears: frozenset[PeerId] | None = None
-    """Of a detokenizer: the engines that it hears; None until it has said."""
+    """Of a detokenizer: the engines that it hears; None until it has reported them."""
 
     @property
     def load(self) -> int:
@@ -79,29 +79,29 @@ class _Node:
 
     @property
     def full(self) -> bool:
-        """Whether one more would wait."""
-        return self.pressed or (self.seats is not None and self.load >= self.seats)
+        """Whether one more request would wait."""
+        return self.pressed or (self.capacity is not None and self.load >= self.capacity)
 
 
 class Routes:
-    """What the processor knows of its peers, and where its requests are."""
+    """The peers as far as routing goes, and the routes of this processor's requests."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._engines: dict[str, _Node] = {}
         self._detokenizers: dict[str, _Node] = {}
         self._held: dict[str, tuple[Route, int]] = {}
-        """By request id: its route, and its choices."""
+        """Routes and numbers of choices by request id."""
         self.revision = 0
-        """Raised whenever a pair may have begun or ceased to take work: what found no route then finds none now."""
+        """Raised when a pair may have begun or ceased to take work: until then an unrouted request finds no route."""
         self.prefixes = PrefixMap()
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
-        """How often each was taken."""
+        """How often each was made."""
 
-    def engine_up(self, peer: PeerId, generation: Generation, seats: int | None = None) -> None:
-        """An engine welcomed this processor. ``seats``: how many choices it computes at a time, if that is known."""
+    def engine_up(self, peer: PeerId, generation: Generation, capacity: int | None = None) -> None:
+        """An engine welcomed this processor. ``capacity``: choices that it computes at a time, if known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
-        self._engines[peer.name] = _Node(peer, own, generation=generation, seats=seats)
+        self._engines[peer.name] = _Node(peer, own, generation=generation, capacity=capacity)
         self.revision += 1
 
     def engine_down(self, peer: PeerId) -> None:
@@ -111,7 +111,7 @@ class Routes:
             self.revision += 1
 
     def engine_peers(self, engine: PeerId, attached: Iterable[PeerId]) -> None:
-        """An engine told who is attached to it."""
+        """An engine reported the peers attached to it."""
         if (node := self._engines.get(engine.name)) is not None and node.peer == engine:
             node.attached = frozenset(attached)
             self.revision += 1
@@ -129,26 +129,26 @@ class Routes:
             self.revision += 1
 
     def engine_load(self, peer: PeerId, running: int, waiting: int, kv_usage: float) -> None:
-        """An engine told what it computes, what waits, and the share of its KV blocks in use."""
+        """An engine reported its running choices, waiting requests, and the share of its KV blocks in use."""
         if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
             node.others = max(0, running + waiting - node.own)
-            node.pressed = waiting > 0 and kv_usage >= FULL
+            node.pressed = waiting > 0 and kv_usage >= FULL_KV_USAGE
 
     def detokenizer_load(self, peer: PeerId, requests: int) -> None:
-        """A detokenizer told how many requests it holds."""
+        """A detokenizer reported how many requests it has."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             node.others = max(0, requests - node.own)
 
     def detokenizer_hears(self, peer: PeerId, engines: Iterable[PeerId]) -> None:
-        """A detokenizer told which engines it is attached to and hears."""
+        """A detokenizer reported the engines that it is attached to and hears."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             node.hears = frozenset(engines)
             self.revision += 1
 
-    def parted(self, peer: PeerId) -> frozenset[Route]:
-        """Pairs with a peer of which the detokenizer says that it does not hear the engine.
+    def partitioned(self, peer: PeerId) -> frozenset[Route]:
+        """The pairs of a peer whose detokenizer reports that it does not hear the engine.
 
-        What they have stands still.
+        Their requests make no progress.
         """
         engines = [node for node in self._engines.values() if node.peer == peer]
         detokenizers = [node for node in self._detokenizers.values() if node.peer == peer]
@@ -159,8 +159,8 @@ class Routes:
             if not _hears(detokenizer, engine)
         )
 
-    def take_work(self, peer: PeerId, taking: bool) -> None:
-        """Whether a peer may get new work: not while it is draining or suspected."""
+    def set_taking_work(self, peer: PeerId, taking: bool) -> None:
+        """Set whether a peer gets new work: not while it is draining or suspected."""
         for nodes in (self._engines, self._detokenizers):
             if (node := nodes.get(peer.name)) is not None and node.peer == peer:
                 node.taking = taking
@@ -171,26 +171,26 @@ class Routes:
         return bool(self._engines_taking())
 
     def generations(self) -> list[Generation]:
-        """Those of engines that take work; the one whose engine was started last is the first."""
+        """The generations of engines that take work; that of the engine started last comes first."""
         engines = sorted(self._engines_taking(), key=lambda node: -node.peer.incarnation)
         return list(dict.fromkeys(node.generation for node in engines if node.generation is not None))
 
     def preferred(self) -> list[Generation]:
-        """The same, those with room for one more request before the others: so a new request should choose."""
+        """The same, those with room for one more request first: the order for new requests."""
         roomy = {node.generation for node in self._engines_taking() if not node.full}
         return sorted(self.generations(), key=lambda generation: generation not in roomy)
 
-    def seats(self) -> int | None:
-        """Choices that the engines which take work compute at a time; None if there are none, or one did not say."""
-        known = [node.seats for node in self._engines_taking()]
+    def capacity(self) -> int | None:
+        """Choices that the engines taking work compute at a time; None if there are none, or one did not report it."""
+        known = [node.capacity for node in self._engines_taking()]
         return sum(filter(None, known)) if known and None not in known else None
 
     def loads(self) -> dict[str, int]:
-        """What each engine has to do, by its name."""
+        """Choices that each engine has, by its name."""
         return {name: node.load for name, node in self._engines.items()}
 
     def requests(self) -> Counter[PeerId]:
-        """How many requests of this processor each peer has."""
+        """The number of this processor's requests at each peer."""
         return Counter(peer for route, _ in self._held.values() for peer in (route.engine, route.detokenizer))
 
     def joined(self) -> dict[str, tuple[str, ...]]:
@@ -198,7 +198,7 @@ class Routes:
         return {name: tuple(one.peer.name for one in self._joined(node)) for name, node in self._engines.items()}
 
     def attached(self) -> frozenset[PeerId]:
-        """Everybody who is attached to an engine."""
+        """All peers attached to engines."""
         return frozenset().union(*(node.attached for node in self._engines.values()))
 
     def choose(
@@ -210,9 +210,9 @@ class Routes:
         choices: int = 1,
         engine: PeerId | None = None,
     ) -> Route | None:
-        """A joined pair of a generation that takes work, or None; the request counts as load there until ``release``.
+        """A joined pair of a generation that takes work, or None; the request counts as its load until ``release``.
 
-        ``engine``: the one that has the request; it may go on there even if nothing new is taken.
+        ``engine``: stay on the engine that has the request, even if it takes nothing new.
         """
         if engine is None:
             chosen = self._choose_engine(generation, prefixes)
@@ -230,7 +230,7 @@ class Routes:
         return route
 
     def release(self, request_id: str, computed: Prefixes | None = None) -> None:
-        """The request has left its route, where ``computed`` is what the engine has of it. Idempotent."""
+        """The request has left its route; ``computed`` is what the engine has cached of it. Idempotent."""
         if (held := self._held.pop(request_id, None)) is None:
             return
         route, choices = held
@@ -260,24 +260,24 @@ class Routes:
         return chosen
 
     def _overloaded(self, node: _Node, tokens: int, nodes: Iterable[_Node]) -> bool:
-        """Whether an engine is busier than the others by more than ``tokens`` of a prompt are worth."""
+        """Whether an engine is busier than the others by more than ``tokens`` cached are worth."""
         others = [other for other in nodes if other is not node]
         if not others:
             return False
         if node.full and not all(other.full for other in others):
             return True
         mean = sum(other.load for other in others) / len(others)
-        return node.load - mean > min(tokens / TOKENS_PER_REQUEST, max(MOST_REQUESTS, MOST_SHARE * mean))
+        return node.load - mean > min(tokens / TOKENS_PER_REQUEST, max(MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE * mean))
 
     def _less_loaded(self, nodes: list[_Node]) -> _Node:
-        """Of two."""
+        """The less loaded of two random nodes."""
         return min(self._rng.sample(nodes, min(2, len(nodes))), key=_busy)
 
     def _engines_taking(self) -> list[_Node]:
         return [node for node in self._engines.values() if node.taking and any(self._joined(node))]
 
     def _joined(self, engine: _Node) -> Iterator[_Node]:
-        """The detokenizers that take work from an engine."""
+        """The detokenizers joined with an engine that take work."""
         return (
             node
             for node in self._detokenizers.values()
@@ -294,7 +294,7 @@ def _busy(node: _Node) -> tuple[bool, int]:
 
 
 class RouteIndex(Generic[T]):
-    """Items by key, each on one route."""
+    """Items by key, each on one route, found by either end of it."""
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
@@ -302,13 +302,13 @@ class RouteIndex(Generic[T]):
         """By engine, detokenizer and key; none of them is empty."""
 
     def put(self, key: str, item: T, route: Route) -> None:
-        """An item is on a route, and no longer on another."""
+        """Put an item on a route, and off any other."""
         self.discard(key)
         self._routes[key] = route
         self._items.setdefault(route.engine, {}).setdefault(route.detokenizer, {})[key] = item
 
     def discard(self, key: str) -> None:
-        """An item is on no route."""
+        """Take an item off its route, if it is on one."""
         if (route := self._routes.pop(key, None)) is None:
             return
         at_engine = self._items[route.engine]
@@ -320,13 +320,13 @@ class RouteIndex(Generic[T]):
             del self._items[route.engine]
 
     def at_engine(self, engine: PeerId) -> list[T]:
-        """Those whose route has this engine."""
+        """The items on routes with this engine."""
         return [item for on_route in self._items.get(engine, {}).values() for item in on_route.values()]
 
     def at_detokenizer(self, detokenizer: PeerId) -> list[T]:
-        """Those whose route has this detokenizer."""
+        """The items on routes with this detokenizer."""
         return [item for at_engine in self._items.values() for item in at_engine.get(detokenizer, {}).values()]
 
     def on(self, route: Route) -> list[T]:
-        """Those on exactly this route."""
+        """The items on exactly this route."""
         return list(self._items.get(route.engine, {}).get(route.detokenizer, {}).values())

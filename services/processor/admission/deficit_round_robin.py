@@ -1,6 +1,6 @@
-"""Work that waits, taken by tenants in turns: deficit round-robin by bytes (Shreedhar and Varghese, SIGCOMM 1995).
+"""Deficit round-robin by bytes between tenants (Shreedhar and Varghese, SIGCOMM 1995).
 
-So what one tenant sends waits behind its own, however much of it there is.
+A tenant's work waits behind its own, however much one of the others sends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sized(Protocol):
-    """What waits."""
+    """Work with a size."""
 
     @property
     def size(self) -> int:
@@ -28,29 +28,29 @@ class _Queue(Generic[_T]):
     def __init__(self) -> None:
         self.work: OrderedDict[str, _T] = OrderedDict()
         self.credit = 0
-        """Bytes that it may still take in this turn."""
+        """Bytes that it may still take in this round."""
         self.served = False
-        """Whether its turn has begun."""
+        """Whether it got its quantum in this round."""
 
 
 class DeficitRoundRobin(Generic[_T]):
     """Tenants are remembered while they have work."""
 
     def __init__(self, quantum: int) -> None:
-        """``quantum``: bytes per tenant and turn."""
+        """``quantum``: bytes per tenant and round."""
         self._quantum = quantum
         self._queues: OrderedDict[str, _Queue[_T]] = OrderedDict()
-        """By tenant; the first one's turn is next."""
+        """By tenant; the first one is next."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def append(self, tenant: str, key: str, work: _T) -> None:
-        """Let ``work`` wait, last of its tenant's."""
+        """Add work behind the rest of its tenant's."""
         self._queues.setdefault(tenant, _Queue()).work[key] = work
 
     def remove(self, tenant: str, key: str) -> _T | None:
-        """Take away what waits by this name; None if nothing does."""
+        """Remove the work of a key; None if there is none."""
         if (queue := self._queues.get(tenant)) is None or (work := queue.work.pop(key, None)) is None:
             return None
         if not queue.work:
@@ -62,7 +62,7 @@ class DeficitRoundRobin(Generic[_T]):
         self._queues.clear()
 
     def take(self) -> list[_T]:
-        """Take what is next, up to a quantum together; what is larger than that comes alone."""
+        """Take the next work, up to a quantum together; larger work comes alone."""
         taken: list[_T] = []
         size = 0
         while self._queues:

@@ -1,8 +1,7 @@
-"""How much each tenant has under way and has had lately, against what it may have. Of this processor alone.
+"""Rate limits and concurrency limits of each tenant, on this processor alone.
 
-Requests and tokens per minute are buckets that fill steadily and hold a minute's worth. Tokens are taken out
-afterwards, when it is known how many they are; a tenant with an empty bucket begins nothing until there is something in
-it again.
+Requests and tokens per minute are token buckets that hold a minute's worth. Tokens are taken out afterwards, when their
+number is known; a tenant with an empty bucket begins nothing until something has flowed back.
 """
 
 from __future__ import annotations
@@ -14,29 +13,30 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.ring.errors import Code, Reason, Refused
 
 RETRY_AFTER_MS = 1000
-"""Where nobody knows when a request will end."""
+"""For limits on concurrent requests: when one will end is not known."""
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """What is missing in it, and how fast that comes back."""
+class _TokenBucket:
+    """A token bucket, by what is missing in it. Its capacity is what flows back in a minute."""
 
-    spent: float = 0.0
-    at: float = 0.0
-    """When that was missing."""
+    missing_then: float = 0.0
+    updated_at: float = 0.0
     per_second: float = 0.0
 
     def missing(self, now: float) -> float:
-        """What is missing now."""
-        return max(0.0, self.spent - (now - self.at) * self.per_second) if self.spent else 0.0
+        """Units until it is full."""
+        if not self.missing_then:
+            return 0.0
+        return max(0.0, self.missing_then - (now - self.updated_at) * self.per_second)
 
     def take(self, amount: int, per_minute: int, now: float) -> None:
-        """Take something out, whether it is there or not."""
+        """Take units out, whether they are there or not."""
         self.per_second = per_minute / 60
-        self.spent, self.at = self.missing(now) + amount, now
+        self.missing_then, self.updated_at = self.missing(now) + amount, now
 
     def check(self, what: str, per_minute: int | None, now: float) -> None:
-        """Raise ``Refused`` while not even one is in it; it holds as much as comes back in a minute."""
+        """Raise ``Refused`` while less than one unit is in it. ``per_minute`` None: no limit."""
         if per_minute is None:
             return
         self.per_second = per_minute / 60
@@ -52,97 +52,95 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class _Account:
-    """One tenant's, while it has something under way or a bucket is not full."""
+class _Usage:
+    """One tenant's usage."""
 
-    requests: int = 0
+    live_requests: int = 0
     queued_tokens: int = 0
-    asked: _Bucket = field(default_factory=_Bucket)
-    """Requests, of a minute."""
-    computed: _Bucket = field(default_factory=_Bucket)
-    """Tokens, of a minute."""
+    requests: _TokenBucket = field(default_factory=_TokenBucket)
+    tokens: _TokenBucket = field(default_factory=_TokenBucket)
 
     def idle(self, now: float) -> bool:
-        """Whether there is nothing to remember."""
-        return not (self.requests or self.asked.missing(now) or self.computed.missing(now))
+        """Whether it has no requests and full buckets, and can be forgotten."""
+        return not (self.live_requests or self.requests.missing(now) or self.tokens.missing(now))
 
 
 class RateLimiter:
-    """Counts by tenant. Every time is on the monotonic clock, in seconds."""
+    """Tracks usage by tenant. Times are seconds on the monotonic clock."""
 
     def __init__(self, policies: TenantPolicies) -> None:
-        self.policies = policies
-        self._accounts: dict[str, _Account] = {}
+        self._policies = policies
+        self._usage: dict[str, _Usage] = {}
         self._tenants: dict[str, str] = {}
-        """By ring id, of requests that are under way."""
+        """Of the live requests, by request id."""
         self._queued: dict[str, tuple[str, int]] = {}
-        """Tenants and tokens by ring id, of requests that no engine has begun."""
+        """Tenants and prompt tokens by request id, of requests that no engine has begun."""
         self._token_rates: dict[str, int | None] = {}
-        """Tokens per minute by tenant, until the next tick: the file is not looked at for every delta."""
+        """Tokens per minute by tenant, cached until the next tick: the policy file is not checked for every delta."""
 
     def check(self, tenant: str, now: float) -> None:
-        """Raise ``Refused`` where a tenant may not begin one request more."""
-        policy = self.policies.of(tenant)
-        account = self._accounts.get(tenant, _Account())
+        """Raise ``Refused`` if a tenant may not begin one more request."""
+        policy = self._policies.of(tenant)
+        usage = self._usage.get(tenant, _Usage())
         most = policy.max_concurrent_requests
-        if most is not None and account.requests >= most:
+        if most is not None and usage.live_requests >= most:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"this tenant has {account.requests} requests under way: expected at most {most}",
+                f"this tenant has {usage.live_requests} requests under way: expected at most {most}",
                 RETRY_AFTER_MS,
                 reason=Reason.QUOTA,
             )
-        account.asked.check("requests", policy.max_requests_per_minute, now)
-        account.computed.check("tokens", policy.max_tokens_per_minute, now)
+        usage.requests.check("requests", policy.max_requests_per_minute, now)
+        usage.tokens.check("tokens", policy.max_tokens_per_minute, now)
 
-    def enter(self, ring_id: str, tenant: str, now: float) -> None:
+    def enter(self, request_id: str, tenant: str, now: float) -> None:
         """A request was taken."""
-        self._tenants[ring_id] = tenant
-        account, rate = self._account(tenant), self.policies.of(tenant).max_requests_per_minute
-        account.requests += 1
+        self._tenants[request_id] = tenant
+        usage, rate = self._usage_of(tenant), self._policies.of(tenant).max_requests_per_minute
+        usage.live_requests += 1
         if rate is not None:
-            account.asked.take(1, rate, now)
+            usage.requests.take(1, rate, now)
 
-    def queue(self, ring_id: str, tenant: str, tokens: int) -> None:
-        """Its prompt has so many tokens, and waits for an engine; raises ``Refused`` where that is too much."""
-        account = self._account(tenant)
-        most = self.policies.of(tenant).max_queued_tokens
-        if most is not None and account.queued_tokens + tokens > most:
+    def queue(self, request_id: str, tenant: str, tokens: int) -> None:
+        """A prompt of ``tokens`` waits for an engine; raises ``Refused`` if the tenant's then exceed their limit."""
+        usage = self._usage_of(tenant)
+        most = self._policies.of(tenant).max_queued_tokens
+        if most is not None and usage.queued_tokens + tokens > most:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{account.queued_tokens} tokens of this tenant's prompts wait for an engine, this one has {tokens}: "
+                f"{usage.queued_tokens} tokens of this tenant's prompts wait for an engine, this one has {tokens}: "
                 f"expected at most {most} together",
                 RETRY_AFTER_MS,
                 reason=Reason.QUOTA,
             )
-        account.queued_tokens += tokens
-        self._queued[ring_id] = (tenant, tokens)
+        usage.queued_tokens += tokens
+        self._queued[request_id] = (tenant, tokens)
 
-    def begun(self, ring_id: str) -> None:
-        """An engine computes it. Idempotent."""
-        if (queued := self._queued.pop(ring_id, None)) is not None:
+    def begun(self, request_id: str) -> None:
+        """An engine computes a request. Idempotent."""
+        if (queued := self._queued.pop(request_id, None)) is not None:
             tenant, tokens = queued
-            self._account(tenant).queued_tokens -= tokens
+            self._usage_of(tenant).queued_tokens -= tokens
 
     def computed(self, tenant: str, tokens: int, now: float) -> None:
-        """So many tokens, of prompts and outputs, came from engines."""
+        """Charge tokens of prompts and outputs."""
         if tenant not in self._token_rates:
-            self._token_rates[tenant] = self.policies.of(tenant).max_tokens_per_minute
+            self._token_rates[tenant] = self._policies.of(tenant).max_tokens_per_minute
         rate = self._token_rates[tenant]
         if rate is not None:
-            self._account(tenant).computed.take(tokens, rate, now)
+            self._usage_of(tenant).tokens.take(tokens, rate, now)
 
-    def leave(self, ring_id: str) -> None:
-        """It has ended. Idempotent."""
-        self.begun(ring_id)
-        if (tenant := self._tenants.pop(ring_id, None)) is not None:
-            self._account(tenant).requests -= 1
+    def leave(self, request_id: str) -> None:
+        """A request has ended. Idempotent."""
+        self.begun(request_id)
+        if (tenant := self._tenants.pop(request_id, None)) is not None:
+            self._usage_of(tenant).live_requests -= 1
 
     def tick(self, now: float) -> None:
-        """Forget who has nothing under way and a full bucket. Call now and then."""
+        """Forget idle tenants. Call a few times a second."""
         self._token_rates.clear()
-        for tenant in [tenant for tenant, account in self._accounts.items() if account.idle(now)]:
-            del self._accounts[tenant]
+        for tenant in [tenant for tenant, usage in self._usage.items() if usage.idle(now)]:
+            del self._usage[tenant]
 
-    def _account(self, tenant: str) -> _Account:
-        return self._accounts.setdefault(tenant, _Account())
+    def _usage_of(self, tenant: str) -> _Usage:
+        return self._usage.setdefault(tenant, _Usage())

@@ -1,4 +1,4 @@
-"""What each tenant may do, as a file says: which models, and how much at a time."""
+"""The policy of each tenant, from a file: which models it may use, and its limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAG = "--tenants-file"
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """Of one tenant; None is no limit."""
+    """None is no limit."""
 
     models: frozenset[str] | None = None
     max_concurrent_requests: int | None = None
@@ -28,21 +28,21 @@ class TenantPolicy:
 
 
 class TenantPolicies:
-    """Each tenant's, as the file says now."""
+    """The policies in the file, which is reloaded when it changes."""
 
     def __init__(self, path: str | None) -> None:
-        """Without a file everybody may do everything. Raises ``FatalError`` for one that cannot be used."""
+        """Without a file nobody has limits. Raises ``FatalError`` for an unusable file."""
         self._file = None if path is None else ReloadedFile({FLAG: path}, _parse)
 
     def of(self, tenant: str) -> TenantPolicy:
-        """A tenant's, or the default where it has none."""
+        """The tenant's policy, or the default."""
         if self._file is None:
             return _UNLIMITED
         policies = self._file.value
         return policies.get(tenant, policies[None])
 
     def check_model(self, tenant: str, model: str) -> None:
-        """Raise ``Refused`` unless a tenant may use a model; it does not learn what that is called."""
+        """Raise ``Refused`` unless a tenant may use a model; the error does not name the model."""
         if not self.permits(tenant, model):
             raise Refused(Code.PERMISSION_DENIED, "model: this tenant may not use the one that is served here")
 
@@ -57,7 +57,7 @@ _KNOWN = frozenset(field.name for field in fields(TenantPolicy))
 
 
 def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
-    """By tenant; that of None is the default."""
+    """Policies by tenant; the default is under None."""
     try:
         document = tomllib.loads(contents[FLAG].decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
 
 
 def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
-    """``default`` with what a table says."""
+    """``default`` with the values of a table."""
     if not isinstance(values, dict):
         raise UnusableFile(FLAG, f"{place}: expected a table")
     if unknown := values.keys() - _KNOWN:

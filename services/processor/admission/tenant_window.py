@@ -1,8 +1,8 @@
-"""How many requests of a tenant are ahead of what engines compute: the rest is kept as it came, and costs nothing yet.
+"""Bounds how many requests of a tenant are ahead of the engines; the others are held back unparsed, at no cost.
 
-To tokenize a request, to submit it and to hold it in an engine takes several times what it takes to read it. So a
-flood's requests go no further than engines will soon need them; else who comes beside it waits for all that work, and
-if the flood is dropped it was done for nobody. More urgent ones go before less urgent ones here, too.
+To tokenize a request, submit it and hold it in an engine costs several times what it costs to read it. So requests of a
+flood go ahead only as engines will soon need them: otherwise other tenants would wait for all that work, and if the
+flood is dropped it would be wasted. Requests of higher priority (lower number) go first here, too.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-LEAST = 64
-"""Requests of a tenant that may be ahead, however little engines compute at a time."""
+MIN_AHEAD = 64
+"""Requests of a tenant that may be ahead at least, however few engines compute at a time."""
 
 _T = TypeVar("_T")
 
 
 class TenantWindow(Generic[_T]):
-    """Tenants are remembered while they have something here."""
+    """Tenants are remembered while they have requests here."""
 
     def __init__(self) -> None:
         self._ranks: dict[str, tuple[str, int]] = {}
-        """Tenant and priority by name, of what is ahead and of what is kept."""
+        """Tenant and priority by request id, of requests ahead and held back."""
         self._ahead: dict[str, Counter[int]] = {}
-        """How many there are of each priority, by tenant."""
-        self._kept: dict[str, dict[int, OrderedDict[str, _T]]] = {}
-        """By tenant, priority and name, in order of arrival."""
+        """Number of requests by tenant and priority."""
+        self._held_back: dict[str, dict[int, OrderedDict[str, _T]]] = {}
+        """By tenant, priority and request id, in order of arrival."""
 
     def __bool__(self) -> bool:
-        """Whether anything is kept."""
-        return bool(self._kept)
+        """Whether anything is held back."""
+        return bool(self._held_back)
 
-    def enter(self, tenant: str, priority: int, name: str, work: _T, most: int | None) -> bool:
-        """Whether a request may go ahead at once; else it is kept. ``most`` may be ahead; None for any number."""
-        self._ranks[name] = tenant, priority
-        if most is None or self._has_room(tenant, priority, most):
-            self._go(tenant, priority)
+    def enter(self, tenant: str, priority: int, request_id: str, work: _T, max_ahead: int | None) -> bool:
+        """Returns whether a request may go ahead at once; if not, it is held back. ``max_ahead`` None: no bound."""
+        self._ranks[request_id] = tenant, priority
+        if max_ahead is None or self._has_room(tenant, priority, max_ahead):
+            self._go_ahead(tenant, priority)
             return True
-        self._kept.setdefault(tenant, {}).setdefault(priority, OrderedDict())[name] = work
+        self._held_back.setdefault(tenant, {}).setdefault(priority, OrderedDict())[request_id] = work
         return False
 
-    def remove(self, name: str) -> _T | None:
-        """Take away what is kept by this name; None if nothing is."""
-        if (rank := self._ranks.get(name)) is None:
+    def remove(self, request_id: str) -> _T | None:
+        """Remove a request that is held back; None if it is not."""
+        if (rank := self._ranks.get(request_id)) is None:
             return None
         tenant, priority = rank
-        queue = self._kept.get(tenant, {}).get(priority)
-        if queue is None or (work := queue.pop(name, None)) is None:
+        queue = self._held_back.get(tenant, {}).get(priority)
+        if queue is None or (work := queue.pop(request_id, None)) is None:
             return None
-        del self._ranks[name]
+        del self._ranks[request_id]
         self._tidy(tenant, priority)
         return work
 
-    def leave(self, name: str) -> None:
-        """What was ahead has begun, or ended. Idempotent."""
-        if (rank := self._ranks.pop(name, None)) is None:
+    def leave(self, request_id: str) -> None:
+        """A request that was ahead has begun, or ended. Idempotent."""
+        if (rank := self._ranks.pop(request_id, None)) is None:
             return
         tenant, priority = rank
         ahead = self._ahead[tenant]
@@ -65,38 +65,38 @@ class TenantWindow(Generic[_T]):
         if not ahead:
             del self._ahead[tenant]
 
-    def release(self, most_of: Callable[[str], int | None]) -> list[_T]:
-        """What may go ahead now; ``most_of`` a tenant may be."""
+    def release(self, max_ahead: Callable[[str], int | None]) -> list[_T]:
+        """The requests that may go ahead now; ``max_ahead`` gives the bound of each tenant."""
         released = []
-        for tenant in list(self._kept):
-            most = most_of(tenant)
-            while queues := self._kept.get(tenant):
+        for tenant in list(self._held_back):
+            most = max_ahead(tenant)
+            while queues := self._held_back.get(tenant):
                 priority = min(queues)
                 if most is not None and not self._has_room(tenant, priority, most):
                     break
                 _, work = queues[priority].popitem(last=False)
-                self._go(tenant, priority)
+                self._go_ahead(tenant, priority)
                 self._tidy(tenant, priority)
                 released.append(work)
         return released
 
     def clear(self) -> None:
-        """Forget everything: what leaves later was never here."""
+        """Forget everything; later calls of ``leave`` do nothing."""
         self._ranks.clear()
         self._ahead.clear()
-        self._kept.clear()
+        self._held_back.clear()
 
     def _has_room(self, tenant: str, priority: int, most: int) -> bool:
-        """Only what is at least as urgent is in the way of a request: engines begin it before the others."""
+        """Only requests of at least the same priority count: engines begin them first."""
         ahead = self._ahead.get(tenant)
         return ahead is None or sum(count for each, count in ahead.items() if each <= priority) < most
 
-    def _go(self, tenant: str, priority: int) -> None:
+    def _go_ahead(self, tenant: str, priority: int) -> None:
         self._ahead.setdefault(tenant, Counter())[priority] += 1
 
     def _tidy(self, tenant: str, priority: int) -> None:
-        queues = self._kept[tenant]
+        queues = self._held_back[tenant]
         if not queues[priority]:
             del queues[priority]
         if not queues:
-            del self._kept[tenant]
+            del self._held_back[tenant]

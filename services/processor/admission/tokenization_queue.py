@@ -28,7 +28,7 @@ from services.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
 from services.processor.admission.resolve import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
-from services.processor.admission.tenant_window import LEAST, TenantWindow
+from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput
 from services.processor.request import Request, RequestMessage, ResolvedRequest
 from services.processor.served_models import ServedModel, ServedModels, no_model, no_route
@@ -50,7 +50,7 @@ MAX_WAITING_BYTES = 64 << 20
 """Messages that wait for a thread are held up to this size together."""
 MAX_BEGUN_BYTES = THREADS * BATCH_BYTES
 """While threads work on more than this, no other thread begins."""
-LEAST_BYTES = 64
+MIN_BYTES = 64
 """What the smallest message is charged with: an empty one takes its time, too."""
 
 
@@ -79,19 +79,19 @@ class TokenizationQueue:
         *,
         route_timeout: float,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
-        engine_seats: Callable[[], int | None] = lambda: None,
+        engine_capacity: Callable[[], int | None] = lambda: None,
     ) -> None:
         """``route_timeout``: seconds that a request is parked for an engine that takes work.
 
         ``max_waiting_bytes``: bound on what waits; one larger message may wait alone.
 
-        ``engine_seats``: choices that engines compute at a time; None where there is no engine, or it is not known.
+        ``engine_capacity``: choices that engines compute at a time; None where there is no engine, or it is not known.
         """
         self._models = models
         self._policies = policies
         self._me = me
         self._route_timeout = route_timeout
-        self._engine_seats = engine_seats
+        self._engine_capacity = engine_capacity
         self._pool = DaemonThreadPool(THREADS, "tokenize")
         self._free_threads = THREADS
         self._urgent: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
@@ -168,7 +168,7 @@ class TokenizationQueue:
         of the two alternate while there is always urgent work.
         Raises ``Refused`` while too much waits already, and what ``function`` raises.
         """
-        size = max(size, LEAST_BYTES)
+        size = max(size, MIN_BYTES)
         self._reserve(tenant, size)
         key = f"look-up {next(self._look_ups)}"
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
@@ -189,10 +189,10 @@ class TokenizationQueue:
         There is no bound without an engine, where each request has its own route timeout, nor where the tenant's policy
         bounds the queued tokens.
         """
-        seats = self._engine_seats()
-        if seats is None or self._policies.of(tenant).max_queued_tokens is not None:
+        capacity = self._engine_capacity()
+        if capacity is None or self._policies.of(tenant).max_queued_tokens is not None:
             return None
-        return max(LEAST, seats)
+        return max(MIN_AHEAD, capacity)
 
     def _reserve(self, tenant: str, size: int) -> None:
         if not self._bytes.has_room(tenant, size):
@@ -276,7 +276,7 @@ class TokenizationQueue:
         return _Job(
             request.request_id,
             request.tenant,
-            max(len(message.packed), LEAST_BYTES),
+            max(len(message.packed), MIN_BYTES),
             partial(self._prepare, request, message),
             partial(self._resolved, request, message, on_resolved),
         )

@@ -37,7 +37,7 @@ class ProcessorCore:
         backlog_limits: BacklogLimits = NO_LIMITS,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         max_live_requests: int = 1000,
-        engine_seats: Callable[[], int | None] = lambda: None,
+        engine_capacity: Callable[[], int | None] = lambda: None,
         outboxes: Outboxes | None = None,
     ) -> None:
         self.me = PeerId("processor", 1)
@@ -56,7 +56,7 @@ class ProcessorCore:
             self.me,
             route_timeout=route_timeout,
             max_waiting_bytes=max_waiting_bytes,
-            engine_seats=engine_seats,
+            engine_capacity=engine_capacity,
         )
         self.backlog = Backlog(backlog_limits, self.queue.left_backlog)
         self.in_flight = InFlightRequests(self.models, self.router, self.backlog, self.rate_limiter, self.metrics)

@@ -19,16 +19,16 @@ LARGE = BATCH_BYTES + 1
 
 
 class QueueHarness(ProcessorCore):
-    """Its engines compute ``seats`` choices at a time, and serve ``served``."""
+    """Its engines compute ``capacity`` choices at a time, and serve ``served``."""
 
     def __init__(self, max_waiting_bytes: int, route_timeout: float = ROUTE_TIMEOUT) -> None:
-        self.seats: int | None = None
+        self.capacity: int | None = None
         self.served = [served_model().generation]
         super().__init__(
             lambda routes: learned(preferred=lambda: self.served),
             route_timeout=route_timeout,
             max_waiting_bytes=max_waiting_bytes,
-            engine_seats=lambda: self.seats,
+            engine_capacity=lambda: self.capacity,
         )
         self.streams: dict[str, ClientStream] = {}
         self.stream = self.stream_of("")

@@ -1,4 +1,4 @@
-"""Files of tokens and of keys that cannot be used end a processor that starts; options in vain, too."""
+"""Unusable files of tokens and keys, and options without effect, end a processor at its start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
         (f"blue sha256:{DIGEST}\nred sha256:{DIGEST.upper()}", "line 2 gives a token to a second tenant"),
     ],
 )
-def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> None:
+def test_unusable_token_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
         auth_interceptors(ClientAuthSettings(auth_token_file=str(tmp_path / "t")))
@@ -56,7 +56,7 @@ def test_a_file_of_tokens_that_cannot_be_used(text: str, words: str, tmp_path: P
         ([PUBLIC], "it is no set of JSON web keys"),
     ],
 )
-def test_a_file_of_keys_that_cannot_be_used(keys: object, words: str, tmp_path: Path) -> None:
+def test_unusable_key_files_are_refused(keys: object, words: str, tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps(keys))
     with pytest.raises(FatalError, match=f"^--auth-jwks-file: .*{words}"):
         auth_interceptors(ClientAuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
@@ -77,7 +77,7 @@ def test_a_file_of_keys_that_cannot_be_used(keys: object, words: str, tmp_path: 
         ({"auth_token_file": "t", "host": "10.0.0.1"}, "auth_token_file"),
     ],
 )
-def test_options_that_would_be_in_vain_are_refused(options: dict, named: str) -> None:
+def test_options_without_effect_are_refused(options: dict, named: str) -> None:
     with pytest.raises(SettingError) as caught:
         build(ProcessorSettings(), options)
     assert caught.value.option == named
@@ -87,11 +87,11 @@ def test_options_that_would_be_in_vain_are_refused(options: dict, named: str) ->
     "options",
     [{"auth_token_file": "t"}, {"auth_token_file": "t", "uds": "/s"}, {**JWT, **CERT, "host": "0.0.0.0"}, JWT],
 )
-def test_others_are_not(options: dict) -> None:
+def test_usable_options_are_accepted(options: dict) -> None:
     build(ProcessorSettings(), options)
 
 
-def test_without_them_nobody_is_asked_for_a_token() -> None:
+def test_without_files_there_is_no_authentication() -> None:
     assert auth_interceptors(ClientAuthSettings()) == []
 
 
@@ -100,7 +100,7 @@ def signed_with(key: rsa.RSAPrivateKey, algorithm: str, kid: str = "rsa") -> str
     return jwt.encode(claims, key, algorithm=algorithm, headers={"kid": kid})
 
 
-def test_keys_of_others_do_not_keep_a_file_from_being_used_nor_a_withdrawn_key_trusted(tmp_path: Path) -> None:
+def test_foreign_keys_are_skipped_and_withdrawn_keys_are_not_trusted(tmp_path: Path) -> None:
     old, new = (rsa.generate_private_key(65537, 2048) for _ in range(2))
     algorithms = ("RS512", "PS256")
 

@@ -1,4 +1,4 @@
-"""Who would wait too long is refused, by what is known of the engines' speed; others are taken."""
+"""Requests that would wait too long, by the measured throughput, are refused; others are taken."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_request_must_have_time_to_be_computed_too(clock: Clock) -> None:
     assert clock.refusal(timeout=7.0, max_tokens=5) is None, "a tenth of what others have"
 
 
-def test_slow_and_fast_engines_are_told_apart_within_seconds(clock: Clock) -> None:
+def test_the_estimate_follows_a_change_of_speed_within_seconds(clock: Clock) -> None:
     clock.take(100)
     clock.compute(seconds=3, speed=10_000)
     assert clock.refusal(timeout=1.0) is None
@@ -90,7 +90,7 @@ def test_slow_and_fast_engines_are_told_apart_within_seconds(clock: Clock) -> No
     assert clock.refusal(timeout=1.0) is None
 
 
-def test_an_engine_that_was_gone_is_not_taken_for_slow(clock: Clock) -> None:
+def test_a_pause_does_not_count_as_slowness(clock: Clock) -> None:
     clock.take(100)
     clock.compute(seconds=5, speed=1000)
     clock.now += 60.0
@@ -98,7 +98,7 @@ def test_an_engine_that_was_gone_is_not_taken_for_slow(clock: Clock) -> None:
     assert clock.refusal() is None
 
 
-def test_what_trickles_while_nobody_waits_says_nothing_about_the_speed(clock: Clock) -> None:
+def test_throughput_is_not_measured_while_nothing_waits(clock: Clock) -> None:
     for _ in range(20):
         (name,) = clock.take(1)
         clock.compute(seconds=0.2, speed=20)
@@ -116,7 +116,7 @@ def test_a_tenant_waits_for_its_own_requests_and_its_turn(clock: Clock) -> None:
     assert clock.refusal("other", timeout=0.11) is not None
 
 
-def test_who_asks_for_little_does_not_wait_for_what_others_ask_for(clock: Clock) -> None:
+def test_small_requests_are_not_refused_for_the_large_ones_of_others(clock: Clock) -> None:
     clock.compute(seconds=1, speed=1000, tenant="other")
     clock.take(3, "flood")
     clock.compute(seconds=30, speed=1000, request_tokens=100_000, tenant="flood")
@@ -142,7 +142,7 @@ def test_a_flood_leaves_places_to_others() -> None:
     clock.take(12, "third")
 
 
-def test_places_are_free_again_once_and_nothing_is_kept(clock: Clock) -> None:
+def test_places_are_freed_once_and_tenants_are_forgotten(clock: Clock) -> None:
     small = Clock(max_requests=10)
     names = small.take(5)
     assert small.refusal() is not None
@@ -158,7 +158,7 @@ def test_places_are_free_again_once_and_nothing_is_kept(clock: Clock) -> None:
     assert len(clock.backlog._places) == 0
 
 
-def test_a_stay_is_the_wait_and_the_time_that_requests_take(clock: Clock) -> None:
+def test_a_stay_is_the_wait_and_the_compute_time(clock: Clock) -> None:
     assert clock.backlog.stay("") is None, "nothing has ended yet"
     clock.computing = 4.0
     clock.take(50)

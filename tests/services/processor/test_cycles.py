@@ -1,4 +1,4 @@
-"""What requests leave behind is freed at once: none of it waits until Python's garbage collector looks for cycles."""
+"""Requests leave no garbage cycles: everything of them is freed at once, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ async def stalled(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
 
 
 @pytest.mark.parametrize("ends", [refused, refused_on_a_session, malformed, left, stalled])
-async def test_what_ended_early_is_freed(ends, harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
+async def test_requests_that_end_early_leave_no_cycles(
+    ends, harness: ServiceHarness, channel: grpc.aio.Channel
+) -> None:
     await ends(harness, channel)  # once for what is made once
     await until(lambda: not harness.intake._streams)
     with nothing_for_the_collector():
@@ -128,7 +130,7 @@ async def test_what_ended_early_is_freed(ends, harness: ServiceHarness, channel:
         await until(lambda: not harness.intake._streams)
 
 
-def test_what_was_answered_is_freed(world: World) -> None:
+def test_answered_requests_leave_no_cycles(world: World) -> None:
     world.ask(ask_ring(5))
     settle(world)
     world.received.clear()

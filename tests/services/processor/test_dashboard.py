@@ -64,7 +64,7 @@ def told(snapshot: DashboardSnapshot) -> dict:
     return json.loads(snapshot.json())
 
 
-def test_the_ring_is_told_with_its_speeds(peers, links) -> None:
+def test_a_snapshot_has_the_peers_and_their_rates(peers, links) -> None:
     metrics = ProcessorMetrics()
     snapshot = DashboardSnapshot("me", peers, metrics)
     joined(links)
@@ -90,7 +90,7 @@ def test_the_ring_is_told_with_its_speeds(peers, links) -> None:
     assert ring["history"]["live"] == [7] * 4
 
 
-def test_a_peer_that_begins_anew_has_no_negative_speed(peers, links) -> None:
+def test_a_restarted_peer_has_no_negative_rate(peers, links) -> None:
     snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
     joined(links)
     for second, tokens in enumerate((1000, 2000, 10, 20)):
@@ -100,7 +100,7 @@ def test_a_peer_that_begins_anew_has_no_negative_speed(peers, links) -> None:
     assert told(snapshot)["engines"][0]["tokens_per_second"] == 10
 
 
-def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers, links) -> None:
+def test_losses_are_events_and_old_events_are_forgotten(peers, links) -> None:
     snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
     for _ in range(MAX_EVENTS):
         joined(links)
@@ -120,7 +120,7 @@ def test_what_is_lost_and_what_leaves_is_told_and_the_rest_forgotten(peers, link
     assert peers.losses == {"engine": MAX_EVENTS, "detokenizer": 0}
 
 
-def test_an_event_has_its_time_and_what_the_peer_had() -> None:
+def test_an_event_has_its_time_and_the_requests_of_the_peer() -> None:
     event_log = EventLog(clock=lambda: 12.5)
     event_log.add("engine", "engine-0", "lost", 3)
     (event,) = event_log.events()
@@ -128,7 +128,7 @@ def test_an_event_has_its_time_and_what_the_peer_had() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.floats(0.01, 1))
-def test_a_quantile_is_in_the_bucket_in_which_it_is(counts, share) -> None:
+def test_a_quantile_lies_in_its_bucket(counts, share) -> None:
     bounds = (1.0, 2.0, 4.0)
     value = quantile(bounds, counts, share)
     if not sum(counts):

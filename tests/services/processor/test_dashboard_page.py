@@ -93,7 +93,7 @@ def test_the_page_shows_the_ring_at_work_by_itself(browser: Browser, ring: Ring,
     browser.wait("1", lambda _: len(browser.asked) > asked + 1)
 
 
-def test_it_tells_of_no_prompt_and_no_tenant_and_lets_nothing_else_in(ring: Ring, load: None) -> None:
+def test_it_shows_no_prompt_and_no_tenant_and_loads_nothing_else(ring: Ring, load: None) -> None:
     page = page_of(ring)
     while True:  # until the request is there
         with urllib.request.urlopen(page + "ring.json", timeout=30) as answer:
@@ -123,7 +123,7 @@ def test_it_fits_every_screen(browser: Browser, ring: Ring, size: tuple[int, int
     assert browser.run(f"{texts}.every(box => box.left >= 0 && box.right <= innerWidth)")
 
 
-def test_it_is_dark_where_that_is_wanted(browser: Browser, ring: Ring) -> None:
+def test_it_follows_the_dark_colour_scheme(browser: Browser, ring: Ring) -> None:
     shades = {}
     for dark in (False, True):
         browser.look(*PHONE, dark=dark)
@@ -186,7 +186,7 @@ def made_up() -> Iterator[tuple[MadeUp, str]]:
     endpoint.close()
 
 
-def test_who_is_lost_or_silent_is_seen_and_names_are_only_names(
+def test_lost_and_silent_peers_are_shown_and_names_are_escaped(
     browser: Browser, made_up: tuple[MadeUp, str], tmp_path: Path
 ) -> None:
     browser.look(*PHONE)
@@ -202,7 +202,7 @@ def test_who_is_lost_or_silent_is_seen_and_names_are_only_names(
     assert inner <= outer
 
 
-def test_a_processor_that_is_gone_is_said_to_be(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+def test_the_page_says_when_the_processor_is_gone(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
     ring, page = made_up
     browser.look(*PHONE)
     browser.open(page)

@@ -1,4 +1,4 @@
-"""What becomes of a request when its engine or detokenizer does not do its part."""
+"""What becomes of a request when its engine or detokenizer fails, refuses or leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
     assert ids(world, 1) == expected(20, 1)
 
 
-def test_ids_that_a_request_came_with_count_as_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_ids_count_as_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else engines look so slow, beside what requests take, that others are refused."""
     computed: list[int] = []
     ended: list[int] = []
@@ -56,7 +56,7 @@ def test_ids_that_a_request_came_with_count_as_computed(world: World, monkeypatc
     assert ended == [sum(computed)] == [usage(world).prompt_tokens + 20]
 
 
-def test_a_refusal_of_an_earlier_epoch_is_late_news(world: World) -> None:
+def test_a_rejection_of_an_earlier_epoch_is_ignored(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.kill_engine("engine-0")
@@ -81,7 +81,7 @@ def test_a_request_ends_once(world: World) -> None:
     assert world.quiet
 
 
-def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -> None:
+def test_an_ended_request_is_freed_without_the_garbage_collector(world: World) -> None:
     world.ask(ask())
     settle(world)
     call = world.ask(ask())
@@ -98,7 +98,7 @@ def test_a_request_that_ended_is_freed_without_a_look_for_cycles(world: World) -
         gc.enable()
 
 
-def test_a_done_that_was_lost_with_its_link_leaves_nothing(world: World) -> None:
+def test_a_done_lost_with_its_link_leaves_nothing(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.in_flight.end(call, FinishReason.CANCELLED)
@@ -151,7 +151,7 @@ def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: Wo
 
 
 @pytest.mark.parametrize("numerics", ["numerics", "others"])
-def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numerics: str) -> None:
+def test_the_client_is_told_when_its_request_moves(world: World, numerics: str) -> None:
     world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -166,7 +166,7 @@ def test_the_client_is_told_when_an_answer_goes_on_elsewhere(world: World, numer
     assert "engine-0" in started.reason
 
 
-def test_nobody_is_told_while_nothing_was_delivered(world: World) -> None:
+def test_no_move_is_reported_before_the_first_output(world: World) -> None:
     world.ask(ask())
     world.kill_engine("engine-0")
     world.heal()
@@ -175,7 +175,7 @@ def test_nobody_is_told_while_nothing_was_delivered(world: World) -> None:
     assert ids(world) == expected(20)
 
 
-def test_nobody_is_told_when_a_client_resumes(world: World) -> None:
+def test_a_client_resume_is_not_reported_as_a_move(world: World) -> None:
     """It went on from what another processor had delivered; here it has not moved."""
     request = ask()
     request.resume.choices.add(choice=0, token_ids=expected(5))
@@ -187,7 +187,7 @@ def test_nobody_is_told_when_a_client_resumes(world: World) -> None:
     assert usage(world).completion_tokens == 20
 
 
-def test_every_submit_says_what_remains_of_the_time(world: World) -> None:
+def test_every_submit_carries_the_remaining_time(world: World) -> None:
     call = world.ask(ask())
     assert not sent_submits(world)[0].HasField("timeout_ms")
     call.deadline = time.monotonic() + 1000.0
@@ -202,7 +202,7 @@ def test_every_submit_says_what_remains_of_the_time(world: World) -> None:
     assert submit.epoch == 2
 
 
-def test_latencies_are_those_of_single_choices(world: World) -> None:
+def test_latencies_are_measured_per_choice(world: World) -> None:
     world.ask(ask(max_tokens=20, n=2))
     settle(world)
     metrics = {
@@ -230,7 +230,7 @@ def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:
     assert world.quiet
 
 
-def test_what_an_engine_would_not_take_ends_alone(world: World) -> None:
+def test_a_request_too_large_to_resubmit_ends_alone(world: World) -> None:
     """Sent all the same, it would end the link for every request on it, again and again."""
     world.ask(ask())
     (submit,) = sent_submits(world)
@@ -277,7 +277,7 @@ def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_comp
 
 
 @pytest.mark.parametrize("finish_reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
-def test_who_gives_up_before_word_of_the_beginning_comes_is_charged_the_prompt(
+def test_a_request_given_up_before_its_first_report_is_charged_its_prompt(
     finish_reason: FinishReason, world: World, charged: list[int]
 ) -> None:
     call = world.ask(ask())
@@ -287,7 +287,7 @@ def test_who_gives_up_before_word_of_the_beginning_comes_is_charged_the_prompt(
     assert charged == [prompt]
 
 
-def test_a_prompt_that_no_engine_has_is_not_charged(world: World, charged: list[int]) -> None:
+def test_a_prompt_without_an_engine_is_not_charged(world: World, charged: list[int]) -> None:
     world.kill_engine("engine-0")
     world.in_flight.end(world.ask(ask()), FinishReason.CANCELLED)
     world.heal()

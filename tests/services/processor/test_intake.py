@@ -1,4 +1,4 @@
-"""What begins, is refused and ends at the intake, as clients see it over gRPC."""
+"""Requests that are received, refused and cancelled by ``Intake``, as clients see it over gRPC."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.services.processor.service_harness import (
 )
 
 
-async def test_a_name_that_is_too_long_does_not_come_back(stub) -> None:
+async def test_a_request_id_that_is_too_long_is_not_echoed(stub) -> None:
     call = stub.Session()
     await write(call, ask("ö" * (MAX_REQUEST_ID_BYTES // 2) + "x"), ask("x" * 100_000))
     refused = await read_ends(call, 2)
@@ -44,7 +44,7 @@ async def test_a_name_that_is_too_long_does_not_come_back(stub) -> None:
     assert [response.request_id for response in shown] == [""]
 
 
-async def test_a_name_may_be_as_long_as_the_contract_says(stub) -> None:
+async def test_a_request_id_may_be_as_long_as_the_contract_says(stub) -> None:
     call = stub.Session()
     name = "x" * MAX_REQUEST_ID_BYTES
     await write(call, ask(name))

@@ -1,4 +1,4 @@
-"""A request that is under way is charged with at least what is held of it, however small it came."""
+"""A request in flight is charged with at least the memory that it takes, however small its message was."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def measure(kind: str) -> None:
     assert grown <= charged + NOISE, f"{kind}: {len(held)} requests took {grown} bytes, and were charged {charged}"
 
 
-def test_what_is_held_of_a_request_is_charged() -> None:
+def test_the_charge_covers_the_memory_of_a_request() -> None:
     """In a process of its own, which had nothing to reuse."""
     code = f"from {__name__} import KINDS, measure; [measure(kind) for kind in KINDS]"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

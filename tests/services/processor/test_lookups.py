@@ -16,7 +16,7 @@ from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_mo
 WORD = "x" * 2000
 
 
-def test_the_text_of_ids_is_measured_before_it_is_made() -> None:
+def test_the_size_of_a_text_is_checked_before_it_is_decoded() -> None:
     """A few ids may be of long words."""
     library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
     library.add_tokens([WORD])

@@ -1,4 +1,4 @@
-"""What the processor believes of its peers: who may get work, and which models are served side by side."""
+"""Which peers get work, and which models are served side by side."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
     assert [held.model.model_digest for held in wide.models._held.values()] == [NEXT.digest], "none is kept"
 
 
-def test_going_back_makes_the_earlier_model_the_newest_again(wide: World) -> None:
+def test_a_rollback_makes_the_earlier_model_the_newest_again(wide: World) -> None:
     for served in (NEXT, PRESENT):
         wide.kill_engine("engine-1", served)
         wide.heal()
@@ -110,7 +110,7 @@ def test_going_back_makes_the_earlier_model_the_newest_again(wide: World) -> Non
         assert wide.model.model.model_digest == served.digest
 
 
-def test_an_engine_of_one_model_too_many_is_not_linked(wide: World) -> None:
+def test_an_engine_with_one_model_too_many_is_not_linked(wide: World) -> None:
     wide.ask(ask())  # a request of the present one, which keeps it
     stream = processors_stream(wide)
     for number in range(MAX_GENERATIONS - 1):
@@ -123,7 +123,7 @@ def test_an_engine_of_one_model_too_many_is_not_linked(wide: World) -> None:
     wide.models.add(another(9), CODEC)
 
 
-def test_an_engine_whose_model_was_forgotten_before_it_was_linked_is_asked_again(world: World) -> None:
+def test_an_engine_whose_model_was_dropped_before_it_was_linked_is_refused(world: World) -> None:
     stream = processors_stream(world)
     for number in range(MAX_GENERATIONS):
         world.models.add(another(number), CODEC)
@@ -131,7 +131,7 @@ def test_an_engine_whose_model_was_forgotten_before_it_was_linked_is_asked_again
         world.link_events.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
 
 
-async def test_a_model_with_a_tokenizer_that_is_there_is_learned_without_fetching_it(world: World) -> None:
+async def test_a_known_tokenizer_is_not_fetched_again(world: World) -> None:
     class Stub:
         async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
             return another(1)

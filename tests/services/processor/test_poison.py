@@ -1,4 +1,4 @@
-"""Is a request poison? Engines that die while they compute it count; drains, cuts, hangs and waiting do not."""
+"""Only engines that die while they compute a request make it poison; drains, cuts, hangs and waiting do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine_dies_before_it_begins(world: World) -> None:
     world.kill_engine("engine-0")
 
 
-def test_a_request_may_outlive_one_engine_less(world: World, later: list[float]) -> None:
+def test_a_request_survives_fewer_crashes_than_the_limit(world: World, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(MAX_CRASH_RESUBMITS - 1):
         engine_dies_computing(world)
@@ -46,7 +46,7 @@ def test_a_request_may_outlive_one_engine_less(world: World, later: list[float])
     assert ids(world) == expected(20)
 
 
-def test_a_request_that_engines_die_of_is_not_given_to_yet_another(world: World, later: list[float]) -> None:
+def test_a_poison_request_is_not_resubmitted(world: World, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(MAX_CRASH_RESUBMITS):
         engine_dies_computing(world)
@@ -62,7 +62,7 @@ def test_a_request_that_engines_die_of_is_not_given_to_yet_another(world: World,
     assert world.quiet
 
 
-def test_a_request_that_merely_waited_is_not_to_blame(world: World, later: list[float]) -> None:
+def test_a_request_that_merely_waited_is_resubmitted(world: World, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS - 1):
         engine_dies_before_it_begins(world)
@@ -75,7 +75,7 @@ def test_a_request_that_merely_waited_is_not_to_blame(world: World, later: list[
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_but_there_is_an_end_to_it(world: World) -> None:
+def test_resubmits_of_a_waiting_request_are_bounded_too(world: World) -> None:
     """What kills an engine before it can say what it begins would else do so for ever."""
     world.ask(ask())
     for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS):
@@ -87,7 +87,7 @@ def test_but_there_is_an_end_to_it(world: World) -> None:
     assert end(world).error.code == Code.INTERNAL
 
 
-def test_engines_that_are_cut_off_at_once_and_come_back_did_not_die(wide: World, later: list[float]) -> None:
+def test_engines_that_come_back_had_not_died(wide: World, later: list[float]) -> None:
     """As if the processor's own network were gone: whatever it tries, it loses."""
     wide.ask(ask(max_tokens=60))
     streams = []
@@ -106,7 +106,7 @@ def test_engines_that_are_cut_off_at_once_and_come_back_did_not_die(wide: World,
     assert ids(wide) == expected(60)
 
 
-def test_an_engine_that_hung_did_not_die(world: World, later: list[float]) -> None:
+def test_a_hang_is_no_crash(world: World, later: list[float]) -> None:
     world.ask(ask(max_tokens=60))
     for _ in range(2 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)
@@ -120,7 +120,7 @@ def test_an_engine_that_hung_did_not_die(world: World, later: list[float]) -> No
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_links_that_are_cut_are_no_crashes(world: World) -> None:
+def test_cut_links_are_no_crashes(world: World) -> None:
     world.ask(ask())
     for _ in range(3 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)
@@ -134,7 +134,7 @@ def test_links_that_are_cut_are_no_crashes(world: World) -> None:
     assert world.quiet
 
 
-def test_engines_that_drained_did_not_die_of_it(world: World) -> None:
+def test_a_drain_is_no_crash(world: World) -> None:
     world.ask(ask(max_tokens=60))
     for _ in range(2 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)

@@ -1,4 +1,4 @@
-"""What a tenant may have, counted; and files that say what nobody means."""
+"""Rate limits and quotas of tenants, and mistakes in the policy file."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def refusal(call) -> int:
     return caught.value.status.retry_after_ms
 
 
-def test_a_tenant_that_is_not_named_has_the_default(policies: TenantPolicies) -> None:
-    meter = RateLimiter(policies)
-    for ring_id in ("1-1", "1-2"):
-        meter.check("x", 0.0)
-        meter.enter(ring_id, "x", 0.0)
-    assert refusal(lambda: meter.check("x", 0.0)) > 0
-    meter.check("y", 0.0)
-    meter.leave("1-1")
-    meter.leave("1-1")
-    meter.check("x", 0.0)
+def test_an_unnamed_tenant_has_the_default_policy(policies: TenantPolicies) -> None:
+    limiter = RateLimiter(policies)
+    for request_id in ("1-1", "1-2"):
+        limiter.check("x", 0.0)
+        limiter.enter(request_id, "x", 0.0)
+    assert refusal(lambda: limiter.check("x", 0.0)) > 0
+    limiter.check("y", 0.0)
+    limiter.leave("1-1")
+    limiter.leave("1-1")
+    limiter.check("x", 0.0)
 
 
-def test_what_a_table_leaves_out_is_the_defaults(policies: TenantPolicies) -> None:
+def test_a_table_inherits_from_the_default(policies: TenantPolicies) -> None:
     named = policies.of("b c")
     assert (named.max_queued_tokens, named.max_concurrent_requests) == (10, 2)
     assert (policies.permits("b c", "n"), policies.permits("b c", "o"), policies.permits("x", "o")) == (
@@ -66,74 +66,76 @@ def test_what_a_table_leaves_out_is_the_defaults(policies: TenantPolicies) -> No
     )
 
 
-def test_a_bucket_is_empty_until_what_was_computed_is_paid_for(policies: TenantPolicies) -> None:
-    meter = RateLimiter(policies)
-    meter.computed("a", 59, 100.0)
-    meter.check("a", 100.0)
-    meter.computed("a", 31, 100.0)  # 90 of 60: half a minute, and a token, until something is in it
-    assert refusal(lambda: meter.check("a", 100.0)) == 31_000
-    assert refusal(lambda: meter.check("a", 129.0)) == 2_000
-    meter.check("a", 131.5)
+def test_a_bucket_stays_empty_until_its_debt_is_paid(policies: TenantPolicies) -> None:
+    limiter = RateLimiter(policies)
+    limiter.computed("a", 59, 100.0)
+    limiter.check("a", 100.0)
+    limiter.computed("a", 31, 100.0)  # 90 of 60: half a minute, and a token, until something is in it
+    assert refusal(lambda: limiter.check("a", 100.0)) == 31_000
+    assert refusal(lambda: limiter.check("a", 129.0)) == 2_000
+    limiter.check("a", 131.5)
 
 
-def test_a_tenant_begins_so_many_requests_a_minute(policies: TenantPolicies) -> None:
-    meter = RateLimiter(policies)
-    for ring_id in ("1-1", "1-2"):
-        meter.check("often", 10.0)
-        meter.enter(ring_id, "often", 10.0)
-        meter.leave(ring_id)
-    assert refusal(lambda: meter.check("often", 10.0)) == 30_000
-    meter.tick(10.0)
-    assert 1_000 <= refusal(lambda: meter.check("often", 39.0)) <= 1_001
-    meter.check("often", 40.5)
+def test_requests_per_minute_are_limited(policies: TenantPolicies) -> None:
+    limiter = RateLimiter(policies)
+    for request_id in ("1-1", "1-2"):
+        limiter.check("often", 10.0)
+        limiter.enter(request_id, "often", 10.0)
+        limiter.leave(request_id)
+    assert refusal(lambda: limiter.check("often", 10.0)) == 30_000
+    limiter.tick(10.0)
+    assert 1_000 <= refusal(lambda: limiter.check("often", 39.0)) <= 1_001
+    limiter.check("often", 40.5)
 
 
-def test_prompts_wait_within_a_size(policies: TenantPolicies) -> None:
-    meter = RateLimiter(policies)
-    for ring_id in ("1-1", "1-2"):
-        meter.enter(ring_id, "b c", 0.0)
-    meter.queue("1-1", "b c", 8)
-    refusal(lambda: meter.queue("1-2", "b c", 3))
-    meter.queue("1-2", "b c", 2)
-    meter.begun("1-1")
-    meter.begun("1-1")
-    meter.enter("1-3", "b c", 0.0)
-    meter.queue("1-3", "b c", 8)
-    meter.leave("1-2")
-    meter.leave("1-3")
-    meter.enter("1-4", "b c", 0.0)
-    meter.queue("1-4", "b c", 10)
+def test_queued_prompt_tokens_are_limited(policies: TenantPolicies) -> None:
+    limiter = RateLimiter(policies)
+    for request_id in ("1-1", "1-2"):
+        limiter.enter(request_id, "b c", 0.0)
+    limiter.queue("1-1", "b c", 8)
+    refusal(lambda: limiter.queue("1-2", "b c", 3))
+    limiter.queue("1-2", "b c", 2)
+    limiter.begun("1-1")
+    limiter.begun("1-1")
+    limiter.enter("1-3", "b c", 0.0)
+    limiter.queue("1-3", "b c", 8)
+    limiter.leave("1-2")
+    limiter.leave("1-3")
+    limiter.enter("1-4", "b c", 0.0)
+    limiter.queue("1-4", "b c", 10)
 
 
-def test_the_file_is_not_looked_at_for_every_delta(policies: TenantPolicies, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter, asked = RateLimiter(policies), []
+def test_the_policy_file_is_not_checked_for_every_delta(
+    policies: TenantPolicies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter, asked = RateLimiter(policies), []
     of = policies.of
     monkeypatch.setattr(policies, "of", lambda tenant: (asked.append(tenant), of(tenant))[1])
     for tenant in "aaba":
-        meter.computed(tenant, 60, 1.0)
+        limiter.computed(tenant, 60, 1.0)
     assert asked == ["a", "b"]
-    meter.tick(1.0)
-    meter.computed("a", 60, 1.0)
+    limiter.tick(1.0)
+    limiter.computed("a", 60, 1.0)
     assert asked == ["a", "b", "a"]
-    assert refusal(lambda: meter.check("a", 1.0)) > 60_000
+    assert refusal(lambda: limiter.check("a", 1.0)) > 60_000
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.floats(0.1, 30)), max_size=20))
-def test_nobody_is_remembered_who_has_nothing(steps: list[tuple[str, int, float]]) -> None:
-    meter, now = RateLimiter(TenantPolicies(None)), 0.0
+def test_idle_tenants_are_forgotten(steps: list[tuple[str, int, float]]) -> None:
+    limiter, now = RateLimiter(TenantPolicies(None)), 0.0
     for number, (tenant, tokens, seconds) in enumerate(steps):
         now += seconds
-        meter.check(tenant, now)
-        meter.enter(str(number), tenant, now)
-        meter.queue(str(number), tenant, tokens)
-        meter.computed(tenant, tokens, now)
+        limiter.check(tenant, now)
+        limiter.enter(str(number), tenant, now)
+        limiter.queue(str(number), tenant, tokens)
+        limiter.computed(tenant, tokens, now)
     for number in range(len(steps)):
-        meter.leave(str(number))
-    meter.tick(now)
-    assert not meter._accounts
-    assert not meter._tenants
-    assert not meter._queued
-    assert not meter._token_rates
+        limiter.leave(str(number))
+    limiter.tick(now)
+    assert not limiter._usage
+    assert not limiter._tenants
+    assert not limiter._queued
+    assert not limiter._token_rates
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_nobody_is_remembered_who_has_nothing(steps: list[tuple[str, int, float]
         ("[tenants]\na = 1", "tenants.a: expected a table"),
     ],
 )
-def test_a_file_that_says_what_nobody_means_is_refused(text: str, words: str, tmp_path: Path) -> None:
+def test_a_policy_file_with_mistakes_is_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(FatalError, match=f"^--tenants-file: .*{words}"):
         TenantPolicies(str(tmp_path / "t"))

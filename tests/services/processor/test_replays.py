@@ -1,4 +1,4 @@
-"""Frames that are lost, late or too early: replays are asked for, so often and no more; nothing comes twice."""
+"""Frames that are lost, late or too early: replays are requested, up to a limit, and nothing is delivered twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text_beyond(call: Request, epoch: int) -> detokenizer_pb2.TextOutputs:
     )
 
 
-def test_frames_that_do_not_fit_wait_for_the_route_that_brings_a_replay(world: World) -> None:
+def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: World) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.flow(tokens=1)
@@ -48,7 +48,7 @@ def test_frames_that_do_not_fit_wait_for_the_route_that_brings_a_replay(world: W
 
 
 @pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
-def test_so_many_replays_are_asked_for_and_no_more(world: World, times: int) -> None:
+def test_replays_in_a_row_are_bounded(world: World, times: int) -> None:
     call = world.ask(ask())
     (live,) = world.in_flight._requests.values()
     for _ in range(times):
@@ -86,7 +86,7 @@ def test_frames_that_never_fit_fail_the_request(world: World, fits_between: bool
         assert end(world).error.code == Code.INTERNAL
 
 
-def test_prompt_scores_and_progress_come_to_whoever_asked(world: World) -> None:
+def test_prompt_progress_comes_only_if_requested(world: World) -> None:
     for name, progress in (("quiet", False), ("curious", True)):
         request = ask(max_tokens=1)
         request.request_id, request.output.prefill_progress = name, progress
@@ -95,7 +95,7 @@ def test_prompt_scores_and_progress_come_to_whoever_asked(world: World) -> None:
     assert {response.request_id for response in events(world, "prefill")} == {"curious"}
 
 
-def test_prompt_scores_come_once_whatever_happens_meanwhile(world: World) -> None:
+def test_prompt_scores_come_once_across_failovers(world: World) -> None:
     request = ask(max_tokens=3)
     request.text, request.output.prompt_logprobs = "ab" * 15, 2
     world.ask(request)
@@ -113,7 +113,7 @@ def test_prompt_scores_come_once_whatever_happens_meanwhile(world: World) -> Non
     assert ids(world) == expected(3)
 
 
-def test_a_lost_frame_with_prompt_scores_is_asked_for_again(world: World) -> None:
+def test_a_lost_frame_with_prompt_scores_is_replayed(world: World) -> None:
     request = ask(max_tokens=3)
     request.text, request.output.prompt_logprobs = "ab" * 15, 2
     world.ask(request)
@@ -174,7 +174,7 @@ def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> No
     assert scores[-1].top == ((length - 1, float(1 - length)),) * alternatives
 
 
-def test_prompt_scores_of_another_epoch_are_late_news(world: World) -> None:
+def test_prompt_scores_of_another_epoch_are_ignored(world: World) -> None:
     request = ask()
     request.output.prompt_logprobs = 0
     call = world.ask(request)

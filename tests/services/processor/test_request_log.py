@@ -1,4 +1,4 @@
-"""One line per request and service when it ends, from which an operator finds what became of it."""
+"""Each service logs one line per request when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lines(logs: list[Any], event: str) -> list[Mapping[str, Any]]:
     return [entry for entry in logs if entry["event"] == event]
 
 
-def test_a_request_that_ends_is_told_by_the_detokenizer_and_the_processor() -> None:
+def test_the_end_of_a_request_is_logged_by_detokenizer_and_processor() -> None:
     with capture_logs() as logs:
         world = World(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask(max_tokens=7, n=2))
@@ -33,7 +33,7 @@ def test_a_request_that_ends_is_told_by_the_detokenizer_and_the_processor() -> N
     assert by_processor["prompt_tokens"] == 2
 
 
-def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> None:
+def test_a_cancelled_request_is_logged_with_what_was_delivered() -> None:
     with capture_logs() as logs:
         world = World(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask())
@@ -48,7 +48,7 @@ def test_one_that_is_cancelled_half_way_is_told_with_what_was_delivered() -> Non
     assert by_detokenizer["finish_reasons"] == {0: None}
 
 
-def test_one_that_is_refused_is_told_by_the_processor_alone() -> None:
+def test_a_refused_request_is_logged_by_the_processor_alone() -> None:
     with capture_logs() as logs:
         world = World(["engine-0"], ["detokenizer-0"])
         call = world.receive(ask())

@@ -64,7 +64,7 @@ def refusal(request: inference_pb2.GenerateRequest) -> str:
         ("top_p", -1e-7, "-1e-07 is out of range: expected more than 0 and at most 1"),
     ],
 )
-def test_numbers_are_told_as_they_were_asked_for(field: str, value: float, text: str) -> None:
+def test_errors_quote_numbers_as_they_were_written(field: str, value: float, text: str) -> None:
     request = ask()
     setattr(request.sampling, field, value)
     assert refusal(request) == f"sampling.{field}: {text}"
@@ -91,7 +91,7 @@ def test_every_scalar_is_resolved() -> None:
     assert not output.HasField("logprobs")
 
 
-def test_the_models_own_defaults_stand_unless_asked_otherwise() -> None:
+def test_model_defaults_apply_unless_overridden() -> None:
     defaults = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5}
     resolved = take(ask(), **defaults).admitted.sampling
     assert {name: getattr(resolved, name) for name in defaults} == defaults
@@ -102,14 +102,14 @@ def test_the_models_own_defaults_stand_unless_asked_otherwise() -> None:
     assert {getattr(resolved, name) for name in defaults} == {1}
 
 
-def test_zero_is_a_value_and_not_an_absence() -> None:
+def test_zero_is_not_absence() -> None:
     request = ask()
     request.sampling.temperature, request.sampling.top_k, request.sampling.min_p = 0.0, 0, 0.0
     resolved = take(request, temperature=0.5, top_k=7, min_p=0.5).admitted.sampling
     assert (resolved.temperature, resolved.top_k, resolved.min_p) == (0.0, 0, 0.0)
 
 
-def test_seeds_are_drawn_anew_and_kept_if_given() -> None:
+def test_seeds_are_random_unless_given() -> None:
     drawn = {take(ask()).admitted.sampling.seed for _ in range(20)}
     assert len(drawn) == 20
     assert max(drawn) > 2**32, "all 64 bits"
@@ -118,7 +118,7 @@ def test_seeds_are_drawn_anew_and_kept_if_given() -> None:
     assert take(request).admitted.sampling.seed == 0
 
 
-def test_engine_and_client_are_told_the_same() -> None:
+def test_engine_and_client_get_the_same_parameters() -> None:
     request = ask()
     request.sampling.n, request.sampling.temperature = 2, 0.5
     request.sampling.logit_bias[3] = 4.0
@@ -139,7 +139,7 @@ def test_engine_and_client_are_told_the_same() -> None:
     assert not take(ask()).submit.HasField("logprobs")
 
 
-def test_the_detokenizer_is_told_what_concerns_text() -> None:
+def test_the_output_context_has_the_text_options() -> None:
     request = ask("ab" * 12)
     request.stopping.stop.extend(["x", "yz"])
     request.stopping.include_stop_str_in_output = True
@@ -155,7 +155,7 @@ def test_the_detokenizer_is_told_what_concerns_text() -> None:
     assert list(context.prompt_tail) == prompt[-len(context.prompt_tail) :]
 
 
-def test_resumed_choices_are_those_that_go_on() -> None:
+def test_resumed_choices_are_the_unfinished_ones() -> None:
     request = ask()
     request.sampling.n, request.sampling.seed = 3, 5
     request.resume.choices.add(choice=2, token_ids=[1, 2])
@@ -167,14 +167,14 @@ def test_resumed_choices_are_those_that_go_on() -> None:
 # Prompts
 
 
-def test_text_gets_special_tokens_unless_not_wanted() -> None:
+def test_text_gets_special_tokens_by_default() -> None:
     request = ask("abc")
     assert list(prompt_ids(request, served_model())) == [BOS, *TOKENIZER.encode("abc", add_special_tokens=False)]
     request.add_special_tokens = False
     assert list(prompt_ids(request, served_model())) == TOKENIZER.encode("abc", add_special_tokens=False)
 
 
-def test_chats_get_special_tokens_only_if_wanted() -> None:
+def test_chats_get_no_special_tokens_by_default() -> None:
     request = inference_pb2.GenerateRequest()
     request.chat.messages.add(role="user", content="ab")
     bare = TOKENIZER.encode("[user]ab\n[assistant]", add_special_tokens=False)
@@ -241,7 +241,7 @@ def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
         ({"continue_final_message": True, "add_generation_prompt": False}, "[user]ab"),
     ],
 )
-def test_a_chat_ends_as_it_is_to_go_on(fields: dict[str, bool], rendered: str) -> None:
+def test_a_chat_ends_with_the_generation_prompt_or_the_last_message(fields: dict[str, bool], rendered: str) -> None:
     chat = inference_pb2.Chat(**fields)
     chat.messages.add(role="user", content="ab")
     assert render_chat(chat, served_model()) == rendered
@@ -250,7 +250,7 @@ def test_a_chat_ends_as_it_is_to_go_on(fields: dict[str, bool], rendered: str) -
 # Bad words
 
 
-def test_bad_words_are_banned_as_a_text_begins_and_as_they_follow_a_space() -> None:
+def test_bad_words_are_banned_with_and_without_a_leading_space() -> None:
     request = ask()
     request.stopping.bad_words.extend(["a", " b", "cd"])
     banned = [list(word.ids) for word in take(request).submit.bad_words]
@@ -267,11 +267,11 @@ def test_bad_words_are_banned_as_a_text_begins_and_as_they_follow_a_space() -> N
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), unique=True, max_size=8))
-def test_salts_differ_between_tenants_and_clients_salts(pairs: list[tuple[str, str]]) -> None:
+def test_salts_differ_by_tenant_and_client_salt(pairs: list[tuple[str, str]]) -> None:
     assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
 
 
-def test_salts_are_not_joined_ambiguously_and_nobody_shares_one_cache() -> None:
+def test_salts_are_joined_unambiguously_and_absent_without_parts() -> None:
     assert cache_salt("a", "bc") != cache_salt("ab", "c")
     assert cache_salt("a", "") != cache_salt("", "a")
     assert cache_salt("", "") == b""
@@ -353,14 +353,14 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_shows_late_is_refused_by_field_too(name: str) -> None:
+def test_errors_found_after_tokenization_name_the_field_too(name: str) -> None:
     edit, field = REFUSED[name]
     request = ask()
     edit(request)
     assert refusal(request).startswith(f"{field}: ")
 
 
-def test_what_comes_close_to_a_refusal_is_taken() -> None:
+def test_values_at_the_limits_are_accepted() -> None:
     request = ask()
     request.sampling.allowed_token_ids.append(EOS or 0)
     assert choices_of(take(request)) == {0: []}
@@ -371,7 +371,7 @@ def test_what_comes_close_to_a_refusal_is_taken() -> None:
     assert take(request).admitted.stopping.max_tokens == request.stopping.min_tokens
 
 
-def test_what_only_a_later_engine_can_do_is_not_promised_here() -> None:
+def test_unknown_capabilities_of_a_later_engine_are_not_offered() -> None:
     """This processor would pass over the field that asks for it, and the engine would answer without."""
     known = served_model()
     known.model.capabilities.extend([*ENGINE_CAPABILITIES, "constraint.regex"])

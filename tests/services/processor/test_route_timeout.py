@@ -1,4 +1,4 @@
-"""How long a request waits for a route, and what of the time counts."""
+"""How long a request may be without a route, and which times count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
     world.flow(tokens=0)
 
 
-def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_ends_a_request_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
     world.router._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=2)
@@ -43,7 +43,7 @@ def test_patience_ends_with_what_was_delivered(world: World, clock: SimpleNamesp
     assert usage(world).completion_tokens == len(ids(world)) > 0
 
 
-def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_goes_on_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
     world.router._route_timeout = 5.0
     world.engines["engine-0"].board.draining = True  # nobody was told
     world.ask(ask())
@@ -59,7 +59,7 @@ def test_patience_does_not_begin_anew_when_an_engine_refuses(world: World, clock
     assert world.quiet
 
 
-def test_patience_begins_anew_once_something_was_heard(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_begins_anew_after_output(world: World, clock: SimpleNamespace) -> None:
     world.router._route_timeout = 5.0
     world.router._max_crash_resubmits = 3
     world.ask(ask())
@@ -74,7 +74,7 @@ def test_patience_begins_anew_once_something_was_heard(world: World, clock: Simp
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_applies_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
     world.router._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=1)
@@ -87,7 +87,7 @@ def test_patience_ends_without_a_detokenizer_too(world: World, clock: SimpleName
     assert "detokenizer-0" in end(world).error.message
 
 
-def test_time_in_an_engines_queue_is_no_outage(world: World, clock: SimpleNamespace) -> None:
+def test_time_in_an_engines_queue_does_not_count(world: World, clock: SimpleNamespace) -> None:
     world.router._route_timeout = 5.0
     world.ask(ask())
     for _ in range(5):

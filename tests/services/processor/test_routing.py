@@ -1,4 +1,4 @@
-"""Where a processor sends requests: prompts go where they were computed, wherever that is by now."""
+"""A prompt goes to the engine that has its prefix cached."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> World:
         return World(ENGINES, ["detokenizer-0", "detokenizer-1"])
 
 
-def test_prompts_that_share_a_beginning_go_to_one_engine(many: World) -> None:
+def test_prompts_with_a_common_prefix_go_to_one_engine(many: World) -> None:
     engines = set()
     for number in range(8):
         engines.add(ask_for(many, str(number), PROMPT + str(number)))
@@ -65,7 +65,7 @@ def test_tenants_share_no_prefix_and_no_routes(many: World) -> None:
     assert Routing.of(many.routes).decisions == {"prefix": 0, "overload": 0, "load": 2}
 
 
-def test_requests_of_an_engine_that_died_go_where_their_prompt_is_by_then(many: World) -> None:
+def test_requests_of_a_dead_engine_stay_together_at_another(many: World) -> None:
     names = {ask_for(many, str(number), PROMPT + str(number), max_tokens=30) for number in range(3)}
     (engine,) = names
     many.flow(tokens=1)

@@ -1,4 +1,4 @@
-"""The stub harness's streams: whose they are, what ends them, what their status says; over gRPC, in one process."""
+"""The streams of ``InferenceService``: their tenants, what ends them, and with which status; over gRPC."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.services.processor.service_harness import (
 )
 
 
-async def test_a_client_that_takes_nothing_loses_what_it_has_under_way(tmp_path: Path) -> None:
+async def test_a_client_that_reads_nothing_loses_its_requests(tmp_path: Path) -> None:
     harness = ServiceHarness()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
@@ -95,7 +95,7 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
     harness.queue.close()
 
 
-async def test_a_session_that_nothing_is_live_on_ends_with_its_grace(tmp_path: Path) -> None:
+async def test_an_idle_session_ends_after_its_grace(tmp_path: Path) -> None:
     harness = ServiceHarness()
     harness.service._limits = replace(harness.service._limits, max_age=0.01, drain_grace=0.01)
     async with served(harness, tmp_path) as stub:
@@ -115,7 +115,7 @@ async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> infere
 
 
 @pytest.mark.parametrize("kind", ["session", "generate"])
-async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path, kind: str) -> None:
+async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(tmp_path: Path, kind: str) -> None:
     """However long it might take nothing: its requests end, and nothing is kept for it."""
     outboxes = Outboxes(max_bytes=3 << 20)
     harness = ServiceHarness(outboxes=outboxes)
@@ -152,7 +152,7 @@ async def test_a_client_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(
     harness.queue.close()
 
 
-async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(harness: ServiceHarness, stub) -> None:
+async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("waits"))
     (client,) = await until(lambda: harness.intake._streams)
     request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
@@ -169,7 +169,7 @@ async def test_news_of_several_frames_that_come_at_once_reach_a_call_to_its_end(
     assert shown[-1].HasField("request_finished")
 
 
-async def test_the_status_of_a_failed_call_says_when_to_come_again(harness: ServiceHarness, stub) -> None:
+async def test_the_status_of_a_failed_call_says_when_to_retry(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("a"))
     (client,) = await until(lambda: harness.intake._streams)
     await until(lambda: client.num_live == 1)
@@ -183,7 +183,7 @@ async def test_the_status_of_a_failed_call_says_when_to_come_again(harness: Serv
     assert error.retry_after == 1.5
 
 
-async def test_a_call_that_does_not_say_clearly_whose_it_is_is_refused(harness: ServiceHarness, stub) -> None:
+async def test_an_ambiguous_tenant_is_refused(harness: ServiceHarness, stub) -> None:
     for metadata, problem in (
         ((("x-tenant", "a"), ("x-tenant", "b")), "x-tenant: 2 values: expected one at most"),
         ((("x-tenant", "a" * 129),), "x-tenant: 129 characters: expected a name of at most 128"),
@@ -208,7 +208,7 @@ async def test_a_status_whose_text_is_long_in_any_script_arrives(stub) -> None:
 
 
 @pytest.mark.parametrize("kind", ["session", "generate"])
-async def test_a_large_request_before_a_model_is_known_may_come_again(harness: ServiceHarness, stub, kind: str) -> None:
+async def test_a_large_request_before_a_model_is_known_may_be_retried(harness: ServiceHarness, stub, kind: str) -> None:
     """As it does when a processor was killed: clients are back before its engines are."""
     harness.service._models = ServedModels(4, list)
     request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
@@ -224,7 +224,7 @@ async def test_a_large_request_before_a_model_is_known_may_come_again(harness: S
     call.cancel()
 
 
-async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
+async def test_large_frames_are_parsed_before_waiting_requests_are_tokenized(
     harness: ServiceHarness, stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, order = threading.Event(), []
@@ -256,7 +256,7 @@ async def test_large_frames_are_parsed_before_all_that_waits_to_be_tokenized(
 
 
 @pytest.mark.parametrize("kind", ["Session", "Generate"])
-async def test_the_time_of_a_request_begins_when_its_frame_was_read(
+async def test_the_deadline_counts_from_when_the_frame_was_read(
     kind: str, stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when it is parsed, for which a large one may wait."""
@@ -284,7 +284,7 @@ async def test_the_time_of_a_request_begins_when_its_frame_was_read(
         assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_the_tenant_is_what_the_metadata_says(harness: ServiceHarness, stub) -> None:
+async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub) -> None:
     calls = [stub.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
     await until(lambda: len(harness.intake._streams) == 3)
     assert sorted(client.tenant for client in harness.intake._streams) == ["", "", "a" * 128]

@@ -1,4 +1,4 @@
-"""Peers that give no sign of life: what they have moves where that is possible, and a false alarm is harmless."""
+"""Peers that give no sign of life: their requests move if they can, and a false alarm is harmless."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def route_of(world: World) -> Route:
     return live.route
 
 
-def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
+def test_requests_leave_an_engine_that_hangs(wide: World) -> None:
     route = begin(wide)
     hung = wide.engines[route.engine.name]
     hung.core.running.clear()  # it computes nothing, and reads nothing
@@ -85,7 +85,7 @@ def test_requests_of_an_engine_that_hangs_go_on_at_another(wide: World) -> None:
     assert wide.quiet
 
 
-def test_what_a_falsely_suspected_engine_says_meanwhile_changes_nothing(wide: World) -> None:
+def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: World) -> None:
     route = begin(wide)
     (live,) = wide.in_flight._requests.values()
     epoch = live.delivery.epoch
@@ -100,7 +100,7 @@ def test_what_a_falsely_suspected_engine_says_meanwhile_changes_nothing(wide: Wo
     assert wide.quiet
 
 
-def test_where_there_is_no_other_engine_requests_stay(world: World) -> None:
+def test_requests_stay_if_there_is_no_other_engine(world: World) -> None:
     route = begin(world)
     hang(world, route.engine)
     assert route_of(world) == route
@@ -110,7 +110,7 @@ def test_where_there_is_no_other_engine_requests_stay(world: World) -> None:
     assert not moves(world)
 
 
-def test_they_move_as_soon_as_there_is_another(wide: World) -> None:
+def test_requests_move_as_soon_as_there_is_another_engine(wide: World) -> None:
     route = begin(wide)
     (other,) = [name for name in wide.engines if name != route.engine.name]
     for stream in list(wide.engines[other].streams.values()):
@@ -125,7 +125,7 @@ def test_they_move_as_soon_as_there_is_another(wide: World) -> None:
     assert route_of(wide).engine.name == other
 
 
-def test_requests_of_a_detokenizer_that_hangs_go_on_at_another(wide: World) -> None:
+def test_requests_leave_a_detokenizer_that_hangs(wide: World) -> None:
     route = begin(wide)
     hang(wide, route.detokenizer)
     assert route_of(wide).engine == route.engine
@@ -136,7 +136,7 @@ def test_requests_of_a_detokenizer_that_hangs_go_on_at_another(wide: World) -> N
     assert wide.quiet
 
 
-def test_who_stood_still_itself_suspects_nobody(wide: World) -> None:
+def test_a_processor_that_was_suspended_suspects_no_peer(wide: World) -> None:
     now = time.monotonic()
     wide.link_events.check_liveness(now)
     wide.link_events.check_liveness(now + 3 * BEAT_LIMIT)
@@ -154,7 +154,7 @@ def hears(world: World, detokenizer: PeerId, *engines: str, now: float) -> None:
     world.in_flight.tick(now)
 
 
-def test_requests_whose_detokenizer_does_not_hear_their_engine_go_on_at_another(wide: World) -> None:
+def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: World) -> None:
     """The link between the two is half open, and both give signs of life to the processor."""
     route = begin(wide)
     others = [name for name in wide.engines if name != route.engine.name]
@@ -170,7 +170,7 @@ def test_requests_whose_detokenizer_does_not_hear_their_engine_go_on_at_another(
     assert wide.quiet
 
 
-def test_an_engine_that_no_detokenizer_hears_is_left_after_a_while(wide: World) -> None:
+def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: World) -> None:
     route, now = begin(wide), time.monotonic()
     others = [name for name in wide.engines if name != route.engine.name]
     for detokenizer in wide.detokenizers.values():
@@ -183,7 +183,7 @@ def test_an_engine_that_no_detokenizer_hears_is_left_after_a_while(wide: World) 
 
 
 @pytest.mark.parametrize("taken_before", [False, True])
-def test_an_engine_without_room_ends_no_request_that_was_taken_before(wide: World, taken_before: bool) -> None:
+def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: World, taken_before: bool) -> None:
     if taken_before:
         wide.kill_engine(begin(wide).engine.name)
     else:
@@ -205,7 +205,7 @@ def test_an_engine_without_room_ends_no_request_that_was_taken_before(wide: Worl
     assert ids(wide) == expected(LONG)
 
 
-def test_a_tick_looks_at_none_but_those_whose_time_has_come(wide: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_looks_only_at_requests_that_are_due(wide: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are live, suspects have, or wait: what found no other route is looked at when routes change."""
     names = [f"request-{number}" for number in range(20)]
     for name in names:

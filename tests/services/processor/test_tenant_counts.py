@@ -1,4 +1,4 @@
-"""What tenants had is counted by name for some, together for the rest, and none of it is lost."""
+"""Counters by tenant: some have their own, the rest share one, and nothing is lost."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def requests(counts):
     return {sample.labels["tenant"]: sample.value for sample in family.samples}
 
 
-def test_a_flood_of_names_makes_no_more_series_and_every_request_is_in_one():
+def test_a_flood_of_tenants_makes_no_more_series():
     counts = TenantCounts(most=3, clock=Clock())
     for i in range(1000):
         counts.ended(f"tenant-{i}", 1, 1)
@@ -27,7 +27,7 @@ def test_a_flood_of_names_makes_no_more_series_and_every_request_is_in_one():
     assert requests(counts) == {"tenant-0": 1, "tenant-1": 1001, "tenant-2": 1, OTHERS: 997}
 
 
-def test_who_is_silent_for_an_hour_makes_room_and_who_is_not_keeps_it():
+def test_an_idle_tenant_gives_up_its_series_and_an_active_one_keeps_it():
     clock = Clock()
     counts = TenantCounts(most=2, clock=clock)
     counts.ended("busy", 1, 1)
@@ -41,7 +41,7 @@ def test_who_is_silent_for_an_hour_makes_room_and_who_is_not_keeps_it():
     assert requests(counts) == {"busy": 1, "new": 1, OTHERS: 1}
 
 
-def test_tokens_and_refusals_are_counted_and_who_names_no_tenant_has_a_name():
+def test_requests_without_a_tenant_have_a_label():
     counts = TenantCounts(clock=Clock())
     counts.ended("", 5, 7)
     counts.refused("")

@@ -1,4 +1,4 @@
-"""Of each tenant, no more goes ahead than may; what is kept goes in order, the urgent first, and nothing is lost."""
+"""No more requests of a tenant go ahead than may; the rest follow by priority and arrival, and none is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 2
 TENANTS = ("a", "b")
 
 
-def test_more_than_may_be_ahead_is_kept_until_one_has_begun() -> None:
+def test_requests_beyond_the_bound_are_held_back_until_one_has_begun() -> None:
     window: TenantWindow[str] = TenantWindow()
     assert [window.enter("a", 0, name, name, MOST) for name in ("1", "2", "3", "4")] == [True, True, False, False]
     assert window.enter("b", 0, "5", "5", MOST), "another tenant's are not in its way"
@@ -26,7 +26,7 @@ def test_more_than_may_be_ahead_is_kept_until_one_has_begun() -> None:
     assert not window
 
 
-def test_a_more_urgent_one_goes_ahead_at_once_and_a_less_urgent_one_does_not() -> None:
+def test_a_request_of_higher_priority_goes_ahead_at_once() -> None:
     window: TenantWindow[str] = TenantWindow()
     for name in ("1", "2", "3"):
         window.enter("a", 0, name, name, MOST)
@@ -38,7 +38,7 @@ def test_a_more_urgent_one_goes_ahead_at_once_and_a_less_urgent_one_does_not() -
     assert window.release(lambda tenant: MOST) == ["3"]
 
 
-def test_what_is_taken_away_leaves_nothing_behind() -> None:
+def test_a_removed_request_leaves_nothing_behind() -> None:
     window: TenantWindow[str] = TenantWindow()
     for name in ("1", "2", "3"):
         window.enter("a", 0, name, name, MOST)
@@ -47,7 +47,7 @@ def test_what_is_taken_away_leaves_nothing_behind() -> None:
     assert window.remove("3") is None
     for name in ("1", "2", "3"):
         window.leave(name)
-    assert (window._ranks, window._ahead, window._kept) == ({}, {}, {})
+    assert (window._ranks, window._ahead, window._held_back) == ({}, {}, {})
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -109,7 +109,7 @@ class WindowMachine(RuleBasedStateMachine):
 TestWindow = WindowMachine.TestCase
 
 
-def test_what_leaves_after_everything_was_forgotten_is_no_error() -> None:
+def test_leaving_after_clear_is_no_error() -> None:
     window: TenantWindow[str] = TenantWindow()
     assert window.enter("flood", 0, "ahead", "", 1)
     assert not window.enter("flood", 0, "kept", "", 1)

@@ -29,7 +29,7 @@ def refused_with(core: QueueHarness, size: int) -> Refused:
     return refusal.value
 
 
-async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come_again(
+async def test_waiting_bytes_are_bounded_and_refusals_say_when_to_retry(
     core: QueueHarness,
 ) -> None:
     calls = [core.ask("first", LARGE), core.ask("second", LARGE)]
@@ -44,7 +44,7 @@ async def test_what_waits_is_bounded_by_its_bytes_and_the_rest_told_when_to_come
     assert "refused" not in {call.client_request_id for call in core.stream.requests()}
 
 
-async def test_who_finds_no_room_is_told_when_half_of_what_waits_will_be_gone(core: QueueHarness) -> None:
+async def test_a_retry_delay_is_half_of_the_estimated_wait(core: QueueHarness) -> None:
     core.ask("of another", 10, tenant="other")
     core.ask("first", 2 * LARGE)
     core.queue._throughput.begin(0.0)
@@ -63,7 +63,7 @@ async def test_a_large_request_may_wait_alone(core: QueueHarness) -> None:
     assert refused_with(core, 1).status.code is Code.RESOURCE_EXHAUSTED
 
 
-async def test_room_is_there_again_when_a_batch_has_begun(core: QueueHarness) -> None:
+async def test_a_batch_that_begins_frees_its_room(core: QueueHarness) -> None:
     core.ask("huge", 10 * LARGE)
     await core.run()
     small = core.ask("small", 10)
@@ -71,7 +71,7 @@ async def test_room_is_there_again_when_a_batch_has_begun(core: QueueHarness) ->
     assert small.admitted
 
 
-async def test_what_ended_while_it_waited_leaves_nothing_behind(core: QueueHarness) -> None:
+async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(core: QueueHarness) -> None:
     message = inference_pb2.GenerateRequest(request_id="large", text="a" * (10 * LARGE))
     core.intake.begin(core.stream, message, 1, time.monotonic(), None)
     assert sys.getrefcount(message) == 2, "here, and in the call: what waits is its bytes"
@@ -84,7 +84,7 @@ async def test_what_ended_while_it_waited_leaves_nothing_behind(core: QueueHarne
         core.ask(f"in its place {index}", LARGE - 100)
 
 
-async def test_what_waits_to_be_tokenized_has_its_turn_among_what_is_first(core: QueueHarness) -> None:
+async def test_urgent_and_other_batches_alternate(core: QueueHarness) -> None:
     await core.run()
     one, others, order = threading.Event(), threading.Event(), list[str]()
     waits = [one.wait, *[others.wait] * (THREADS - 1)]
@@ -105,7 +105,7 @@ async def test_what_waits_to_be_tokenized_has_its_turn_among_what_is_first(core:
     await asyncio.gather(*held)
 
 
-async def test_other_work_counts_while_it_waits(core: QueueHarness) -> None:
+async def test_look_ups_share_the_room(core: QueueHarness) -> None:
     detokenize = asyncio.create_task(core.queue.run_in_thread(lambda: "text", "", 3 * LARGE))
     await asyncio.sleep(0)
     assert refused_with(core, LARGE).status.code is Code.RESOURCE_EXHAUSTED
@@ -116,9 +116,7 @@ async def test_other_work_counts_while_it_waits(core: QueueHarness) -> None:
     core.ask("after", 10)
 
 
-async def test_memory_is_given_back_after_work_on_a_large_message(
-    core: QueueHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_memory_is_returned_after_a_large_message(core: QueueHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[int] = []
     monkeypatch.setattr("services.processor.admission.tokenization_queue.trim_malloc", lambda: given_back.append(size))
     for size in (BATCH_BYTES, BATCH_BYTES + 1):
@@ -129,7 +127,7 @@ async def test_memory_is_given_back_after_work_on_a_large_message(
     assert given_back == [BATCH_BYTES + 1]
 
 
-async def test_a_look_up_that_is_given_up_leaves_nothing_behind(core: QueueHarness) -> None:
+async def test_a_cancelled_look_up_leaves_nothing_behind(core: QueueHarness) -> None:
     given_up = asyncio.create_task(core.queue.run_in_thread(lambda: "text", "", 4 * LARGE))
     await asyncio.sleep(0)
     assert refused_with(core, 3 * LARGE).status.code is Code.RESOURCE_EXHAUSTED
@@ -139,7 +137,7 @@ async def test_a_look_up_that_is_given_up_leaves_nothing_behind(core: QueueHarne
     core.ask("in its place", 3 * LARGE)
 
 
-async def test_what_a_look_up_raises_is_raised_where_it_was_asked_for(core: QueueHarness) -> None:
+async def test_an_error_of_a_look_up_reaches_its_caller(core: QueueHarness) -> None:
     def fail() -> None:
         raise LookupError("it is not there")
 
@@ -158,7 +156,7 @@ async def _told(core: QueueHarness, answer: int) -> int:
     return await core.queue.run_in_thread(lambda: answer, "", 1)
 
 
-async def test_what_ended_while_it_was_tokenized_does_not_set_out(
+async def test_a_request_that_ends_while_it_is_tokenized_is_not_started(
     core: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenized, told = threading.Event(), threading.Event()
@@ -180,7 +178,7 @@ async def test_what_ended_while_it_was_tokenized_does_not_set_out(
     assert core.in_flight.num_live == 1
 
 
-async def test_what_was_tokenized_for_a_model_that_left_meanwhile_is_tokenized_for_the_next_one(
+async def test_a_request_is_tokenized_again_if_its_model_left_meanwhile(
     core: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_one = learn_another(core)
@@ -198,7 +196,7 @@ async def test_what_was_tokenized_for_a_model_that_left_meanwhile_is_tokenized_f
     assert not core.queue._bytes.total
 
 
-async def test_new_requests_are_for_the_generation_that_should_have_them(core: QueueHarness) -> None:
+async def test_new_requests_belong_to_the_preferred_generation(core: QueueHarness) -> None:
     (first,), next_one = core.served, learn_another(core)
     core.served = [next_one, first]
     new, resumed = core.ask("new", 10), core.ask("resumed", 10, begun_on=served_model().model.model_digest)
@@ -209,7 +207,7 @@ async def test_new_requests_are_for_the_generation_that_should_have_them(core: Q
     assert resumed.resolved.generation == first
 
 
-async def test_requests_wait_untokenized_while_no_engine_takes_work(core: QueueHarness) -> None:
+async def test_requests_are_parked_while_no_engine_takes_work(core: QueueHarness) -> None:
     """Which model they are for is not known before one does."""
     (first,), next_one = core.served, learn_another(core)
     core.served = []
@@ -229,7 +227,7 @@ async def test_requests_wait_untokenized_while_no_engine_takes_work(core: QueueH
 
 
 @pytest.mark.parametrize("served", [True, False])
-async def test_waiting_for_a_model_ends_with_patience(served: bool, core: QueueHarness) -> None:
+async def test_parked_requests_end_at_the_route_timeout(served: bool, core: QueueHarness) -> None:
     """One that was begun on a model which is not here waits as one does that no engine is there for."""
     core.served = core.served if served else []
     call = core.ask("r", 10, begun_on="of long ago" if served else "")
@@ -244,7 +242,7 @@ async def test_waiting_for_a_model_ends_with_patience(served: bool, core: QueueH
     assert not core.queue._bytes.total
 
 
-async def test_nothing_is_taken_before_an_engine_has_said_what_it_serves(core: QueueHarness) -> None:
+async def test_requests_are_refused_before_any_model_is_known(core: QueueHarness) -> None:
     core.models._held._drop(served_model().generation)
     core.served = []
     call = core.ask("r", 10)
@@ -316,7 +314,7 @@ def batches(core: QueueHarness) -> list[list[str]]:
     return order
 
 
-async def test_what_is_under_way_is_bounded_by_its_bytes_too(core: QueueHarness) -> None:
+async def test_requests_in_flight_are_bounded_by_their_memory(core: QueueHarness) -> None:
     core.in_flight._quota.resize(1)
     calls = [core.ask(name, 10) for name in ("first", "second")]
     await core.run()

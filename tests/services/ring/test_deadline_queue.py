@@ -12,7 +12,7 @@ TIMES = st.integers(0, 9).map(float)
 
 
 @given(st.lists(st.one_of(st.tuples(KEYS, TIMES), KEYS, TIMES), max_size=100))
-def test_each_is_told_once_when_it_is_due(steps: list[tuple[str, float] | str | float]) -> None:
+def test_each_item_is_returned_once_when_it_is_due(steps: list[tuple[str, float] | str | float]) -> None:
     queue: DeadlineQueue[str] = DeadlineQueue()
     waiting: dict[str, float] = {}
     told: set[str] = set()

@@ -87,7 +87,7 @@ def test_verdicts_are_those_of_a_naive_reader(
         assert {c: s.end for c, s in delivery.choices.items() if s.end is not None} == naive.ends
 
 
-def test_an_abort_ends_what_goes_on_where_it_is() -> None:
+def test_an_abort_ends_unfinished_choices_where_they_are() -> None:
     delivery = Delivery({0: [], 2: [7, 8]})
     epoch = delivery.next_epoch()
     delivery.delta(epoch, 0, 0, [1])

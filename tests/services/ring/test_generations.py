@@ -95,7 +95,7 @@ def test_the_newest_is_kept_while_its_only_engine_is_away() -> None:
     assert list(held) == ["B"]
 
 
-def test_going_back_makes_the_older_one_the_newest_again() -> None:
+def test_a_rollback_makes_the_older_generation_the_newest_again() -> None:
     held: Generations[str, str] = Generations(MOST)
     for life, generation in enumerate("ABA", 1):
         if generation not in held:

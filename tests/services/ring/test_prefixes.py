@@ -32,7 +32,7 @@ def test_hashes_are_equal_exactly_where_tokens_and_salt_are(
 
 
 @given(st.integers(0, 5000), st.integers(1, 64))
-def test_a_prompt_of_any_length_has_few_beginnings_each_a_quarter_longer_at_most(length: int, block: int) -> None:
+def test_prefixes_grow_by_a_quarter_at_most(length: int, block: int) -> None:
     prefixes = prefixes_of(range(length), b"", block)
     blocks = [tokens // block for tokens in prefixes.tokens]
     assert all(tokens % block == 0 and tokens <= length for tokens in prefixes.tokens)
@@ -44,12 +44,12 @@ def test_a_prompt_of_any_length_has_few_beginnings_each_a_quarter_longer_at_most
     assert len(blocks) <= 40
 
 
-def test_of_a_million_tokens_there_are_few() -> None:
+def test_a_million_tokens_have_few_prefixes() -> None:
     assert len(prefixes_of(range(1 << 20), b"", 16).hashes) < 60
 
 
 @pytest.mark.parametrize("prefixes", [prefixes_of([1] * 15, b"", 16), prefixes_of([1] * 100, b"", 0)])
-def test_without_a_whole_block_nothing_is_known(prefixes: Prefixes) -> None:
+def test_a_prompt_below_one_block_has_no_prefix(prefixes: Prefixes) -> None:
     known = PrefixMap()
     known.add(prefixes, ENGINES[0])
     assert len(known) == 0
@@ -57,7 +57,7 @@ def test_without_a_whole_block_nothing_is_known(prefixes: Prefixes) -> None:
 
 
 @given(st.lists(st.tuples(prompts, st.sampled_from(ENGINES)), max_size=20), prompts, st.sets(st.sampled_from(ENGINES)))
-def test_who_has_most_of_a_prompt_is_found(
+def test_the_engine_with_the_longest_prefix_is_found(
     computed: list[tuple[list[int], PeerId]], prompt: list[int], alive: set[PeerId]
 ) -> None:
     """Against a model that keeps every prompt."""
@@ -76,8 +76,8 @@ def test_who_has_most_of_a_prompt_is_found(
 
 
 @given(st.lists(st.tuples(prompts, st.sampled_from(ENGINES)), max_size=60))
-def test_memory_is_bounded_and_what_was_used_last_stays(computed: list[tuple[list[int], PeerId]]) -> None:
-    known = PrefixMap(most=20)
+def test_the_least_recently_used_prefixes_are_forgotten(computed: list[tuple[list[int], PeerId]]) -> None:
+    known = PrefixMap(max_prefixes=20)
     for tokens, engine in computed:
         prefixes = prefixes_of(tokens, b"", BLOCK)
         known.add(prefixes, engine)
@@ -96,15 +96,15 @@ def test_of_many_engines_the_latest_are_remembered() -> None:
     )
 
 
-def test_the_ends_of_a_prompt_are_forgotten_first() -> None:
-    known = PrefixMap(most=3)
+def test_the_longest_prefixes_of_a_prompt_are_forgotten_first() -> None:
+    known = PrefixMap(max_prefixes=3)
     known.add(prefixes_of([1] * 10 * BLOCK, b"", BLOCK), ENGINES[0])
     assert known.find(prefixes_of([1] * 10 * BLOCK, b"", BLOCK), ENGINES).tokens == 3 * BLOCK
 
 
-def test_what_is_remembered_fits_the_memory_that_is_promised() -> None:
+def test_a_full_map_fits_its_memory_estimate() -> None:
     tracemalloc.start()
-    known = PrefixMap(most=4096)
+    known = PrefixMap(max_prefixes=4096)
     for number in range(4000):
         known.add(prefixes_of([number] * 64, b"", 16), ENGINES[number % 12])
     taken = tracemalloc.get_traced_memory()[0]
@@ -128,7 +128,7 @@ def test_a_branch_is_where_a_prompt_leaves_what_is_known() -> None:
     assert tails[0] == tails[1]
 
 
-def test_an_order_by_rendezvous_changes_little() -> None:
+def test_a_rendezvous_order_changes_little() -> None:
     keys = [number.to_bytes(4, "little") for number in range(400)]
     before = [by_rendezvous(key, ENGINES[:4]) for key in keys]
     assert before == [by_rendezvous(key, reversed(ENGINES[:4])) for key in keys]

@@ -14,7 +14,7 @@ ROUTES = st.builds(Route, st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), ROUTES)), max_size=25))
-def test_the_index_says_what_a_look_at_all_would(steps: list[tuple[str, Route | None]]) -> None:
+def test_the_index_agrees_with_a_full_scan(steps: list[tuple[str, Route | None]]) -> None:
     index: RouteIndex[str] = RouteIndex()
     routes: dict[str, Route] = {}
     for key, route in steps:

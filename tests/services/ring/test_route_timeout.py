@@ -11,7 +11,7 @@ EVENTS = ("lost", "refused", "routed", "heard")
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 10)), max_size=30))
-def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: list[tuple[str, int]]) -> None:
+def test_time_without_a_route_and_on_refusing_routes_counts(events: list[tuple[str, int]]) -> None:
     timeout = RouteTimeout()
     timeout.lost(0.0)
     now = waited = on_route = 0
@@ -42,7 +42,7 @@ def test_what_counts_is_time_without_a_route_and_on_routes_that_refused(events: 
             assert timeout.waited(now) == waited
 
 
-def test_late_news_of_a_lost_route_ends_no_timeout() -> None:
+def test_late_output_of_a_lost_route_does_not_reset_the_clock() -> None:
     timeout = RouteTimeout()
     timeout.lost(0.0)
     timeout.heard()

@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.ring.generations import Generation
 from services.ring.identity import PeerId
 from services.ring.prefixes import Prefixes, prefixes_of
-from services.ring.routes import FULL, MOST_REQUESTS, MOST_SHARE, TOKENS_PER_REQUEST, Decision, Route, Routes
+from services.ring.routes import (
+    FULL_KV_USAGE,
+    MAX_EXTRA_REQUESTS,
+    MAX_EXTRA_SHARE,
+    TOKENS_PER_REQUEST,
+    Decision,
+    Route,
+    Routes,
+)
 
 ENGINES, DETOKENIZERS = ("e0", "e1", "e2"), ("d0", "d1", "d2")
 OLD, NEW = Generation("m", "old"), Generation("m", "new")
@@ -40,7 +48,7 @@ class Known:
     taking: bool = True
     others: int = 0
     pressed: bool = False
-    seats: int | None = None
+    capacity: int | None = None
     attached: set[PeerId] = field(default_factory=set)
     hears: set[PeerId] | None = None
 
@@ -70,12 +78,12 @@ class RoutesMachine(RuleBasedStateMachine):
         return known.others + self.own(known.peer)
 
     def full(self, known: Known) -> bool:
-        return known.pressed or (known.seats is not None and self.load(known) >= known.seats)
+        return known.pressed or (known.capacity is not None and self.load(known) >= known.capacity)
 
-    @rule(name=engine_names, life=lives, generation=generations, seats=st.none() | st.integers(1, 20))
-    def engine_up(self, name: str, life: int, generation: Generation, seats: int | None) -> None:
-        self.routes.engine_up(PeerId(name, life), generation, seats)
-        self.engines[name] = Known(PeerId(name, life), generation, seats=seats)
+    @rule(name=engine_names, life=lives, generation=generations, capacity=st.none() | st.integers(1, 20))
+    def engine_up(self, name: str, life: int, generation: Generation, capacity: int | None) -> None:
+        self.routes.engine_up(PeerId(name, life), generation, capacity)
+        self.engines[name] = Known(PeerId(name, life), generation, capacity=capacity)
 
     @rule(name=detokenizer_names, life=lives)
     def detokenizer_up(self, name: str, life: int) -> None:
@@ -110,8 +118,8 @@ class RoutesMachine(RuleBasedStateMachine):
             known.attached = peers
 
     @rule(name=engine_names | detokenizer_names, life=lives, taking=st.booleans())
-    def take_work(self, name: str, life: int, taking: bool) -> None:
-        self.routes.take_work(PeerId(name, life), taking)
+    def set_taking_work(self, name: str, life: int, taking: bool) -> None:
+        self.routes.set_taking_work(PeerId(name, life), taking)
         if known := self.known(PeerId(name, life)):
             known.taking = taking
 
@@ -121,7 +129,7 @@ class RoutesMachine(RuleBasedStateMachine):
         self.routes.engine_load(peer, running, waiting, usage)
         if known := self.known(peer):
             known.others = max(0, running + waiting - self.own(peer))
-            known.pressed = waiting > 0 and usage >= FULL
+            known.pressed = waiting > 0 and usage >= FULL_KV_USAGE
 
     @rule(name=detokenizer_names, life=lives, load=requests)
     def detokenizer_load(self, name: str, life: int, load: int) -> None:
@@ -192,7 +200,7 @@ class RoutesMachine(RuleBasedStateMachine):
         if decision is Decision.PREFIX:
             load = loads[chosen][1]
             mean = sum(load for _, load in others) / len(others)
-            assert load <= mean + max(MOST_REQUESTS, MOST_SHARE * mean)
+            assert load <= mean + max(MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE * mean)
         else:
             assert loads[chosen] <= max(others), "the less loaded of two is never the busiest"
 
@@ -225,7 +233,7 @@ class RoutesMachine(RuleBasedStateMachine):
 
     @invariant()
     def pairs_are_parted_whose_detokenizer_says_so(self) -> None:
-        parted = {
+        partitioned = {
             Route(engine.peer, detokenizer.peer)
             for engine in self.engines.values()
             for detokenizer in self.detokenizers.values()
@@ -233,7 +241,7 @@ class RoutesMachine(RuleBasedStateMachine):
         }
         for known in (*self.engines.values(), *self.detokenizers.values(), Known(PeerId("gone", 1))):
             peer = known.peer
-            assert self.routes.parted(peer) == {r for r in parted if peer in (r.engine, r.detokenizer)}
+            assert self.routes.partitioned(peer) == {r for r in partitioned if peer in (r.engine, r.detokenizer)}
 
     @invariant()
     def loads_are_what_was_reported_and_what_is_held(self) -> None:
@@ -264,7 +272,7 @@ def test_new_requests_are_for_the_model_of_the_engine_that_was_started_last_and_
     routes = make_routes(1)
     for life, generation in ((2, NEW), (3, OLD)):
         engine = PeerId(f"e{life}", life)
-        routes.engine_up(engine, generation, seats=1)
+        routes.engine_up(engine, generation, capacity=1)
         routes.engine_peers(engine, [PeerId("d0", 1)])
         assert routes.preferred() == routes.generations() == [generation, NEW if generation is OLD else OLD]
     routes.engine_down(PeerId("e3", 3))
@@ -278,7 +286,7 @@ def test_equal_engines_get_equal_shares() -> None:
     assert Counter(send(routes, number, Prefixes()) for number in range(12)) == {"e0": 6, "e1": 6}
 
 
-def test_a_report_says_all_that_was_routed_before() -> None:
+def test_a_load_report_includes_earlier_requests() -> None:
     """What it counts is not counted twice, and what has ended is not counted."""
     routes = make_routes(2)
     for number in range(6):
@@ -305,7 +313,7 @@ def test_prompts_of_a_family_stay_together_and_families_spread() -> None:
 def test_a_hot_prefix_spreads_when_its_engine_is_busier_than_it_is_worth() -> None:
     routes = make_routes(4)
     places = Counter(send(routes, number, prompt(0, number)) for number in range(100))
-    assert max(places.values()) - min(places.values()) <= MOST_REQUESTS + 1
+    assert max(places.values()) - min(places.values()) <= MAX_EXTRA_REQUESTS + 1
     assert routes.decisions[Decision.OVERLOAD] > 0
 
 
@@ -318,17 +326,17 @@ def test_a_short_prefix_is_worth_little() -> None:
         assert abs(routes.loads()["e0"] - routes.loads()["e1"]) <= 3
 
 
-def test_an_engine_that_is_full_gets_nothing_for_what_it_has_while_another_is_not() -> None:
+def test_a_full_engine_gets_no_request_for_its_prefixes() -> None:
     routes = make_routes(3)
     engine = send(routes, 0, prompt(0))
-    routes.engine_load(PeerId(engine, 1), 0, 1, FULL)
+    routes.engine_load(PeerId(engine, 1), 0, 1, FULL_KV_USAGE)
     assert send(routes, 1, prompt(0)) != engine
     for name in routes.loads():
-        routes.engine_load(PeerId(name, 1), 0, 1, FULL)
+        routes.engine_load(PeerId(name, 1), 0, 1, FULL_KV_USAGE)
     assert routes.choose("2", OLD, prompt(0)) is not None
 
 
-def test_what_was_answered_is_where_the_conversation_goes_on() -> None:
+def test_a_conversation_returns_to_the_engine_with_its_answer() -> None:
     routes = make_routes(4)
     question = [1] * 10 * BLOCK
     engine = send(routes, 0, prefixes_of(question, b"", BLOCK))
@@ -339,7 +347,7 @@ def test_what_was_answered_is_where_the_conversation_goes_on() -> None:
     assert routes.decisions[Decision.PREFIX] == 4
 
 
-def test_processors_that_know_nothing_of_each_other_agree() -> None:
+def test_independent_processors_agree() -> None:
     one, other = make_routes(6, seed=1), make_routes(6, seed=2)
     agree = 0
     for family in range(60):
@@ -349,7 +357,7 @@ def test_processors_that_know_nothing_of_each_other_agree() -> None:
     assert agree > 25, "by chance it would be 10; without load either of the same two may be taken"
 
 
-def test_a_new_life_has_nothing_of_what_the_old_one_computed() -> None:
+def test_a_restarted_engine_has_no_prefixes() -> None:
     routes = make_routes(3)
     engine = send(routes, 0, prompt(0))
     routes.engine_down(PeerId(engine, 1))
@@ -371,7 +379,7 @@ def test_many_processors_do_not_herd_to_the_engine_that_reported_least() -> None
     assert len(places) > 7
 
 
-def test_what_a_detokenizer_does_not_hear_goes_to_another_pair() -> None:
+def test_partitioned_pairs_get_no_requests() -> None:
     routes = make_routes(2)
     routes.detokenizer_hears(PeerId("d0", 1), [PeerId("e1", 1)])
     assert {send(routes, number, prompt(number)) for number in range(6)} == {"e1"}

@@ -1,4 +1,4 @@
-"""DetokenizerLinks: of several addresses that lead to one detokenizer one is used, and the next when that is lost."""
+"""Links to detokenizers: of several addresses of one detokenizer one is used, and another when that is lost."""
 
 from __future__ import annotations
 
