@@ -197,7 +197,7 @@ def memory() -> Row:
 
 def products() -> Row:
     """The batch-invariant product beside cuBLAS, on the shapes of an 8B layer; the least of their ratios."""
-    from engine_core.layers.gpu import GpuLayerFactory
+    from engine_core.layers.gpu_backend import GpuBackend
 
     processors = torch.cuda.get_device_properties().multi_processor_count
     ratios: dict[str, float] = {}
@@ -205,7 +205,7 @@ def products() -> Row:
         for outputs, inputs in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
             weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            own, library = (GpuLayerFactory(processors, way).linear(weight) for way in (True, False))
+            own, library = (GpuBackend(processors, way).linear(weight) for way in (True, False))
             ratios[f"{rows} × {outputs} × {inputs}"] = seconds_of(lambda library=library: library(x)) / seconds_of(  # type: ignore[misc]  # noqa: B023
                 lambda own=own: own(x)  # type: ignore[misc]  # noqa: B023
             )

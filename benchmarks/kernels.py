@@ -29,9 +29,11 @@ from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.selector import choose_attention
+from engine_core.kernels.library import load_int8_kernels
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
+from engine_core.quantization.int8 import Int8Linear
 from engine_core.request import SamplingParams
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.sampler import Sampler, SamplingRows
@@ -68,11 +70,12 @@ class Kernel:
 def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
     """Products with packed weights."""
     weight_bytes = 2 if quantization is None else 1
-    layers, _ = choose_layers((16,), 16, torch.bfloat16, quantization)
+    layers, _ = choose_layers(16, torch.bfloat16)
+    make = layers.linear if quantization is None else partial(Int8Linear, bias=None, kernels=load_int8_kernels())
     for name in names:
         height, width = _LINEARS[name]
         copies = -(-_UNCACHED_BYTES // (height * width * weight_bytes))
-        weights = [layers.linear(torch.randn(height, width).bfloat16() * 0.02) for _ in range(copies)]
+        weights = [make(torch.randn(height, width).bfloat16() * 0.02) for _ in range(copies)]
         for rows in _ROWS:
             if name == "lm_head" and rows > _MOST_LOGITS:
                 continue
@@ -129,10 +132,10 @@ def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
 
 def small_operations() -> Iterator[Kernel]:
     """What lies between the products of a layer."""
-    layers, _ = choose_layers((16,), _HEAD_DIM, torch.bfloat16, None)
-    norm = layers.norm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6)
+    layers, _ = choose_layers(_HEAD_DIM, torch.bfloat16)
+    norm = layers.rms_norm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6, _HIDDEN)
     head_norms = (torch.ones(_HEAD_DIM, dtype=torch.bfloat16), torch.ones(_HEAD_DIM, dtype=torch.bfloat16))
-    rotation = layers.rotation(_HEADS, _KV_HEADS, head_norms, 1e-6)
+    rotation = layers.rotary(_HEADS, _KV_HEADS, _HEAD_DIM, head_norms, 1e-6)
     rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, 1024, torch.device("cpu"))
     for rows in (1, 16, 64, 256, 1024):
         x = torch.randn(rows, _HIDDEN).bfloat16()

@@ -25,16 +25,17 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.report import emit, output_options, print_table
 from benchmarks.shapes import SHAPES
 from engine_core.attention.base import AttentionMetadata
-from engine_core.attention.selector import choose_attention
+from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.kernels.library import load_int8_kernels
-from engine_core.layers.base import LayerFactory, LinearLayer
-from engine_core.layers.linear import Linear
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.layers.torch_backend import TorchBackend
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.model_loader.loader import build_model
+from engine_core.model_loader.loader import load_weights, make_model
+from engine_core.model_loader.weights import Weights
 from engine_core.models.base import CausalLM
-from engine_core.quantization.int8 import Int8Linear
+from engine_core.quantization.base import LinearShape, QuantMethod, Unquantized, take_bias, take_weight
+from engine_core.quantization.int8 import Int8, Int8Linear
 
 CPU = torch.device("cpu")
 BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
@@ -49,37 +50,38 @@ class Way:
 
     name: str
     dtype: str
-    layers: LayerFactory
+    quant_method: QuantMethod | None
 
 
-class RoundedWeights(TorchLayerFactory):
+class Int8WeightsOnly(QuantMethod):
     """Weights rounded to 8 bits, inputs not."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-        rounded = Int8Linear(weight, None, load_int8_kernels()).rows(torch.arange(len(weight)))
-        return super().linear(rounded, bias)
+    def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
+        return Int8(None).weight_bytes(shape, itemsize)
+
+    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+        bias = take_bias(shape, weights, backend)
+        rounded = Int8Linear(take_weight(shape, weights, backend), None, load_int8_kernels())
+        return backend.linear(rounded.weight_rows(torch.arange(rounded.out_features)), bias)
 
 
-class RoundedLayers(TorchLayerFactory):
+class Int8ButHead(Int8):
     """All rounded but the output projection."""
 
-    def __init__(self, vocab_size: int) -> None:
-        """The projection is the one with ``vocab_size`` outputs."""
-        super().__init__(load_int8_kernels())
-        self._vocab_size = vocab_size
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-        return Linear(weight, bias) if len(weight) == self._vocab_size else super().linear(weight, bias)
+    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+        if shape.outputs.fixed:
+            return Unquantized().load(shape, weights, backend)
+        return super().load(shape, weights, backend)
 
 
-def ways(vocab_size: int) -> list[Way]:
+def ways() -> list[Way]:
     """The reference first, then what is compared with it; the last is what the option ``quantization`` does."""
     return [
-        Way("bfloat16", "bfloat16", TorchLayerFactory()),
-        Way("float32", "float32", TorchLayerFactory()),
-        Way("int8 weights alone", "bfloat16", RoundedWeights()),
-        Way("int8, output projection in bfloat16", "bfloat16", RoundedLayers(vocab_size)),
-        Way("int8", "bfloat16", TorchLayerFactory(load_int8_kernels())),
+        Way("bfloat16", "bfloat16", None),
+        Way("float32", "float32", None),
+        Way("int8 weights alone", "bfloat16", Int8WeightsOnly()),
+        Way("int8, output projection in bfloat16", "bfloat16", Int8ButHead(load_int8_kernels())),
+        Way("int8", "bfloat16", Int8(load_int8_kernels())),
     ]
 
 
@@ -89,8 +91,8 @@ def compare(
     """A row for each way of keeping the weights of one model."""
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
-    for way in ways(open_as("bfloat16").shape.vocab_size):
-        found = log_probabilities(open_as(way.dtype), way.layers, texts)
+    for way in ways():
+        found = log_probabilities(open_as(way.dtype), way.quant_method, texts)
         reference = reference or found
         divergences, same, losses = [], [], []
         for expected, actual, text in zip(reference, found, texts, strict=True):
@@ -113,10 +115,13 @@ def compare(
 
 
 @torch.inference_mode()
-def log_probabilities(checkpoint: Checkpoint, layers: LayerFactory, texts: Sequence[list[int]]) -> list[torch.Tensor]:
+def log_probabilities(
+    checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]]
+) -> list[torch.Tensor]:
     """Log probabilities [T, V] of what follows each token, for each text alone."""
-    attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
-    model = build_model(checkpoint, attention, layers, CPU)
+    attention, layers = TorchAttention(), TorchBackend()
+    model = make_model(checkpoint, attention, layers, CPU, quant_method)
+    load_weights(model, checkpoint, CPU)
     blocks = -(-max(map(len, texts)) // _BLOCK_SIZE)
     caches = attention.allocate(model.kv_cache_spec(_BLOCK_SIZE), blocks, CPU)
     return [torch.log_softmax(_logits(model, caches, text, blocks), dim=1) for text in texts]

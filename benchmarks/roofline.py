@@ -11,6 +11,7 @@ from benchmarks.limits import Limits
 from benchmarks.work import Work
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.model_loader.loader import model_outline
 from engine_core.models.roofline import StepCost
 
 _STEP_TOKENS = 2048
@@ -25,7 +26,7 @@ class ModelCost(StepCost):
     def of(cls, model: Path, weight_bytes: float = 2.0) -> Self:
         """Of the checkpoint in that directory, computed in bfloat16."""
         checkpoint = open_checkpoint(ModelConfig(model=str(model)), LoadConfig(load_format="dummy"))
-        return cls.of_shape(checkpoint.shape, weight_bytes)
+        return cls.of_model(model_outline(checkpoint), weight_bytes)
 
     def prefill_seconds(self, work: Work, limits: Limits) -> float:
         """Until every sequence has its first token; a shared prefix is computed by nobody."""

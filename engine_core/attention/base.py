@@ -63,6 +63,9 @@ class Rotation(Protocol):
 class AttentionBackend(ABC):
     """Writes keys and values to the cache and attends over it, causally."""
 
+    batch_invariant = False
+    """Whether a row's bits are meant not to depend on the other rows, nor on the number of threads."""
+
     @staticmethod
     @abstractmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:

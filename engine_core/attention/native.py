@@ -21,16 +21,12 @@ class NativeAttention(AttentionBackend):
     a step may be read by no other sequence of that step: the scheduler shares a block only once it is computed.
     """
 
+    batch_invariant = True
+
     def __init__(self, kernels: CpuKernels) -> None:
-        """Attend with ``kernels``."""
         self._kernels = kernels
         self._arguments = AttentionArguments()
         self._metadata: AttentionMetadata | None = None
-
-    @staticmethod
-    def supports(head_dim: int, dtype: torch.dtype) -> bool:
-        """Whether the kernels can compute heads of that size and type."""
-        return head_dim % _UNIT == 0 and dtype in NUMBER_TYPES
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
@@ -38,6 +34,8 @@ class NativeAttention(AttentionBackend):
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        if spec.head_dim % _UNIT:
+            raise ValueError(f"heads of {spec.head_dim} are not padded to a multiple of {_UNIT}")
         shape = (num_blocks, spec.num_kv_heads, 2, _padded(spec), spec.head_dim)
         caches = (empty_for_streaming(shape, spec.dtype) for _ in range(spec.num_layers))
         return [cache[..., : spec.block_size, :] for cache in caches]

@@ -1,7 +1,8 @@
-"""What a model's layers are made of, whatever computes them.
+"""What layers compute, and the interface of a backend that computes them.
 
-Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size,
-V vocabulary size.
+A model is written from the parts in ``factory``; a part asks the backend for what computes it, once its weights are
+there. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
+vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 
 
-class LinearLayer(Protocol):
+class LinearLayer(ABC):
     """y = x · Wᵀ + b."""
 
     in_features: int
     out_features: int
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
-        """Memory of the weight and the bias."""
+        """Bytes of the weight and the bias as they are kept, packed and padded."""
 
+    @abstractmethod
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
@@ -32,42 +35,41 @@ class LinearLayer(Protocol):
         ``residual`` may be overwritten.
         """
 
+    @abstractmethod
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [M, K] of the weight, for ``indices`` [M] int64: the embedding, where it is tied to the head."""
 
-class EmbeddingLayer(Protocol):
-    """Rows of a table."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it does not share with the output projection."""
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``token_ids`` [T] int64."""
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
+        outputs = self(x, dtype=torch.float32)
+        # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
+        return torch.from_numpy(outputs.numpy().argmax(axis=1)) if outputs.is_cpu else outputs.argmax(1)
 
 
 class NormLayer(Protocol):
     """x / √(mean(x²) + ε) · w over the last dimension."""
 
     @property
-    def nbytes(self) -> int:
-        """Memory of the weight."""
+    def nbytes(self) -> int: ...
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``x`` [T, H]."""
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``."""
 
 
-class HeadRotation(Protocol):
-    """Rotary embedding of queries and keys, with their normalization before it where a model has one."""
+class RotaryLayer(Protocol):
+    """Rotary embedding of queries and keys, after their normalization per head where a model has one."""
 
     @property
-    def nbytes(self) -> int:
-        """Memory of the norms' weights."""
+    def nbytes(self) -> int: ...
 
     def __call__(
         self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
 
-        ``cos`` and ``sin`` are [T, 1, D / 2] float32.
+        ``cos`` and ``sin`` are [T, 1, D / 2] float32, of D as it is without padding.
         """
 
 
@@ -89,11 +91,15 @@ class DecoderStack(Protocol):
         """
 
 
-class LayerFactory(ABC):
-    """Makes the layers of a model. Whoever passes a weight lets go of it: what is needed is copied."""
+class LayerBackend(ABC):
+    """Computes layers on one kind of device. The caller lets go of the weights it passes: what is needed is copied."""
 
-    compiles_per_size: bool
-    """Whether steps of a size that was not seen before make kernels first, which take time and memory: oneDNN's do."""
+    batch_invariant: bool
+    """Whether a row's bits are meant not to depend on the other rows, nor on the number of threads."""
+
+    def padded(self, width: int) -> int:
+        """The width of rows whose first ``width`` columns mean something, as the kernels want it."""
+        return width
 
     @abstractmethod
     def numerics(self) -> str:
@@ -101,21 +107,22 @@ class LayerFactory(ABC):
 
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-        """A linear layer of ``weight`` [N, K] and ``bias`` [N]."""
+        """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
 
     @abstractmethod
-    def tied_embedding(self, head: LinearLayer, table: torch.Tensor) -> EmbeddingLayer:
-        """The embedding that shares the memory of ``head``, which was made from ``table`` [V, H]."""
+    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
+        """Normalization with ``weight`` [padded W], whose mean is over ``width`` numbers."""
 
     @abstractmethod
-    def norm(self, weight: torch.Tensor, eps: float) -> NormLayer:
-        """Normalization with ``weight`` [H]."""
-
-    @abstractmethod
-    def rotation(
-        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
-    ) -> HeadRotation:
-        """Rotation of so many heads; ``norms`` are the weights [D] of the norms of queries and of keys."""
+    def rotary(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+    ) -> RotaryLayer:
+        """Rotation of heads of ``head_dim``; ``norms`` are the weights [D] of the norms of queries and of keys."""
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -125,14 +132,6 @@ class LayerFactory(ABC):
         """``rows`` [R] int64 of ``x`` [T, N]."""
         return x.index_select(0, rows)
 
-    def argmax(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
-        """[M] int64: where each row that ``head`` makes of ``hidden`` [M, K] is greatest, in float32; the first of
-        equals.
-        """
-        outputs = head(hidden, dtype=torch.float32)
-        # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
-        return torch.from_numpy(outputs.numpy().argmax(axis=1)) if outputs.is_cpu else outputs.argmax(1)
-
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """What does the same as ``stack``, which was made of these layers, with less to do between them."""
+        """What computes the same as ``stack``, which is made of this backend's layers, with less work in between."""
         return stack

@@ -8,10 +8,11 @@ import torch
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.linear import multiply
+from engine_core.layers.base import LinearLayer
 
 
-class GpuLinear:
-    """y = x · Wᵀ + b; ``weight`` [N, K] is kept row by row. What ``__call__`` computes with is a subclass's."""
+class GpuLinear(LinearLayer):
+    """``weight`` [N, K] is kept row by row. What ``__call__`` computes with is a subclass's."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Keep copies."""
@@ -21,8 +22,10 @@ class GpuLinear:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight and the bias."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(indices, self.weight)
 
 
 class LibraryLinear(GpuLinear):

@@ -1,40 +1,38 @@
-"""Which layers compute a model on CPU, and why."""
+"""Which backend computes a model's layers on CPU, and why; and how its linear layers are quantized."""
 
 from __future__ import annotations
 
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import Int8Kernels, KernelsUnavailableError, load_int8_kernels, load_kernels
-from engine_core.layers.base import LayerFactory
-from engine_core.layers.native import NativeLayerFactory
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.kernels.library import KernelsUnavailableError, load_int8_kernels, load_kernels
+from engine_core.layers.base import LayerBackend
+from engine_core.layers.native_backend import MAX_HEAD_DIM, NativeBackend
+from engine_core.layers.torch_backend import TorchBackend
+from engine_core.quantization.base import QuantMethod
+from engine_core.quantization.int8 import Int8
 
 
-def choose_layers(
-    widths: tuple[int, ...], head_dim: int, dtype: torch.dtype, quantization: str | None
-) -> tuple[LayerFactory, str]:
-    """The fastest layers for rows of those widths and heads of that size and type, and a description for a person.
-
-    ``quantization`` is as in ``ModelConfig``. Raises ``ConfigError`` where it cannot be computed.
-    """
-    int8_kernels = None if quantization is None else _int8_kernels(quantization)
-    rounded = (
-        "" if int8_kernels is None else f", 8-bit linear layers by native kernels for {int8_kernels.instruction_set}"
-    )
+def choose_layers(head_dim: int, dtype: torch.dtype) -> tuple[LayerBackend, str]:
+    """The fastest backend for heads of that size and type, and its description for a person."""
+    if not NativeBackend.supports(head_dim, dtype):
+        return TorchBackend(), f"layers by torch: native kernels compute heads of up to {MAX_HEAD_DIM}, not {head_dim}"
     try:
-        if not NativeLayerFactory.supports(widths, head_dim, dtype):
-            raise KernelsUnavailableError(
-                f"native kernels do not compute rows of {widths} and heads of {head_dim} {dtype}"
-            )
         kernels = load_kernels()
     except KernelsUnavailableError as error:
-        return TorchLayerFactory(int8_kernels), f"layers by torch: {error}{rounded}"
-    return NativeLayerFactory(kernels, int8_kernels), f"layers by native kernels for {kernels.instruction_set}{rounded}"
+        return TorchBackend(), f"layers by torch: {error}"
+    return NativeBackend(kernels), f"layers by native kernels for {kernels.instruction_set}"
 
 
-def _int8_kernels(quantization: str) -> Int8Kernels:
+def choose_quant_method(quantization: str | None) -> tuple[QuantMethod | None, str]:
+    """What ``ModelConfig.quantization`` names, None for None, and a description for a person.
+
+    Raises ``ConfigError`` where it cannot be computed.
+    """
+    if quantization is None:
+        return None, ""
     try:
-        return load_int8_kernels()
+        kernels = load_int8_kernels()
     except KernelsUnavailableError as error:
         raise ConfigError("quantization", quantization, f"nothing, because it needs native kernels: {error}") from error
+    return Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}"

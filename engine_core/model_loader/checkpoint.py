@@ -1,6 +1,6 @@
 """Find a checkpoint, read what it says about itself, and resolve that against the options.
 
-No weight is read here: ``loading.build`` does that. Nothing from a checkpoint is executed.
+No weight is read here: ``loader`` does that. Nothing from a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Checkpoint:
     """Directory of config.json (of a downloaded snapshot for a hub id)."""
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
-    shape: ArchitectureConfig
+    config: ArchitectureConfig
     dtype: torch.dtype
     """Of weights, activations and KV cache."""
     quantization: str | None
@@ -81,19 +81,23 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
             "with --quantization int8 if they shall be smaller"
         )
     hf_config = _hf_config(path, architecture)
-    shape = model_class(architecture).read_shape(hf_config)
+    architecture_config = model_class(architecture).read_config(hf_config)
     dtype_name = _dtype_name(path, config, load, hf_config)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
         architecture=architecture,
-        vocab_size=shape.vocab_size,
-        max_model_len=_max_model_len(config, architecture, shape),
-        eos_token_ids=_token_ids(path, "eos_token_id", generation, raw, shape.vocab_size),
-        bos_token_id=next(iter(_token_ids(path, "bos_token_id", generation, raw, shape.vocab_size)), None),
+        vocab_size=architecture_config.vocab_size,
+        max_model_len=_max_model_len(config, architecture, architecture_config),
+        eos_token_ids=_token_ids(path, "eos_token_id", generation, raw, architecture_config.vocab_size),
+        bos_token_id=next(
+            iter(_token_ids(path, "bos_token_id", generation, raw, architecture_config.vocab_size)), None
+        ),
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
     )
-    return Checkpoint(path, spec, shape, _DTYPES[dtype_name], config.quantization, load.load_format, config.seed)
+    return Checkpoint(
+        path, spec, architecture_config, _DTYPES[dtype_name], config.quantization, load.load_format, config.seed
+    )
 
 
 def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
@@ -157,20 +161,20 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
     return name
 
 
-def _max_model_len(config: ModelConfig, architecture: str, shape: ArchitectureConfig) -> int:
+def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureConfig) -> int:
     """The length asked for or, without one, the longest that the checkpoint allows."""
-    longest = shape.rope.longest_sequence(shape.max_position_embeddings)
+    longest = limits.rope.longest_sequence(limits.max_position_embeddings)
     length = longest if config.max_model_len is None else config.max_model_len
     if length > longest:
         raise ConfigError(
             "max_model_len",
             length,
             f"at most {longest}, which is what the checkpoint allows "
-            f"(max_position_embeddings {shape.max_position_embeddings}, rope type {shape.rope.rope_type})",
+            f"(max_position_embeddings {limits.max_position_embeddings}, rope type {limits.rope.rope_type})",
         )
     if length < 2:
         raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
-    window = shape.sliding_window
+    window = limits.sliding_window
     if window is not None and window < length:
         problem = f"{architecture} attends over a sliding window of {window} tokens here, which is not supported"
         if window >= 2:

@@ -1,18 +1,18 @@
-"""Mistral: Llama's shape without biases; early releases attend over a sliding window."""
+"""Mistral: Llama's layers without biases; early releases attend over a sliding window."""
 
 from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import ArchitectureConfig, read_shape
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.architecture import common_fields
+from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
-class MistralForCausalLM(DecoderForCausalLM):
+class MistralForCausalLM(LlamaForCausalLM):
     """A window, where there is one, holds for every layer."""
 
     model_type = "mistral"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        return read_shape(config, sliding_window=config.sliding_window)
+    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+        return LlamaConfig(**common_fields(config), sliding_window=config.sliding_window)

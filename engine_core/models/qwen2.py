@@ -5,18 +5,18 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.models.architecture import ArchitectureConfig, read_shape
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.architecture import common_fields
+from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
-class Qwen2ForCausalLM(DecoderForCausalLM):
+class Qwen2ForCausalLM(LlamaForCausalLM):
     """The biases are not optional."""
 
     model_type = "qwen2"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        return read_shape(config, qkv_bias=True, sliding_window=qwen_sliding_window(config))
+    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+        return LlamaConfig(**common_fields(config), sliding_window=qwen_sliding_window(config), qkv_bias=True)
 
 
 def qwen_sliding_window(config: PretrainedConfig) -> int | None:

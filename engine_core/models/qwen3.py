@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import ArchitectureConfig, read_shape
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.architecture import common_fields
+from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 from engine_core.models.qwen2 import qwen_sliding_window
 
 
-class Qwen3ForCausalLM(DecoderForCausalLM):
+class Qwen3ForCausalLM(LlamaForCausalLM):
     """Biases only where the configuration asks for them."""
 
     model_type = "qwen3"
 
     @classmethod
-    def read_shape(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        return read_shape(
-            config,
-            qkv_bias=config.attention_bias,
-            o_bias=config.attention_bias,
-            qk_norm=True,
+    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+        biased = config.attention_bias
+        return LlamaConfig(
+            **common_fields(config),
             sliding_window=qwen_sliding_window(config),
+            qkv_bias=biased,
+            o_bias=biased,
+            qk_norm=True,
         )

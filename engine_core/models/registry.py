@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.base import CausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
+from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
 
-ARCHITECTURES: dict[str, type[DecoderForCausalLM]] = {
+ARCHITECTURES: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
 
 
-def model_class(architecture: str) -> type[DecoderForCausalLM]:
+def model_class(architecture: str) -> type[CausalLM]:
     """The class for an architecture as config.json names it. Raises ``UnsupportedModelError`` listing the known."""
     if architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

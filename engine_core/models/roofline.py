@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from engine_core.models.architecture import ArchitectureConfig, tensor_shapes
+from engine_core.models.base import CausalLM
 
 
 class Speed(Protocol):
@@ -55,9 +55,10 @@ class StepCost:
     """Of one weight: 2 for bfloat16, 1 for 8 bits."""
 
     @classmethod
-    def of_shape(cls, shape: ArchitectureConfig, weight_bytes: float, kv_bytes: int = 2) -> Self:
-        """Of a model of that shape; ``kv_bytes`` are those of one number in the cache."""
-        body = sum(math.prod(size) for name, size in tensor_shapes(shape).items() if ".layers." in name)
+    def of_model(cls, model: CausalLM, weight_bytes: float, kv_bytes: int = 2) -> Self:
+        """Of ``model``, whose weights need not be there; ``kv_bytes`` are those of one number in the cache."""
+        shape = model.config
+        body = sum(math.prod(size) for name, size in model.tensors().items() if ".layers." in name)
         return cls(
             body=body,
             head=shape.vocab_size * shape.hidden_size,

@@ -9,9 +9,10 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, KVCacheSpec
 from engine_core.config import CacheConfig, CacheSize, RequestMemory
-from engine_core.layers.base import LayerFactory
+from engine_core.layers.base import LayerBackend
 from engine_core.models.base import CausalLM
 from engine_core.platforms.memory import Profile
+from engine_core.quantization.base import QuantMethod
 from engine_core.worker.input_batch import InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
@@ -23,7 +24,9 @@ class Platform(ABC):
 
     torch_device: torch.device
     attention: AttentionBackend
-    layers: LayerFactory
+    layers: LayerBackend
+    quant_method: QuantMethod | None
+    """Of linear layers; None: they keep the model's type."""
     usable: int
     """Bytes of memory that this process may take in all, as it was before anything was loaded."""
 

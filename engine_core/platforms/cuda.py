@@ -116,7 +116,7 @@ def check_gpu(
         raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
     if checkpoint.quantization is not None:
         raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
-    head_dim = checkpoint.shape.head_dim
+    head_dim = checkpoint.config.head_dim
     if not 16 <= head_dim <= 256 or head_dim % 16:
         raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
 
@@ -148,10 +148,10 @@ class CudaPlatform(Platform):
         check_gpu(properties.name, capability, config, checkpoint, has_triton)
         from engine_core.attention.flashinfer import HeadsOfModel
         from engine_core.attention.gpu_selector import Demand, check_attention, choose_gpu_attention
-        from engine_core.layers.gpu import GpuLayerFactory
+        from engine_core.layers.gpu_backend import GpuBackend
 
-        shape = checkpoint.shape
-        heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
+        model = checkpoint.config
+        heads = HeadsOfModel(model.num_heads, model.num_kv_heads, model.head_dim, checkpoint.dtype)
         demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic)
         check_attention(config.attention_backend, demand)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -163,7 +163,8 @@ class CudaPlatform(Platform):
         self.batch_invariant = config.deterministic
         asked = config.attention_backend
         self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
-        self.layers = GpuLayerFactory(processors, config.deterministic)
+        self.layers = GpuBackend(processors, config.deterministic)
+        self.quant_method = None
         self._limits = limits
         self._eager = config.enforce_eager
         self._graphs_expected: int | None = None
@@ -207,12 +208,17 @@ class CudaPlatform(Platform):
         )
 
     def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
-        """How long it takes with all layers. One is run: all are alike, and leave nothing behind but their output."""
-        runner = self.runner(model.first_layers(1), new_batch())
+        """How long it takes with all layers. One of each kind is run: they leave nothing behind but their output."""
         vocab_size = model.vocab_size
         plan = largest_step(self._limits, vocab_size, DeviceSampler.rows_at_once(vocab_size))
-        num_layers = model.kv_cache_spec(self._limits.block_size).num_layers
-        return step_seconds(runner, plan, kv_caches[:1], num_layers, torch.cuda.synchronize)
+        return step_seconds(
+            [
+                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))
+                for indices in model.layers_by_kind()
+            ],
+            plan,
+            torch.cuda.synchronize,
+        )
 
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())

@@ -1,6 +1,6 @@
 """How many KV blocks fit: arithmetic on what was measured.
 
-blocks = (budget − resident − step peak − kernels − batch state − requests − reserve) ÷ bytes per block, where
+blocks = (budget − resident − step peak − batch state − requests − reserve) ÷ bytes per block, where
 the budget is ``gpu_memory_utilization`` of what this process may use. The cache's memory is counted in full but not
 touched before it is used, so an idle engine stays small.
 """
@@ -60,8 +60,6 @@ class MemoryProfile:
     """The part of ``resident`` that is weights."""
     step_peak: int
     """What the largest step takes on top."""
-    kernels: int
-    """What the kernels will take that are still to be made, for other step sizes."""
     batch_state: int
     """What the persistent batch can take."""
     requests: int
@@ -74,7 +72,7 @@ class MemoryProfile:
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
-        taken = self.resident + self.step_peak + self.kernels + self.batch_state + self.requests + RESERVE_BYTES
+        taken = self.resident + self.step_peak + self.batch_state + self.requests + RESERVE_BYTES
         return int(self.usable * utilization) - taken
 
     def describe(self, utilization: float) -> str:
@@ -82,7 +80,7 @@ class MemoryProfile:
         return (
             f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
             f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
-            f"the largest step {size(self.step_peak)}, kernels {size(self.kernels)}, "
+            f"the largest step {size(self.step_peak)}, "
             f"the batch's state {size(self.batch_state)}; {size(self.requests)} are set aside for requests' token ids "
             f"and log probabilities, {size(RESERVE_BYTES)} in reserve"
         )

@@ -8,12 +8,17 @@ has the same bits whatever the other rows, the threads and the processor: nothin
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call, Int8Packing, Int8Weight
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
+from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.model_loader.weights import Weights
+from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
 
 PANEL = 32
 """Columns that the kernel computes together."""
@@ -22,13 +27,31 @@ MOST_INPUTS = 2**17
 """So many products of 127 · 127 can be summed in 32 bits."""
 
 
-def int8_bytes(rows: int, columns: int) -> int:
-    """Memory of a weight [rows, columns] as ``Int8Linear`` keeps it, without a bias."""
-    return -(-rows // PANEL) * PANEL * (-(-columns // _WORD) * _WORD + 8)
+class Int8(QuantMethod):
+    """Linear layers, the head among them, with 8-bit weights."""
+
+    def __init__(self, kernels: Int8Kernels | None) -> None:
+        """``kernels``: None where weights are counted and not loaded."""
+        self._kernels = kernels
+
+    def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
+        rows, columns = shape.outputs.count, shape.inputs.count
+        scales_and_sums = 8
+        weight = _up_to(rows, PANEL) * (_up_to(columns, _WORD) + scales_and_sums)
+        return weight + (rows * itemsize if shape.bias else 0)
+
+    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+        assert self._kernels is not None
+        bias = take_bias(shape, weights, backend)
+        return Int8Linear(take_weight(shape, weights, backend), bias, self._kernels)
 
 
-class Int8Linear:
-    """y = x · Wᵀ + b with W and x rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
+def _up_to(count: int, multiple: int) -> int:
+    return math.ceil(count / multiple) * multiple
+
+
+class Int8Linear(LinearLayer):
+    """W and x are rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Int8Kernels) -> None:
         """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. The caller lets go of it.
@@ -74,14 +97,12 @@ class Int8Linear:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight, its scales and the bias."""
         parts = (self._weight, self._scales, self._column_sums, self._bias)
         return sum(part.nbytes for part in parts if part is not None)
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         if x.stride(1) != 1:
             x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
@@ -99,7 +120,7 @@ class Int8Linear:
             raise MemoryError("no memory for the rounded inputs of a linear layer")
         return y
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [T, K] of the weight as it was rounded, for ``indices`` [T] int64."""
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """As ``LinearLayer`` says, of the weight as it was rounded."""
         found = self._weight[indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
         return (found.float() * self._scales[indices, None]).to(self.dtype)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
-from engine_core.layers.linear import padded_rows
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import TimedForward
@@ -64,29 +63,6 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
 
 
-def row_counts(limits: BatchLimits) -> list[int]:
-    """The numbers of rows for which ``Linear`` has kernels of their own, ascending, up to the largest step's."""
-    largest = limits.max_rows
-    return sorted({min(padded_rows(rows), largest) for rows in range(1, largest + 1)})
-
-
-def small_step(limits: BatchLimits, vocab_size: int, rows: int, released: list[int]) -> StepPlan:
-    """A step of ``rows`` rows, after releasing sequences of another: greedy decoding, as far as there may be so many
-    sequences, else parts of prompts, which do not sample.
-
-    It fits into block 0, as ``largest_step`` does.
-    """
-    seqs = min(rows, limits.max_num_seqs)
-    num_tokens = [rows // seqs + (seq < rows % seqs) for seq in range(seqs)]
-    decodes = rows == seqs
-    new = []
-    for seq, count in enumerate(num_tokens):
-        tokens = [seq % vocab_size] * (count if decodes else count + 1)
-        new.append(NewSequence(seq, 0, tokens, len(tokens), 0, [0] * limits.max_blocks_per_seq, GREEDY))
-    ids = list(range(seqs))
-    return StepPlan(0, released, new, ids, num_tokens, [decodes] * seqs, {})
-
-
 def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
     """Parameters that use everything but one of the ways of drawing, which exclude each other."""
     return SamplingParams(
@@ -119,22 +95,25 @@ def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
 
 
 def step_seconds(
-    runner: ModelRunner,
+    runs: Sequence[tuple[ModelRunner, torch.Tensor, int]],
     plan: StepPlan,
-    kv_caches: list[torch.Tensor],
-    num_layers: int,
     synchronize: Callable[[], None] = lambda: None,
 ) -> float:
-    """Run ``plan`` through the one layer, the head and the sampler of ``runner``: how long all of a model takes.
+    """Run ``plan`` through a layer of each kind, each with the head and the sampler: how long all of a model takes.
 
-    All layers are alike. ``synchronize`` waits for the device.
+    ``runs``: for each kind, what runs a model of one such layer, the layer's cache, and how many of them the model has.
+    ``synchronize`` waits for the device.
     """
-    forward = TimedForward(runner.forward, synchronize)
-    runner.forward = forward
-    start = time.perf_counter()
-    runner.launch(plan, kv_caches).result()
-    synchronize()
-    return time.perf_counter() - start + (num_layers - 1) * forward.seconds
+    longest_rest = seconds = 0.0
+    for runner, kv_cache, count in runs:
+        forward = TimedForward(runner.forward, synchronize)
+        runner.forward = forward
+        start = time.perf_counter()
+        runner.launch(plan, [kv_cache]).result()
+        synchronize()
+        longest_rest = max(longest_rest, time.perf_counter() - start - forward.seconds)
+        seconds += count * forward.seconds
+    return seconds + longest_rest
 
 
 @torch.inference_mode()

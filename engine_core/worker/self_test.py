@@ -26,7 +26,7 @@ Step = Sequence[tuple[int, int]]
 def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, limits: BatchLimits, device: torch.device) -> bool:
     """Whether logits have the same bits however sequences share steps, are cut, and with one thread or all.
 
-    Pass a model that is cut to its first layers: all are alike.
+    Pass a model that is cut to one layer of each kind.
     """
     lengths = [min(length, limits.max_model_len) for length in _LENGTHS]
 

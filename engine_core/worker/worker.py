@@ -11,7 +11,7 @@ from engine_core.config import CacheSize, EngineConfig
 from engine_core.errors import OutOfMemoryError
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.loader import build_model, expected_weight_bytes
+from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import Platform
 from engine_core.platforms.memory import Profile, require_room_for_weights, size
@@ -63,11 +63,12 @@ class Worker:
 
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
         """
-        checkpoint = self.checkpoint
+        checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
+        model = make_model(checkpoint, device.attention, device.layers, device.torch_device, device.quant_method)
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
-        require_room_for_weights(expected_weight_bytes(checkpoint), kept_as, self.device.usable)
-        device, digest = self.device, WeightsDigest()
-        self.model = build_model(checkpoint, device.attention, device.layers, device.torch_device, on_progress, digest)
+        require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
+        load_weights(model, checkpoint, device.torch_device, on_progress, digest)
+        self.model = model
         self.model_digest, self.hashing_seconds = checkpoint.digest(digest), digest.seconds
         self.bytes_per_block = device.attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
         device.trim()
@@ -118,14 +119,14 @@ class Worker:
 
     def _attention_seconds(self) -> float:
         device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
-        num_heads = self.checkpoint.shape.num_heads
+        num_heads = self.checkpoint.config.num_heads
         return attention_seconds(device.attention, spec, num_heads, self.limits, device.torch_device)
 
     def is_bitwise_stable(self) -> bool:
-        """Whether a row's bits do not depend on its step, tried on the first layer and the head."""
+        """Whether a row's bits do not depend on its step, tried on a layer of each kind and the head."""
         device = self.device
         return device.batch_invariant and is_bitwise_stable(
-            self.model.first_layers(1), device.attention, self.limits, device.torch_device
+            self.model.one_layer_of_each_kind(), device.attention, self.limits, device.torch_device
         )
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

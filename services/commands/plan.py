@@ -17,6 +17,7 @@ from services.config.errors import FatalError
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
+    from engine_core.models.base import CausalLM
 
 CPU_TIER_SECONDS = 40e-6
 """Of a processor's, and of a detokenizer's, core per token. Measured with 64 streams of a tiny model on two cores, as
@@ -212,7 +213,9 @@ def plan(
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     checkpoint = _checkpoint(model, quantization)
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
-    memory, seconds = _memory(checkpoint, hardware.memory * memory_share, max_num_seqs), _seconds(checkpoint, hardware)
+    outline = _outline(checkpoint)
+    memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs)
+    seconds = _seconds(checkpoint, outline, hardware)
     try:
         planned = plan_ring(
             lambda *work: seconds(*work) / efficiency, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM
@@ -243,30 +246,32 @@ def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
         raise FatalError(str(error)) from None
 
 
-def _memory(checkpoint: Checkpoint, usable: float, max_num_seqs: int) -> Memory:
-    """What is where. The engine measures what is estimated here: its largest step, and what it takes besides."""
-    from engine_core.models.architecture import tensor_shapes
+def _outline(checkpoint: Checkpoint) -> CausalLM:
+    from engine_core.model_loader.loader import model_outline
 
-    shape, size = checkpoint.shape, checkpoint.dtype.itemsize
-    weights = 0
-    for name, dimensions in tensor_shapes(shape).items():
-        rounded = len(dimensions) == 2 and ("embed_tokens" not in name or shape.tie_word_embeddings)
-        weights += math.prod(dimensions) * (1 if rounded and checkpoint.quantization else size)
+    return model_outline(checkpoint)
+
+
+def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int) -> Memory:
+    """What is where. The engine measures what is estimated here: its largest step, and what it takes besides."""
+    shape, size = checkpoint.config, checkpoint.dtype.itemsize
     row = 8 * shape.hidden_size + 3 * shape.intermediate_size
     return Memory(
         usable=usable,
-        weights=weights,
+        weights=model.expected_weight_bytes,
         activations=4 * SchedulerConfig().max_num_batched_tokens * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
         per_token=2 * size * shape.num_layers * shape.num_kv_heads * shape.head_dim,
     )
 
 
-def _seconds(checkpoint: Checkpoint, hardware: Hardware) -> Callable[[float, float, float, float], float]:
+def _seconds(
+    checkpoint: Checkpoint, model: CausalLM, hardware: Hardware
+) -> Callable[[float, float, float, float], float]:
     from engine_core.models.roofline import StepCost
 
     size = checkpoint.dtype.itemsize
-    cost = StepCost.of_shape(checkpoint.shape, 1 if checkpoint.quantization else size, size)
+    cost = StepCost.of_model(model, 1 if checkpoint.quantization else size, size)
     return lambda rows, sampled, seen, cached: cost.step(rows, sampled, seen, cached).seconds(hardware)
 
 

@@ -15,7 +15,7 @@ from engine_core.engine import EngineCore
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kv_cache.manager import KVCache
 from engine_core.llm import LLM, Result
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.base import CausalLM
 from engine_core.request import SamplingParams
 from engine_core.sampling.sampler import Sampler
 from engine_core.scheduling.lifecycle import Lifecycle
@@ -123,7 +123,7 @@ MOMENTS = [
     (UniProcExecutor, "submit", 4),
     (InputBatch, "update", 2),
     (InputBatch, "prepare", 2),
-    (DecoderForCausalLM, "forward", 2),
+    (CausalLM, "forward", 2),
     (Sampler, "sample", 2),
     (InputBatch, "advance", 2),
     (InputBatch, "settle", 3),

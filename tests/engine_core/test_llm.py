@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.llm import LLM, configure
-from engine_core.models.decoder import DecoderForCausalLM
+from engine_core.models.base import CausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from services.text.tokenizer import Tokenizer as RingTokenizer
@@ -57,13 +57,13 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
 def test_logits_of_a_greedy_batch_are_never_written(
     llm: LLM, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, rows = DecoderForCausalLM.compute_logits, []
+    compute, rows = CausalLM.compute_logits, []
 
-    def noting(model: DecoderForCausalLM, hidden: torch.Tensor) -> torch.Tensor:
+    def noting(model: CausalLM, hidden: torch.Tensor) -> torch.Tensor:
         rows.append(len(hidden))
         return compute(model, hidden)
 
-    monkeypatch.setattr(DecoderForCausalLM, "compute_logits", noting)
+    monkeypatch.setattr(CausalLM, "compute_logits", noting)
     for prompt, result in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
         assert result.choices[0].token_ids == greedy(model, prompt, 8)
     assert not rows

@@ -20,7 +20,6 @@ PROFILE = MemoryProfile(
     resident=270 * MIB - RESERVE_BYTES,
     weights=200 * MIB,
     step_peak=70 * MIB,
-    kernels=20 * MIB,
     batch_state=10 * MIB,
     requests=30 * MIB,
 )

@@ -24,10 +24,9 @@ PROGRAM = """
 import json, random, sys
 from pathlib import Path
 
-from engine_core.layers.linear import padded_rows
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
-from engine_core.worker import cpu
+from engine_core.platforms import cpu
 
 usable, model, options, max_seqs, max_rows, cache = json.loads(sys.argv[1])
 cpu.usable_memory = lambda: usable  # a machine, or a container, of that much memory
@@ -52,10 +51,10 @@ params = [
 ]
 results = llm.generate(prompts, params)
 assert all(len(choice.token_ids) for result in results for choice in result.choices)
-# Steps of every size that has kernels of its own, which stay: prompts, then a batch that shrinks from size to size.
-for rows in sorted({padded_rows(rows) for rows in range(1, max_rows + 1)}):
+# Steps of many sizes: prompts, then a batch that shrinks from size to size.
+for rows in range(1, max_rows + 1, max(1, max_rows // 24)):
     llm.generate([prompt(min(rows, max_rows) - 1)], SamplingParams(temperature=0.0, max_tokens=1))
-sizes = sorted({padded_rows(rows) for rows in range(1, max_seqs + 1)})
+sizes = range(1, max_seqs + 1, max(1, max_seqs // 24))
 shrinking = [
     SamplingParams(temperature=0.0, max_tokens=sum(size > seq for size in sizes), ignore_eos=True)
     for seq in range(max_seqs)
@@ -117,6 +116,6 @@ def test_refusal_of_a_model_larger_than_the_budget(checkpoint: Path, monkeypatch
 def test_refusal_of_weights_that_could_not_even_be_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before a byte is read: the system would kill the process without a word."""
     monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 3 * MIB)
-    monkeypatch.setattr("engine_core.worker.worker.build_model", None)
+    monkeypatch.setattr("engine_core.worker.worker.load_weights", None)
     with pytest.raises(OutOfMemoryError, match=r"the weights take 3\.\d+ MiB as float32.*may use 3 MiB.*--dtype"):
         start_engine(configure(model=str(checkpoint), dtype="float32"), StartupProgress())

@@ -10,8 +10,8 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.triton import TritonAttention
-from engine_core.layers.gpu import GpuLayerFactory
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.gpu_backend import GpuBackend
+from engine_core.layers.torch_backend import TorchBackend
 from engine_core.sampling import device_noise, noise
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
@@ -61,7 +61,7 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     weight = (numbers(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5).to(GPU)
     x, residual = numbers(300, inputs, dtype=dtype, seed=2).to(GPU), numbers(300, outputs, dtype=dtype, seed=3).to(GPU)
-    layer = GpuLayerFactory(PROCESSORS, deterministic=True).linear(weight)
+    layer = GpuBackend(PROCESSORS, deterministic=True).linear(weight)
     together = layer(x, residual=residual)
     expected = (x.double() @ weight.double().T + residual.double()).to(dtype)
     torch.testing.assert_close(together, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -72,7 +72,7 @@ def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
-    layers, reference = GpuLayerFactory(PROCESSORS, deterministic), TorchLayerFactory()
+    layers, reference = GpuBackend(PROCESSORS, deterministic), TorchBackend()
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     weight, bias, x = (numbers(*shape, dtype=dtype, seed=4) for shape in ((96, 128), (96,), (50, 128)))
     residual = numbers(50, 96, dtype=dtype, seed=5)
@@ -83,13 +83,13 @@ def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
     torch.testing.assert_close(wide.cpu(), product.float(), **tolerance)
     norm = numbers(128, dtype=dtype, seed=6)
     torch.testing.assert_close(
-        layers.norm(norm.to(GPU), 1e-5)(x.to(GPU)).cpu(), reference.norm(norm, 1e-5)(x), **tolerance
+        layers.rms_norm(norm.to(GPU), 1e-5, 128)(x.to(GPU)).cpu(), reference.rms_norm(norm, 1e-5, 128)(x), **tolerance
     )
     torch.testing.assert_close(layers.silu_and_mul(x.to(GPU)).cpu(), reference.silu_and_mul(x), **tolerance)
     heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
     on_gpu = tuple(w.to(GPU) for w in (norm, norm))
-    made = layers.rotation(4, 2, on_gpu, 1e-6)(heads.to(GPU), angles.cos().to(GPU), angles.sin().to(GPU))
-    for one, other in zip(made, reference.rotation(4, 2, (norm, norm), 1e-6)(heads, angles.cos(), angles.sin())):  # noqa: B905
+    made = layers.rotary(4, 2, 128, on_gpu, 1e-6)(heads.to(GPU), angles.cos().to(GPU), angles.sin().to(GPU))
+    for one, other in zip(made, reference.rotary(4, 2, 128, (norm, norm), 1e-6)(heads, angles.cos(), angles.sin())):  # noqa: B905
         torch.testing.assert_close(one.cpu(), other, **tolerance)
 
 
@@ -99,7 +99,7 @@ def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
     heads, angles = numbers(50, 16, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
     cos, sin = angles.cos().to(GPU), angles.sin().to(GPU)
     norms = tuple(numbers(128, dtype=dtype, seed=seed).to(GPU) for seed in (1, 2)) if normalized else None
-    rotation = GpuLayerFactory(PROCESSORS, False).rotation(8, 4, norms, 1e-6)
+    rotation = GpuBackend(PROCESSORS, False).rotary(8, 4, 128, norms, 1e-6)
     query, key, value = rotation(heads.to(GPU), cos, sin)
     [cache] = TritonAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
     cache.fill_(torch.nan)

@@ -73,7 +73,7 @@ int greatest_of_linear(const RinglineLinear& args) {
     return 0;
 }
 
-inline int likeliest(const RinglineLinear& args) {
+inline int argmax(const RinglineLinear& args) {
     switch (args.number_type) {
         case kRinglineFloat32: return greatest_of_linear<Float32>(args);
         case kRinglineFloat16: return greatest_of_linear<Float16>(args);

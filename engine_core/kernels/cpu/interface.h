@@ -57,12 +57,15 @@ struct RinglineSelection {
     int32_t num_threads;
 };
 
-// Root mean square normalization of M rows. The width is a multiple of 16.
+// Root mean square normalization of M rows. The width is a multiple of 16; behind the first mean_width numbers of a row
+// there are zeros, in x and in the weight.
 struct RinglineNorm {
-    const void* x;        // [M, width]
-    const float* weight;  // [width]
-    void* output;         // [M, width]
-    int64_t rows, width;
+    const void* x;         // [M, width]
+    const float* weight;   // [width]
+    const void* residual;  // [M, width], dense: what is added to the result, in its type; or null
+    void* output;          // [M, width]; may be x
+    int64_t rows, width, mean_width;
+    int64_t x_stride, output_stride;  // elements from one row to the next
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
@@ -77,13 +80,14 @@ struct RinglineGate {
     int32_t num_threads;
 };
 
-// Normalization of queries and keys, then rotation of both, in place. D, the head size, is a multiple of 16.
+// Normalization of queries and keys, then rotation of both, in place. D, the head size, is a multiple of 16; behind the
+// first rotary_dim numbers of a head there are zeros.
 struct RinglineRotation {
     void* heads;                                  // [T, …]: queries, then keys, then what is left alone
-    const float *cos, *sin;                       // [T, D / 2]
+    const float *cos, *sin;                       // [T, rotary_dim / 2]
     const float *query_weight, *key_weight;       // [D]; null where heads are not normalized
     int64_t rows, stride;                         // elements from one row to the next
-    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
     int32_t number_type;
     int32_t num_threads;
     float epsilon;

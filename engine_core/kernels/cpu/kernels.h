@@ -10,4 +10,4 @@
 #include "rope.h"
 #include "selection.h"
 
-#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, likeliest, select_rows}
+#define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, argmax, select_rows}

@@ -11,7 +11,7 @@ struct Kernels {
     int (*rotate)(const RinglineRotation&);
     int (*silu_and_multiply)(const RinglineGate&);
     int (*read_rows)(const RinglineRows&);
-    int (*likeliest)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
+    int (*argmax)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
     int (*select_rows)(const RinglineSelection&);
 };
 

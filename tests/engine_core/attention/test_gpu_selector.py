@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_core.attention import gpu_choice
+from engine_core.attention import gpu_selector
 from engine_core.attention.flash_attention import FlashAttention, varlen_function
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.attention.gpu_selector import Demand, check_attention, choose_gpu_attention
@@ -78,10 +78,10 @@ def test_refusals_name_the_option(asked: str, demand: Demand, option: str, said:
 
 
 def test_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_choice.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_selector.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="flashinfer is not installed"):
         check_attention("flashinfer", DEMAND)
-    monkeypatch.setattr(gpu_choice, "varlen_function", lambda: None)
+    monkeypatch.setattr(gpu_selector, "varlen_function", lambda: None)
     with pytest.raises(ConfigError, match=r"from torch 2\.12 on; this is"):
         check_attention("varlen", DEMAND)
 

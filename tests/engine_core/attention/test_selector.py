@@ -22,9 +22,10 @@ def test_native_kernels_where_they_can_compute_the_model() -> None:
     backend, why = choose_attention(64, torch.bfloat16)
     assert isinstance(backend, NativeAttention)
     assert why == f"attention by native kernels for {load_kernels().instruction_set}"
-    backend, why = choose_attention(24, torch.bfloat16)
+    assert isinstance(choose_attention(24, torch.bfloat16)[0], NativeAttention)
+    backend, why = choose_attention(1040, torch.bfloat16)
     assert isinstance(backend, TorchAttention)
-    assert "heads of 24" in why
+    assert "heads of up to 1024" in why
 
 
 def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
-from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
 
@@ -121,23 +121,27 @@ def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num
     angles = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
     norm = torch.empty(geometry.head_dim, dtype=dtype, device=META)
     for norms in (None, (norm, norm)):
-        rotation = GpuLayerFactory(132, uniform).rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
+        rotation = GpuBackend(132, uniform).rotary(
+            geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, norms, 1e-6
+        )
         backend.forward_heads(heads, rotation, angles, angles, cache, metadata, geometry.head_dim**-0.5)
 
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
     """What is between attentions, once: with norms of queries and keys, a bias and a residual, and without."""
-    layers = GpuLayerFactory(processors=132, deterministic=True)
+    layers = GpuBackend(processors=132, deterministic=True)
     rows, head_dim = 40, geometry.head_dim
     count = geometry.num_heads + 2 * geometry.num_kv_heads
 
     def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device=META)
 
-    x = layers.norm(numbers(hidden), 1e-6)(numbers(rows, hidden))
+    norm = layers.rms_norm(numbers(hidden), 1e-6, hidden)
+    x = norm(norm(numbers(rows, hidden)), residual=numbers(rows, hidden))
+    norm(numbers(rows, 2 * hidden)[:, :hidden], in_place=True)
     angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32)
     for norms in (None, (numbers(head_dim), numbers(head_dim))):
-        rotation = layers.rotation(geometry.num_heads, geometry.num_kv_heads, norms, 1e-6)
+        rotation = layers.rotary(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, norms, 1e-6)
         rotation(numbers(rows, count, head_dim), angles, angles)
     layers.silu_and_mul(numbers(rows, 2 * inner))
     layers.linear(numbers(2 * inner, hidden), numbers(2 * inner))(x)

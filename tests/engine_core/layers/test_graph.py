@@ -15,11 +15,10 @@ from transformers import Qwen3Config
 
 from engine_core.attention.native import NativeAttention
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
-from engine_core.kernels.library import load_int8_kernels, load_kernels
+from engine_core.kernels.library import load_kernels
 from engine_core.layers.base import DecoderStack
 from engine_core.layers.graph import KernelGraph
-from engine_core.layers.native import NativeLayerFactory
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.native_backend import NativeBackend
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
@@ -28,12 +27,12 @@ ATTENTION = NativeAttention(load_kernels())
 LENGTHS = (130, 3, 40)
 
 
-class Uncaptured(NativeLayerFactory):
+class Uncaptured(NativeBackend):
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return stack
 
 
-class Watched(NativeLayerFactory):
+class Watched(NativeBackend):
     """Counts how often the layers themselves are called: once for each capture, if all is well."""
 
     calls = 0
@@ -81,27 +80,26 @@ def restored_threads():
 @torch.inference_mode()
 def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
     directory = save_model(make_model(CASES[case]), tmp_path)
-    kernels = (load_kernels(), load_int8_kernels() if quantization else None)
-    watched = Watched(*kernels)
+    kernels = load_kernels()
+    watched = Watched(kernels)
     captured, plain = (
         load(directory, dtype, quantization, layers=layers, attention=ATTENTION)
-        for layers in (watched, Uncaptured(*kernels))
+        for layers in (watched, Uncaptured(kernels))
     )
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
 
 
-@pytest.mark.parametrize("layers", [NativeLayerFactory, Uncaptured, None])
+@pytest.mark.parametrize("layers", [NativeBackend, Uncaptured])
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @torch.inference_mode()
 def test_wanted_rows_have_the_bits_that_they_have_among_all(
-    layers: type[NativeLayerFactory] | None, quantization: str | None, tmp_path: Path
+    layers: type[NativeBackend], quantization: str | None, tmp_path: Path
 ) -> None:
     """And leave the cache as it is when all are wanted, whatever was wanted in the steps before."""
     directory = save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
-    int8_kernels = load_int8_kernels() if quantization else None
-    chosen = TorchLayerFactory(int8_kernels) if layers is None else layers(load_kernels(), int8_kernels)
+    chosen = layers(load_kernels())
     model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
     rng, generator = random.Random(7), torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
@@ -121,10 +119,10 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
     """Also one of more threads than there are processors, so that some come late or stop in the middle."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
     directory = save_model(make_model(Qwen3Config(**(SIZES | sizes))), tmp_path)
-    kernels = (load_kernels(), load_int8_kernels() if quantization else None)
+    kernels = load_kernels()
     captured, plain = (
-        load(directory, "bfloat16", quantization, layers=layers(*kernels), attention=ATTENTION)
-        for layers in (NativeLayerFactory, Uncaptured)
+        load(directory, "bfloat16", quantization, layers=layers(kernels), attention=ATTENTION)
+        for layers in (NativeBackend, Uncaptured)
     )
     for seed in range(4):
         expected = steps(plain, seed)
@@ -136,11 +134,11 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
 def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
     directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
 
-    class Doubling(NativeLayerFactory):
+    class Doubling(NativeBackend):
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return super().captured(lambda hidden, *rest: stack(hidden * 2.0, *rest))
 
-    class DoublingPlain(NativeLayerFactory):
+    class DoublingPlain(NativeBackend):
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return lambda hidden, *rest: stack(hidden * 2.0, *rest)
 

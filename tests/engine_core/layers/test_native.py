@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from engine_core.kernels import memory
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_int8_kernels, load_kernels
-from engine_core.layers.native import NativeLayerFactory, NativeLinear
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.layers.native_backend import NativeBackend, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.torch_backend import TorchBackend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512, 1040)]
@@ -23,9 +23,9 @@ SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512,
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
-def layers(request: pytest.FixtureRequest) -> NativeLayerFactory:
+def layers(request: pytest.FixtureRequest) -> NativeBackend:
     try:
-        return NativeLayerFactory(load_kernels(request.param))
+        return NativeBackend(load_kernels(request.param))
     except KernelsUnavailableError as error:
         if "processor" not in str(error):
             raise
@@ -61,7 +61,7 @@ def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_product(layers: NativeLayerFactory, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
+def test_product(layers: NativeBackend, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
     weight, offset = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
     linear = layers.linear(weight, offset if bias else None)
     for rows in (1, 2, 7, 40):
@@ -80,13 +80,13 @@ def test_product(layers: NativeLayerFactory, n: int, k: int, residual: bool, bia
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040)])
 def test_rows_of_products_have_the_same_bits_in_every_batch(
-    layers: NativeLayerFactory, n: int, k: int, dtype: torch.dtype
+    layers: NativeBackend, n: int, k: int, dtype: torch.dtype
 ) -> None:
     check_rows(layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_row_poisons_another(layers: NativeLayerFactory, dtype: torch.dtype) -> None:
+def test_no_row_poisons_another(layers: NativeBackend, dtype: torch.dtype) -> None:
     linear = layers.linear(random(80, 32, dtype=dtype))
     x = random(9, 32, dtype=dtype)
     clean = linear(x)
@@ -101,8 +101,8 @@ def test_no_row_poisons_another(layers: NativeLayerFactory, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [*SHAPES, (4000, 32)])
-def test_the_likeliest_are_where_products_are_greatest(
-    layers: NativeLayerFactory, n: int, k: int, bias: bool, dtype: torch.dtype
+def test_argmax_is_where_products_are_greatest(
+    layers: NativeBackend, n: int, k: int, bias: bool, dtype: torch.dtype
 ) -> None:
     head = layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
     for threads in (1, 2, 3):
@@ -110,13 +110,13 @@ def test_the_likeliest_are_where_products_are_greatest(
         for rows in (1, 2, 7, 200):
             x = random(rows, k, dtype=dtype, seed=rows)
             expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
-            assert layers.argmax(head, x).tolist() == expected.tolist()
+            assert head.argmax(x).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [1, 65, 600])
-def test_of_equally_likely_ones_the_first_is_taken_and_padding_never(
-    layers: NativeLayerFactory, outputs: int, dtype: torch.dtype
+def test_of_equal_products_the_first_is_taken_and_padding_never(
+    layers: NativeBackend, outputs: int, dtype: torch.dtype
 ) -> None:
     torch.set_num_threads(2)
     weight = torch.full((outputs, 16), -1.0, dtype=dtype)
@@ -124,29 +124,21 @@ def test_of_equally_likely_ones_the_first_is_taken_and_padding_never(
     x = torch.ones(5, 16, dtype=dtype)
     x[1] = torch.nan
     x[2] = torch.inf  # all outputs are −∞
-    assert layers.argmax(layers.linear(weight), x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
+    assert layers.linear(weight).argmax(x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
     weight[outputs // 3, 3] = torch.nan
-    assert layers.argmax(layers.linear(weight), x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
-
-
-def test_the_likeliest_by_a_head_of_8_bits(layers: NativeLayerFactory) -> None:
-    layers = NativeLayerFactory(layers._kernels, load_int8_kernels("portable"))
-    head, x = layers.linear(random(100, 32, dtype=torch.float32)), random(6, 32, dtype=torch.float32)
-    assert layers.argmax(head, x).tolist() == head(x).argmax(1).tolist()
+    assert layers.linear(weight).argmax(x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_rows_of_the_weight_can_be_read_back(layers: NativeLayerFactory, n: int, k: int, dtype: torch.dtype) -> None:
+def test_rows_of_the_weight_can_be_read_back(layers: NativeBackend, n: int, k: int, dtype: torch.dtype) -> None:
     table = random(n, k, dtype=dtype)
     head = layers.linear(table)
     ids = torch.randint(0, n, (50,))
-    embedding = layers.tied_embedding(head, table)
-    assert torch.equal(embedding(ids), table[ids])
-    assert embedding.nbytes == 0
+    assert torch.equal(head.weight_rows(ids), table[ids])
 
 
-def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayerFactory) -> None:
+def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> None:
     weight = random(2048, 1024, dtype=torch.bfloat16)
     linear = layers.linear(weight)
     assert isinstance(linear, NativeLinear)
@@ -156,9 +148,9 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeLayerFactory
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2048])
-def test_norm(layers: NativeLayerFactory, width: int, dtype: torch.dtype) -> None:
+def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
     x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    norm = layers.norm(weight, 1e-5)
+    norm = layers.rms_norm(weight, 1e-5, width)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
     check_rows(norm, x)
@@ -167,7 +159,7 @@ def test_norm(layers: NativeLayerFactory, width: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2304])
-def test_silu_and_mul(layers: NativeLayerFactory, width: int, dtype: torch.dtype) -> None:
+def test_silu_and_mul(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
     x = 4 * random(50, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
     exact = torch.nn.functional.silu(gate) * up
@@ -175,7 +167,7 @@ def test_silu_and_mul(layers: NativeLayerFactory, width: int, dtype: torch.dtype
     check_rows(layers.silu_and_mul, x)
 
 
-def test_silu_of_far_values(layers: NativeLayerFactory) -> None:
+def test_silu_of_far_values(layers: NativeBackend) -> None:
     gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
     values = layers.silu_and_mul(torch.cat([gate, torch.ones(16)])[None])[0, :8]
     assert (values[1:3].abs() < 1e-6).all()
@@ -188,14 +180,14 @@ def test_silu_of_far_values(layers: NativeLayerFactory) -> None:
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 1024)])
 def test_rotation_equals_torch(
-    layers: NativeLayerFactory, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
+    layers: NativeBackend, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
 ) -> None:
     x = random(400, heads + 2 * kv_heads, dim, dtype=dtype)
     norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
     rotary = Rotary(RopeParameters("default", 1e4), dim, 400 * 7, torch.device("cpu"))
     angles = rotary.angles(torch.arange(400) * 7)
-    rotation = layers.rotation(heads, kv_heads, norms, 1e-6)
-    expected = TorchLayerFactory().rotation(heads, kv_heads, norms, 1e-6)(x, *angles)
+    rotation = layers.rotary(heads, kv_heads, dim, norms, 1e-6)
+    expected = TorchBackend().rotary(heads, kv_heads, dim, norms, 1e-6)(x, *angles)
     given = x.clone()
     for actual, wanted in zip(rotation(given, *angles), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
@@ -208,14 +200,46 @@ def test_rotation_equals_torch(
             assert torch.equal(actual, wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_rotation_of_padded_heads(layers: NativeBackend, normalized: bool, dtype: torch.dtype) -> None:
+    heads, kv_heads, dim = 3, 2, 38
+    x = random(7, heads + 2 * kv_heads, dim, dtype=dtype)
+    norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
+    angles = Rotary(RopeParameters("default", 1e4), dim, 7, torch.device("cpu")).angles(torch.arange(7))
+    expected = TorchBackend().rotary(heads, kv_heads, dim, norms, 1e-6)(x, *angles)
+    padded = torch.nn.functional.pad(x, (0, layers.padded(dim) - dim))
+    for actual, wanted in zip(layers.rotary(heads, kv_heads, dim, norms, 1e-6)(padded, *angles), expected, strict=True):
+        torch.testing.assert_close(actual[..., :dim], wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+        assert not actual[..., dim:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend, dtype: torch.dtype) -> None:
+    x, weight, residual = (random(*size, dtype=dtype, seed=seed) for seed, size in enumerate([(9, 40), (40,), (9, 40)]))
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    x, weight, residual = (torch.nn.functional.pad(each, (0, 8)) for each in (x, weight, residual))
+    norm = layers.rms_norm(weight, 1e-5, 40)
+    tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
+    added = norm(x, residual=residual)
+    torch.testing.assert_close(added[:, :40].double(), exact + residual[:, :40].double(), **tolerance)
+    beside = torch.cat([random(9, 16, dtype=dtype), x, random(9, 16, dtype=dtype)], dim=1)
+    before = beside.clone()
+    norm(beside[:, 16:64], in_place=True)
+    torch.testing.assert_close(beside[:, 16:56].double(), exact, **tolerance)
+    assert not beside[:, 56:64].any()
+    assert torch.equal(beside[:, :16], before[:, :16])
+    assert torch.equal(beside[:, 64:], before[:, 64:])
+
+
 def test_which_sizes_are_supported() -> None:
-    assert NativeLayerFactory.supports((1024, 48), 1024, torch.float16)
-    assert not NativeLayerFactory.supports((1024, 40), 64, torch.float16)
-    assert not NativeLayerFactory.supports((1024,), 40, torch.float16)
-    assert not NativeLayerFactory.supports((1024,), 64, torch.float64)
+    assert NativeBackend.supports(1024, torch.float16)
+    assert NativeBackend.supports(38, torch.float16)
+    assert not NativeBackend.supports(1040, torch.float16)
+    assert not NativeBackend.supports(64, torch.float64)
 
 
 def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
-    layers, why = choose_layers((1024,), 1040, torch.bfloat16, None)
-    assert isinstance(layers, TorchLayerFactory)
-    assert "heads of 1040" in why
+    layers, why = choose_layers(1040, torch.bfloat16)
+    assert isinstance(layers, TorchBackend)
+    assert "up to 1024, not 1040" in why

@@ -108,8 +108,8 @@ def test_rope_of_old_and_new_configurations(
     rope: dict[str, Any], theta: float, rope_type: str, longest: int, tmp_path: Path
 ) -> None:
     checkpoint = open_config(tmp_path, LLAMA | rope)
-    assert checkpoint.shape.rope.theta == theta
-    assert checkpoint.shape.rope.rope_type == rope_type
+    assert checkpoint.config.rope.theta == theta
+    assert checkpoint.config.rope.rope_type == rope_type
     assert checkpoint.spec.max_model_len == longest
 
 
@@ -180,7 +180,7 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         open_config(tmp_path, LLAMA, max_model_len=257)
 
 
-KNOWN = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.model_loader import digest
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.loader import build_model
 
-from ..models.driver import CPU, layers_of
+from ..models.driver import build_model
 from ..models.tiny_models import CASES, make_model, save_model
 
 FILE = "model.safetensors"
@@ -27,7 +25,7 @@ def digest_at(directory: Path, load_format: str = "auto", **options: object) -> 
     """What an engine would say that loads the checkpoint."""
     checkpoint = open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
     weights = WeightsDigest()
-    build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU, digest=weights)
+    build_model(checkpoint, digest=weights)
     return checkpoint.digest(weights)
 
 

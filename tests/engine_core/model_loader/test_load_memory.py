@@ -11,11 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine_core.attention.torch_reference import TorchAttention
-from engine_core.layers.linear import Linear
+from engine_core.layers.torch_backend import TorchLinear
 from engine_core.model_loader import safetensors_reader as stored
-from engine_core.model_loader.loader import build_model, expected_weight_bytes
-from tests.engine_core.models.driver import CPU, layers_of, open_at
+from tests.engine_core.models.driver import build_model, open_at
 from tests.engine_core.models.tiny_models import make_model, save_model
 
 HIDDEN, INNER, LAYERS = 512, 1536, 10
@@ -33,7 +31,7 @@ def resident(kind: str) -> int:
 def measure(directory: Path, quantization: str | None) -> None:
     stored._MAPPED_AT_ONCE = 2**22
     checkpoint = open_at(directory, quantization=quantization)
-    Linear(torch.randn(64, 64).bfloat16())  # so that libraries have made what they make once
+    TorchLinear(torch.randn(64, 64).bfloat16())  # so that libraries have made what they make once
     before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
     peak = {"RssAnon": 0, "RssFile": 0}
 
@@ -41,13 +39,13 @@ def measure(directory: Path, quantization: str | None) -> None:
         for kind, base in before.items():
             peak[kind] = max(peak[kind], resident(kind) - base)
 
-    model = build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU, record)
+    model = build_model(checkpoint, on_progress=record)
     record(0, 0)
     file_size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     assert 0.5 * model.weight_bytes < peak["RssAnon"] < model.weight_bytes + 2 * LAYER_BYTES, (peak, model.weight_bytes)
     assert peak["RssFile"] < 2**22 + 2 * LAYER_BYTES, peak
     assert model.weight_bytes < (1.02 if quantization is None else 0.52) * file_size, (model.weight_bytes, file_size)
-    expected = expected_weight_bytes(checkpoint)
+    expected = model.expected_weight_bytes
     assert 0.98 * expected < model.weight_bytes < 1.02 * expected, (model.weight_bytes, expected)
 
 

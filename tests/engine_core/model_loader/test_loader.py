@@ -9,11 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_core.attention.torch_reference import TorchAttention
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.loader import build_model
-from engine_core.models.decoder import DecoderForCausalLM
-from tests.engine_core.models.driver import CPU, Driver, layers_of, load, logits_of, open_at
+from tests.engine_core.models.driver import Driver, build_model, load, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 IDS = torch.arange(1, 30)
@@ -30,9 +27,7 @@ def test_progress_ends_at_the_bytes_of_the_checkpoint(tmp_path: Path) -> None:
     model = make_model(CASES["llama-gqa"])
     told: list[tuple[int, int]] = []
     checkpoint = open_at(save_model(model, tmp_path))
-    build_model(
-        checkpoint, TorchAttention(), layers_of(checkpoint), CPU, lambda done, total: told.append((done, total))
-    )
+    build_model(checkpoint, on_progress=lambda done, total: told.append((done, total)))
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     assert told[-1] == (nbytes, nbytes)
     assert [done for done, _ in told] == sorted({done for done, _ in told})
@@ -68,8 +63,7 @@ def test_known_redundant_tensors_are_passed_over_and_an_untied_head_is_not(tmp_p
 @pytest.mark.parametrize("case", ["qwen2-tied", "llama-gqa"])
 def test_only_tied_embeddings_share_storage(case: str, tmp_path: Path) -> None:
     model = load(save_model(make_model(CASES[case]), tmp_path))
-    assert isinstance(model, DecoderForCausalLM)
-    assert (model.embedding.nbytes == 0) == ("tied" in case)
+    assert (model.embed_tokens.nbytes == 0) == ("tied" in case)
 
 
 def test_dummy_weights_follow_the_seed_and_read_no_file(tmp_path: Path) -> None:
@@ -78,7 +72,7 @@ def test_dummy_weights_follow_the_seed_and_read_no_file(tmp_path: Path) -> None:
 
     def dummy_logits(seed: int) -> torch.Tensor:
         checkpoint = open_at(tmp_path, load_format="dummy", seed=seed)
-        return logits_of(build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU), IDS)
+        return logits_of(build_model(checkpoint), IDS)
 
     first = dummy_logits(0)
     assert first.isfinite().all()
@@ -87,10 +81,10 @@ def test_dummy_weights_follow_the_seed_and_read_no_file(tmp_path: Path) -> None:
     assert not torch.equal(first, dummy_logits(1))
 
 
-def test_first_layers_is_the_model_with_fewer_layers(tmp_path: Path) -> None:
+def test_a_model_with_some_of_its_layers(tmp_path: Path) -> None:
     reference = make_model(CASES["llama-gqa"])
     model = load(save_model(reference, tmp_path / "all"))
-    cut = model.first_layers(1)
+    cut = model.one_layer_of_each_kind()
     assert (model.kv_cache_spec(16).num_layers, cut.kv_cache_spec(16).num_layers) == (3, 1)
     reference.model.layers = reference.model.layers[:1]
     with torch.no_grad():

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from benchmarks.quality import measure
-from engine_core.attention.torch_reference import TorchAttention
 from engine_core.errors import OutOfMemoryError, UnsupportedModelError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import LLM, configure
-from engine_core.model_loader.loader import build_model, expected_weight_bytes
+from engine_core.model_loader.loader import model_outline
 from engine_core.platforms import cpu
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
-from tests.engine_core.models.driver import CPU, layers_of, load, logits_of, open_at
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 
@@ -38,13 +37,13 @@ def test_memory_is_told_before_loading(case: str, load_format: str, quantization
     """But for padding, which is a lot of so small a model; untied embeddings stay as they are."""
     save_model(make_model(CASES[case]), tmp_path)
     checkpoint = open_at(tmp_path, load_format, dtype="float32", quantization=quantization)
-    model = build_model(checkpoint, TorchAttention(), layers_of(checkpoint), CPU)
-    assert expected_weight_bytes(checkpoint) == pytest.approx(model.weight_bytes, rel=0.1)
+    model = build_model(checkpoint)
+    assert model.expected_weight_bytes == pytest.approx(model.weight_bytes, rel=0.1)
 
 
 def test_rounded_weights_fit_where_the_original_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(make_model(CASES["llama-mha-tied-biases"]), tmp_path)
-    full, rounded = (expected_weight_bytes(open_at(tmp_path, quantization=q)) for q in (None, "int8"))
+    full, rounded = (model_outline(open_at(tmp_path, quantization=q)).expected_weight_bytes for q in (None, "int8"))
     assert rounded < 0.35 * full
     # Too little for the first engine's weights and enough for the second's, whose cache then finds more.
     usable = iter([(full + rounded) // 2] * 2 + [1 << 30])

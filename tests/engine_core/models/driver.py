@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.attention.selector import choose_attention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
-from engine_core.layers.base import LayerFactory
-from engine_core.layers.selector import choose_layers
+from engine_core.layers.base import LayerBackend
+from engine_core.layers.native_backend import NativeBackend
+from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.model_loader.loader import build_model
+from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.loader import load_weights, make_model
+from engine_core.model_loader.weights import ProgressCallback
 from engine_core.models.base import CausalLM
 
 CPU = torch.device("cpu")
@@ -24,21 +29,43 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
     return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
 
 
-def layers_of(checkpoint: Checkpoint) -> LayerFactory:
-    shape = checkpoint.shape
-    return choose_layers(shape.widths, shape.head_dim, checkpoint.dtype, checkpoint.quantization)[0]
+def layers_of(checkpoint: Checkpoint) -> LayerBackend:
+    """Those that an engine would choose."""
+    return choose_layers(checkpoint.config.head_dim, checkpoint.dtype)[0]
+
+
+def build_model(
+    checkpoint: Checkpoint,
+    layers: LayerBackend | None = None,
+    attention: AttentionBackend | None = None,
+    on_progress: ProgressCallback | None = None,
+    digest: WeightsDigest | None = None,
+) -> CausalLM:
+    """The checkpoint's model with its weights, by default as an engine on CPU would compute it."""
+    quant_method, _ = choose_quant_method(checkpoint.quantization)
+    layers = layers or layers_of(checkpoint)
+    if attention is None:
+        attention = chosen_attention() if isinstance(layers, NativeBackend) else TorchAttention()
+    model = make_model(checkpoint, attention, layers, CPU, quant_method)
+    load_weights(model, checkpoint, CPU, on_progress, digest)
+    return model
 
 
 def load(
     directory: Path,
     dtype: str = "float32",
     quantization: str | None = None,
-    layers: LayerFactory | None = None,
+    layers: LayerBackend | None = None,
     attention: AttentionBackend | None = None,
 ) -> CausalLM:
-    """The checkpoint's model; by default with attention by torch, and the ``layers`` that an engine would choose."""
-    checkpoint = open_at(directory, dtype=dtype, quantization=quantization)
-    return build_model(checkpoint, attention or TorchAttention(), layers or layers_of(checkpoint), CPU)
+    """The model of the checkpoint in that directory."""
+    return build_model(open_at(directory, dtype=dtype, quantization=quantization), layers, attention)
+
+
+@cache
+def chosen_attention() -> AttentionBackend:
+    """That which an engine would choose."""
+    return choose_attention(16, torch.float32)[0]
 
 
 class Driver:
@@ -52,10 +79,10 @@ class Driver:
         blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         order = torch.randperm(sum(blocks) + 5, generator=torch.Generator().manual_seed(seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        allocate = (attention or TorchAttention()).allocate
+        allocate = (attention or model._factory.attention_backend).allocate
         self.caches = allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
-        for cache in self.caches:
-            cache.fill_(torch.nan)
+        for kv_cache in self.caches:
+            kv_cache.fill_(torch.nan)
         self.computed = [0] * len(lengths)
 
     def step(self, work: Sequence[tuple[int, torch.Tensor]], last_alone: bool = False) -> list[torch.Tensor]:

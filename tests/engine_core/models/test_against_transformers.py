@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.layers.base import LayerFactory
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.base import LayerBackend
+from engine_core.layers.torch_backend import TorchBackend
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
@@ -18,8 +18,8 @@ LENGTH = 150
 
 
 @pytest.fixture(params=["chosen", "torch"])
-def layers(request: pytest.FixtureRequest) -> LayerFactory | None:
-    return TorchLayerFactory() if request.param == "torch" else None
+def layers(request: pytest.FixtureRequest) -> LayerBackend | None:
+    return TorchBackend() if request.param == "torch" else None
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -37,7 +37,7 @@ def reference_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return model(ids[None]).logits[0].float()
 
 
-def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerFactory | None) -> None:
+def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
     reference, directory = pair
     ids = random_ids(LENGTH)
     expected = reference_logits(reference, ids)
@@ -45,7 +45,7 @@ def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerFact
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: LayerFactory | None) -> None:
+def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
     reference, directory = pair
     prompts = [random_ids(length, seed=length) for length in (5, 40, 1)]
     count = 24
@@ -70,7 +70,7 @@ def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], laye
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rounding_error_is_no_larger_than_transformers(
-    pair: tuple[PreTrainedModel, Path], dtype: str, layers: LayerFactory | None
+    pair: tuple[PreTrainedModel, Path], dtype: str, layers: LayerBackend | None
 ) -> None:
     reference, directory = pair
     ids = random_ids(LENGTH)

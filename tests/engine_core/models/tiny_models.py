@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -53,9 +54,16 @@ CASES: dict[str, PretrainedConfig] = {
         sliding_window=None,
     ),
     "mistral-wide-window": MistralConfig(**SIZES, sliding_window=512),
+    "olmo2": Olmo2Config(**SIZES),
+    "olmo2-tied-biases-padded": Olmo2Config(
+        **(SIZES | {"hidden_size": 88, "intermediate_size": 101}), attention_bias=True, tie_word_embeddings=True
+    ),
     "qwen2-tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen2-yarn": Qwen2Config(**SIZES, rope_parameters=YARN),
     "qwen3-tied-head-dim": Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "qwen3-padded": Qwen3Config(
+        **(SIZES | {"hidden_size": 70, "intermediate_size": 107}), head_dim=18, tie_word_embeddings=True
+    ),
     "qwen3-mha-biases": Qwen3Config(**(SIZES | {"num_key_value_heads": 4}), head_dim=16, attention_bias=True),
 }
 

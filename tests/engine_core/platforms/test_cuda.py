@@ -74,7 +74,7 @@ def test_refusals_name_the_option(
 
 
 def test_heads_that_no_kernel_computes_are_refused(checkpoint: Checkpoint) -> None:
-    wide = replace(checkpoint, shape=replace(checkpoint.shape, head_dim=320))
+    wide = replace(checkpoint, config=replace(checkpoint.config, head_dim=320))
     with pytest.raises(ConfigError, match="heads of 320"):
         check_gpu("H200", (9, 0), DeviceConfig(), wide, True)
 
@@ -92,7 +92,7 @@ def test_attention_that_is_asked_for_on_a_cpu(checkpoint: Checkpoint) -> None:
         assert described in choose_platform(config, checkpoint, LIMITS).describe()
     with pytest.raises(ConfigError, match=r"attention_backend='triton'.*the device is a CPU"):
         choose_platform(DeviceConfig(device="cpu", attention_backend="triton"), checkpoint, LIMITS)
-    odd = replace(checkpoint, shape=replace(checkpoint.shape, head_dim=24))
+    odd = replace(checkpoint, config=replace(checkpoint.config, head_dim=24))
     with pytest.raises(ConfigError, match=r"attention_backend='native'.*heads of 24"):
         choose_platform(DeviceConfig(device="cpu", attention_backend="native"), odd, LIMITS)
 

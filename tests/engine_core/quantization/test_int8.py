@@ -18,15 +18,11 @@ from engine_core.kernels.library import (
     Int8Kernels,
     KernelsUnavailableError,
     load_int8_kernels,
-    load_kernels,
 )
-from engine_core.layers import choice
-from engine_core.layers.base import LayerFactory
-from engine_core.layers.embedding import PackedEmbedding
-from engine_core.layers.native import NativeLayerFactory, NativeLinear
-from engine_core.layers.selector import choose_layers
-from engine_core.layers.torch_layers import TorchLayerFactory
-from engine_core.quantization.int8 import MOST_INPUTS, Int8Linear, int8_bytes
+from engine_core.layers import selector
+from engine_core.layers.selector import choose_quant_method
+from engine_core.quantization.base import Features, LinearShape
+from engine_core.quantization.int8 import MOST_INPUTS, Int8, Int8Linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(96, 64), (257, 2048), (160, 3001), (1, 1), (33, 66)]
@@ -200,7 +196,8 @@ def test_inputs_whose_rows_lie_apart() -> None:
 def test_memory_is_what_was_told_before(n: int, k: int) -> None:
     layer = Int8Linear(random((n, k), torch.bfloat16, 1), None, KERNELS[0])
     held = sum(value.untyped_storage().nbytes() for value in vars(layer).values() if isinstance(value, torch.Tensor))
-    assert layer.nbytes == int8_bytes(n, k) == held
+    shape = LinearShape(("x",), (n,), Features(1, k), Features(1, n), bias=False)
+    assert layer.nbytes == Int8(None).weight_bytes(shape, 2) == held
 
 
 def test_only_the_packed_weight_is_kept_in_huge_pages() -> None:
@@ -209,15 +206,12 @@ def test_only_the_packed_weight_is_kept_in_huge_pages() -> None:
     assert layer._weight.data_ptr() % memory._HUGE_PAGE == 0
 
 
-def test_embedding_reads_the_rounded_rows_of_the_head() -> None:
+def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:
     table = random((131, 67), torch.bfloat16, 1)
     head = Int8Linear(table, None, KERNELS[0])
-    embedding = NativeLayerFactory(load_kernels(), KERNELS[0]).tied_embedding(head, table)
-    assert isinstance(embedding, PackedEmbedding)
     ids = torch.tensor([130, 0, 31, 32, 31])
     integers, scales = rounded(table)
-    assert embedding.nbytes == 0
-    assert torch.equal(embedding(ids), (integers.float() * scales)[ids].to(torch.bfloat16))
+    assert torch.equal(head.weight_rows(ids), (integers.float() * scales)[ids].to(torch.bfloat16))
 
 
 def test_a_layer_too_wide_to_sum_is_refused() -> None:
@@ -225,21 +219,15 @@ def test_a_layer_too_wide_to_sum_is_refused() -> None:
         Int8Linear(torch.zeros(1, MOST_INPUTS + 1), None, KERNELS[0])
 
 
-def test_the_option_chooses_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = random((32, 32), torch.bfloat16, 1)
-
-    def chosen(width: int, quantization: str | None) -> LayerFactory:
-        return choose_layers((width,), 64, torch.bfloat16, quantization)[0]
-
-    assert isinstance(chosen(32, None).linear(weight), NativeLinear)
-    for width, kind in ((32, NativeLayerFactory), (40, TorchLayerFactory)):
-        layers = chosen(width, "int8")
-        assert isinstance(layers, kind)
-        assert isinstance(layers.linear(weight), Int8Linear)
+def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_quant_method(None) == (None, "")
+    method, why = choose_quant_method("int8")
+    assert isinstance(method, Int8)
+    assert "8-bit linear layers" in why
 
     def none_built() -> Int8Kernels:
         raise KernelsUnavailableError("no library of native kernels was built")
 
-    monkeypatch.setattr(choice, "load_int8_kernels", none_built)
+    monkeypatch.setattr(selector, "load_int8_kernels", none_built)
     with pytest.raises(ConfigError, match=r"quantization='int8'.*needs native kernels: no library"):
-        chosen(32, "int8")
+        choose_quant_method("int8")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from engine_core.layers.linear import padded_rows
-from engine_core.worker.dummy_batches import largest_step, row_counts, small_step, warm_up_steps
+from engine_core.worker.dummy_batches import largest_step, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits
 
 CASES = [
@@ -17,22 +16,10 @@ VOCAB = 50
 
 
 @pytest.mark.parametrize("limits", CASES, ids=str)
-def test_row_counts_have_every_size_of_kernels(limits: BatchLimits) -> None:
-    counts = row_counts(limits)
-    most = min(limits.max_num_batched_tokens, limits.max_num_seqs * (limits.max_model_len - 1))
-    assert counts[-1] == most
-    assert sorted({padded_rows(rows) for rows in counts}) == sorted({padded_rows(rows) for rows in range(1, most + 1)})
-    assert len(counts) == len({padded_rows(rows) for rows in counts})
-
-
-@pytest.mark.parametrize("limits", CASES, ids=str)
 def test_every_plan_keeps_the_limits(limits: BatchLimits) -> None:
-    plans = {rows: small_step(limits, VOCAB, rows, released=[]) for rows in row_counts(limits)}
-    assert all(plan.total_tokens == rows for rows, plan in plans.items())
-    assert all(plan.samples == [rows <= limits.max_num_seqs] * len(plan.seq_ids) for rows, plan in plans.items())
     largest = largest_step(limits, VOCAB, sampler_rows=40)
     assert len(largest.seq_ids) == min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    for plan in [*plans.values(), largest, *warm_up_steps(limits, VOCAB)]:
+    for plan in [largest, *warm_up_steps(limits, VOCAB)]:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) <= limits.max_num_seqs
         assert plan.total_tokens <= limits.max_num_batched_tokens
         for sequence in plan.new:

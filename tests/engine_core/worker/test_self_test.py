@@ -7,23 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.attention.selector import choose_attention
 from engine_core.executor.uniproc import UniProcExecutor
-from engine_core.layers.base import LayerFactory, LinearLayer
-from engine_core.layers.linear import Linear
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.kernels.library import load_kernels
+from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer
+from engine_core.layers.native_backend import NativeBackend, NativeLinear
 from engine_core.llm import configure
-from engine_core.model_loader.loader import build_model
 from engine_core.progress import Stage, StartupProgress
 from engine_core.worker import worker
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
-from ..models.driver import CPU, layers_of, open_at
+from ..models.driver import CPU, build_model, chosen_attention, open_at
 from ..models.tiny_models import CASES, make_model, save_model
 
 
-class SlightlyOff(Linear):
+class SlightlyOff(NativeLinear):
     """Off by a last bit or so where a condition holds."""
 
     def __call__(
@@ -52,13 +50,12 @@ class OffInSmallSteps(SlightlyOff):
 
 
 def is_stable(
-    directory: Path, layers: LayerFactory | None = None, block_size: int = 16, max_model_len: int | None = None
+    directory: Path, layers: LayerBackend | None = None, block_size: int = 16, max_model_len: int | None = None
 ) -> bool:
     checkpoint = open_at(directory, max_model_len=max_model_len)
-    attention, _ = choose_attention(checkpoint.shape.head_dim, checkpoint.dtype)
-    model = build_model(checkpoint, attention, layers or layers_of(checkpoint), CPU)
+    attention, model = chosen_attention(), build_model(checkpoint, layers)
     limits = BatchLimits(1, 1, checkpoint.spec.max_model_len, block_size)
-    return is_bitwise_stable(model.first_layers(1), attention, limits, CPU)
+    return is_bitwise_stable(model.one_layer_of_each_kind(), attention, limits, CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +91,15 @@ def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> Non
 def test_layers_that_depend_on_the_step_are_found(
     layer: type[SlightlyOff], max_model_len: int | None, tmp_path: Path
 ) -> None:
-    class Off(TorchLayerFactory):
+    class Off(NativeBackend):
         def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-            return layer(weight, bias)
+            return layer(load_kernels(), weight, bias)
 
-    assert not is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), Off(), max_model_len=max_model_len)
+        def captured(self, stack: DecoderStack) -> DecoderStack:
+            return stack
+
+    directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
+    assert not is_stable(directory, Off(load_kernels()), max_model_len=max_model_len)
 
 
 class Details:

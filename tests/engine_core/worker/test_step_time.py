@@ -107,9 +107,8 @@ def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("engine_core.platforms.cuda.largest_step", lambda *args: None)
     monkeypatch.setattr("engine_core.platforms.cuda.DeviceSampler", SimpleNamespace(rows_at_once=lambda vocab: 1))
-    model: Any = SimpleNamespace(
-        vocab_size=1, first_layers=lambda count: None, kv_cache_spec=lambda block_size: SimpleNamespace(num_layers=28)
-    )
+    kinds = [[0, *range(2, 28)], [1]]
+    model: Any = SimpleNamespace(vocab_size=1, with_layers=lambda indices: None, layers_by_kind=lambda: kinds)
     gpu = Gpu(clock)
-    gpu.prepare(SimpleNamespace(model=model), lambda: None, [])  # type: ignore[arg-type, return-value]
+    gpu.prepare(SimpleNamespace(model=model), lambda: None, [None] * 28)  # type: ignore[arg-type, return-value, list-item]
     assert gpu.largest_step_seconds == 28 * 2.0 + 3.0

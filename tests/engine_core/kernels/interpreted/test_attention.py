@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_core.attention import triton_paged
+from engine_core.attention import triton as triton_attention
 from engine_core.attention.triton import TritonAttention
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
@@ -25,7 +25,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short sequences have several."""
-    monkeypatch.setattr(triton_paged, "_SHORTEST_SPLIT", 64)
+    monkeypatch.setattr(triton_attention, "_SHORTEST_SPLIT", 64)
 
 
 def backend(uniform: bool = False) -> TritonAttention:

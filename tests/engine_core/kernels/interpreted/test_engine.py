@@ -11,7 +11,7 @@ import torch
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.attention.triton import TritonAttention
 from engine_core.config import DeviceConfig
-from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.platforms.base import NewBatch
 from engine_core.platforms.cuda import CudaPlatform
@@ -57,7 +57,8 @@ class InterpretedDevice(CudaPlatform):
         self.request_memory = request_memory(self.usable)
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
-        self.layers = GpuLayerFactory(2, deterministic=True)
+        self.layers = GpuBackend(2, deterministic=True)
+        self.quant_method = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
 
@@ -81,7 +82,7 @@ class FlashInferDevice(InterpretedDevice):
 
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
         super().__init__(config, checkpoint, limits)
-        shape = checkpoint.shape
+        shape = checkpoint.config
         heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
         pages = limits.max_blocks_per_seq
         self.attention = FlashInferAttention(Library, heads, limits.block_size, pages, CPU, workspace=16)

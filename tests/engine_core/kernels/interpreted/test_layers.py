@@ -8,12 +8,12 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.paged import CachingRotation
 from engine_core.attention.triton import TritonAttention
-from engine_core.layers.gpu import GpuLayerFactory
+from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
-from engine_core.layers.torch_layers import TorchLayerFactory
+from engine_core.layers.torch_backend import TorchBackend
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS = GpuLayerFactory(processors=3, deterministic=True)
+LAYERS = GpuBackend(processors=3, deterministic=True)
 
 
 @pytest.fixture(params=TOLERANCE, ids=str)
@@ -33,7 +33,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("width", [64, 200])
 def test_norm(width: int, dtype: torch.dtype) -> None:
     x, weight = numbers(5, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
-    close(LAYERS.norm(weight, 1e-5)(x), TorchLayerFactory().norm(weight, 1e-5)(x), dtype)
+    close(LAYERS.rms_norm(weight, 1e-5, len(weight))(x), TorchBackend().rms_norm(weight, 1e-5, len(weight))(x), dtype)
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80)])
@@ -42,10 +42,10 @@ def test_rotation(query_heads: int, kv_heads: int, head_dim: int, normalized: bo
     heads = numbers(3, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
     angles = numbers(3, 1, head_dim // 2, dtype=torch.float32, seed=1)
     norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
-    expected = TorchLayerFactory().rotation(query_heads, kv_heads, norms, 1e-6)(
+    expected = TorchBackend().rotary(query_heads, kv_heads, head_dim, norms, 1e-6)(
         heads.clone(), angles.cos(), angles.sin()
     )
-    actual = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
+    actual = LAYERS.rotary(query_heads, kv_heads, head_dim, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
     for one, other in zip(actual, expected, strict=True):
         close(one, other, dtype)
 
@@ -61,7 +61,7 @@ def test_rotation_into_the_cache(
     angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32, seed=1)
     cos, sin = angles.cos(), angles.sin()
     norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
-    rotation = LAYERS.rotation(query_heads, kv_heads, norms, 1e-6)
+    rotation = LAYERS.rotary(query_heads, kv_heads, head_dim, norms, 1e-6)
     query, key, value = rotation(heads.clone(), cos, sin)
     spec = KVCacheSpec(1, kv_heads, head_dim, block_size, dtype)
     [cache] = TritonAttention.allocate(spec, 3, torch.device("cpu"))
@@ -79,7 +79,7 @@ def test_rotation_into_the_cache(
 
 def test_silu_and_mul(dtype: torch.dtype) -> None:
     gate_up = 3 * numbers(3, 2 * 1500, dtype=dtype)
-    close(LAYERS.silu_and_mul(gate_up), TorchLayerFactory().silu_and_mul(gate_up), dtype)
+    close(LAYERS.silu_and_mul(gate_up), TorchBackend().silu_and_mul(gate_up), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 72)])

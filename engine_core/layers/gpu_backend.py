@@ -7,8 +7,8 @@ import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton import rows as kernels
-from engine_core.layers.base import EmbeddingLayer, HeadRotation, LayerFactory, LinearLayer, NormLayer
-from engine_core.layers.gpu_linear import GpuLinear, InvariantLinear, LibraryLinear
+from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.layers.gpu_linear import InvariantLinear, LibraryLinear
 
 _HEADS_TOGETHER = 8
 _ACTIVATIONS_TOGETHER = 1024
@@ -26,27 +26,30 @@ class GpuNorm:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight."""
         return self._weight.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``x`` [T, H]."""
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         kernels.normalize[(len(x),)](
             x,
             self._weight,
+            x if residual is None else residual,
             output,
             x.stride(0),
+            output.stride(0),
             EPSILON=self._eps,
             SIZE=x.shape[1],
             WIDTH=self._width,
+            ADDED=residual is not None,
             num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
             **AS_WRITTEN,
         )
         return output
 
 
-class GpuRotation:
+class GpuRotary:
     """Normalization and rotation of queries and keys, in place or on their way to the KV cache."""
 
     def __init__(
@@ -59,7 +62,6 @@ class GpuRotation:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the norms' weights."""
         return 0 if self._weights is None else self._weights.nbytes
 
     def __call__(
@@ -112,47 +114,32 @@ class GpuRotation:
         )
 
 
-class GpuEmbedding:
-    """Rows of the output projection's weight, which is the same matrix."""
-
-    nbytes = 0
-
-    def __init__(self, head: GpuLinear) -> None:
-        """Read from ``head``."""
-        self._head = head
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``token_ids`` [T] int64."""
-        return torch.nn.functional.embedding(token_ids, self._head.weight)
-
-
-class GpuLayerFactory(LayerFactory):
+class GpuBackend(LayerBackend):
     """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
-
-    compiles_per_size = False
 
     def __init__(self, processors: int, deterministic: bool) -> None:
         """``processors``: multiprocessors of the device. ``deterministic``: linear layers are batch-invariant."""
         self._processors = processors
-        self._deterministic = deterministic
+        self.batch_invariant = deterministic
 
     def numerics(self) -> str:
-        return f"triton {triton.__version__}, " + ("own products" if self._deterministic else "products by cuBLAS")
+        return f"triton {triton.__version__}, " + ("own products" if self.batch_invariant else "products by cuBLAS")
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-        return InvariantLinear(weight, bias, self._processors) if self._deterministic else LibraryLinear(weight, bias)
+        return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
 
-    def tied_embedding(self, head: LinearLayer, table: torch.Tensor) -> EmbeddingLayer:
-        assert isinstance(head, GpuLinear)
-        return GpuEmbedding(head)
-
-    def norm(self, weight: torch.Tensor, eps: float) -> NormLayer:
+    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
         return GpuNorm(weight, eps)
 
-    def rotation(
-        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
-    ) -> HeadRotation:
-        return GpuRotation(num_heads, num_kv_heads, norms, eps)
+    def rotary(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+    ) -> RotaryLayer:
+        return GpuRotary(num_heads, num_kv_heads, norms, eps)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         count, size = gate_up.shape[0], gate_up.shape[1] // 2

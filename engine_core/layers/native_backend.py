@@ -19,23 +19,21 @@ from engine_core.kernels.arguments import (
     SelectionArguments,
 )
 from engine_core.kernels.capture import empty
-from engine_core.kernels.library import CpuKernels, Int8Kernels
+from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
-from engine_core.layers.base import DecoderStack, EmbeddingLayer, HeadRotation, LayerFactory, LinearLayer, NormLayer
-from engine_core.layers.embedding import PackedEmbedding
+from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.graph import KernelGraph
-from engine_core.quantization.int8 import Int8Linear
 
 _UNIT = 16
-"""What the kernels take at a time: widths are multiples of it."""
+"""What the kernels take at a time: widths are padded to a multiple of it."""
 _TILE = 64
 """Outputs to whose multiple a weight is padded."""
-_MOST_HEAD_DIM = 1024
-"""``kMostHeadDim`` of cpu/rotation.h."""
+MAX_HEAD_DIM = 1024
+"""``kMostHeadDim`` of cpu/rope.h."""
 
 
-class NativeLinear:
-    """y = x · Wᵀ + b, packed as cpu/linear.h describes."""
+class NativeLinear(LinearLayer):
+    """Packed as cpu/linear.h describes."""
 
     def __init__(self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack ``weight`` [N, K]; K is a multiple of 16."""
@@ -56,13 +54,11 @@ class NativeLinear:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight and the bias."""
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is."""
         x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
         self._arguments.residual = None if residual is None else residual.data_ptr()
@@ -78,13 +74,12 @@ class NativeLinear:
             raise MemoryError("no memory for the inputs of a linear layer")
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """[M] int64: where each row of y for ``x`` [M, K] is greatest, in float32; the first of equals, or of NaNs."""
+        """As ``LinearLayer`` says; the first NaN where there is one. No output is written."""
         places = torch.empty(x.shape[0], dtype=torch.int64)
         self._call(self._kernels.argmax, x.contiguous(), places)
         return places
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [T, K] of the weight, for ``indices`` [T] int64, dense and less than N."""
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         found = torch.empty(len(indices), self.in_features, dtype=self._packed.dtype)
         self._kernels.read_rows(
             RowsArguments(
@@ -103,34 +98,37 @@ class NativeLinear:
 class NativeNorm:
     """Root mean square normalization, computed in float32."""
 
-    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, eps: float) -> None:
-        """Keep a copy of ``weight`` [H]; H is a multiple of 16."""
+    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, eps: float, width: int) -> None:
+        """Keep a copy of ``weight`` [W]; W is a multiple of 16, and the mean is over ``width`` numbers."""
         self._kernels = kernels
         self._weight = weight.to(torch.float32, copy=True)
         self._arguments = NormArguments(
             weight=self._weight.data_ptr(),
             width=len(weight),
+            mean_width=width,
             number_type=NUMBER_TYPES[weight.dtype],
             epsilon=eps,
         )
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight."""
         return self._weight.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``x`` [T, H]."""
-        x = x.contiguous()
-        y = empty(x.shape[0], x.shape[1], x.dtype)
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = x if in_place else empty(x.shape[0], x.shape[1], x.dtype)
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
+        arguments.residual = None if residual is None else residual.data_ptr()
         arguments.num_threads = torch.get_num_threads()
         self._kernels.normalize(arguments)
         return y
 
 
-class NativeRotation:
+class NativeRotary:
     """Normalization and rotation of queries and keys in place."""
 
     def __init__(
@@ -138,27 +136,30 @@ class NativeRotation:
         kernels: CpuKernels,
         num_heads: int,
         num_kv_heads: int,
+        head_dim: int,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
     ) -> None:
-        """Keep copies of the norms' weights [D]; D is a multiple of 16, at most 1024."""
+        """Keep copies of the norms' weights [D]; D is even, at most 1024, and heads are padded to a multiple of 16."""
         self._kernels = kernels
-        self._weights = None if norms is None else torch.stack([norm.float() for norm in norms])
+        self._weights: torch.Tensor | None = None
         self._split = [num_heads, num_kv_heads, num_kv_heads]
-        self._arguments = RotationArguments(num_heads=num_heads, num_kv_heads=num_kv_heads, epsilon=eps)
-        if self._weights is not None:
+        self._arguments = RotationArguments(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, rotary_dim=head_dim, epsilon=eps
+        )
+        if norms is not None:
+            padding = -head_dim % _UNIT
+            self._weights = torch.stack([torch.nn.functional.pad(norm.float(), (0, padding)) for norm in norms])
             self._arguments.query_weight = self._weights[0].data_ptr()
             self._arguments.key_weight = self._weights[1].data_ptr()
 
     @property
     def nbytes(self) -> int:
-        """Memory of the norms' weights."""
         return 0 if self._weights is None else self._weights.nbytes
 
     def __call__(
         self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
         arguments = self._arguments
         arguments.heads, arguments.cos, arguments.sin = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
         arguments.rows, arguments.stride, arguments.head_dim = heads.shape[0], heads.stride(0), heads.shape[2]
@@ -168,42 +169,41 @@ class NativeRotation:
         return query, key, value
 
 
-class NativeLayerFactory(LayerFactory):
-    """Everything by native kernels; linear layers with 8-bit weights where there are kernels for those."""
+class NativeBackend(LayerBackend):
+    """Everything by native kernels."""
 
-    compiles_per_size = False
+    batch_invariant = True
 
-    def __init__(self, kernels: CpuKernels, int8_kernels: Int8Kernels | None = None) -> None:
-        """Compute with ``kernels``, and linear layers with ``int8_kernels`` if given."""
+    def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._int8_kernels = int8_kernels
         self._gate = GateArguments()
 
     @staticmethod
-    def supports(widths: tuple[int, ...], head_dim: int, dtype: torch.dtype) -> bool:
-        """Whether the kernels can compute rows of those widths, and heads of that size, of that type."""
-        whole_units = all(width % _UNIT == 0 for width in (*widths, head_dim))
-        return whole_units and head_dim <= _MOST_HEAD_DIM and dtype in NUMBER_TYPES
+    def supports(head_dim: int, dtype: torch.dtype) -> bool:
+        """Whether the kernels can compute heads of that size and type."""
+        return head_dim <= MAX_HEAD_DIM and dtype in NUMBER_TYPES
+
+    def padded(self, width: int) -> int:
+        return -(-width // _UNIT) * _UNIT
 
     def numerics(self) -> str:
         return f"native {self._kernels.instruction_set}, build {self._kernels.build}"
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
-        if self._int8_kernels is not None:
-            return Int8Linear(weight, bias, self._int8_kernels)
         return NativeLinear(self._kernels, weight, bias)
 
-    def tied_embedding(self, head: LinearLayer, table: torch.Tensor) -> EmbeddingLayer:
-        assert isinstance(head, NativeLinear | Int8Linear)
-        return PackedEmbedding(head)
+    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
+        return NativeNorm(self._kernels, weight, eps, width)
 
-    def norm(self, weight: torch.Tensor, eps: float) -> NormLayer:
-        return NativeNorm(self._kernels, weight, eps)
-
-    def rotation(
-        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
-    ) -> HeadRotation:
-        return NativeRotation(self._kernels, num_heads, num_kv_heads, norms, eps)
+    def rotary(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+    ) -> RotaryLayer:
+        return NativeRotary(self._kernels, num_heads, num_kv_heads, head_dim, norms, eps)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -228,9 +228,6 @@ class NativeLayerFactory(LayerFactory):
             )
         )
         return selected
-
-    def argmax(self, head: LinearLayer, hidden: torch.Tensor) -> torch.Tensor:
-        return head.argmax(hidden) if isinstance(head, NativeLinear) else super().argmax(head, hidden)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return KernelGraph(stack, self._kernels.replay)

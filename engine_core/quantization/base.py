@@ -1,0 +1,103 @@
+"""How a linear layer's weight is stored and multiplied; one file per method."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.model_loader.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The inputs or the outputs of a linear layer: ``groups`` (heads, gate and up) of ``size`` features each.
+
+    Each group is padded on its own, so that a head begins where its kernel expects it.
+    """
+
+    groups: int
+    size: int
+    fixed: bool = False
+    """Never padded: nothing reads these outputs in whole registers."""
+
+    @property
+    def count(self) -> int:
+        """Features without padding."""
+        return self.groups * self.size
+
+    def padded(self, backend: LayerBackend) -> int:
+        """The size of a group with its padding."""
+        return self.size if self.fixed else backend.padded(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer made of tensors that a checkpoint may have apart; their outputs lie side by side."""
+
+    names: tuple[str, ...]
+    """Of the checkpoint's tensors, without ``.weight`` and ``.bias``."""
+    rows: tuple[int, ...]
+    """Outputs of each of them."""
+    inputs: Features
+    outputs: Features
+    bias: bool
+
+
+class QuantMethod(ABC):
+    """Names, reads and packs the tensors of linear layers (vLLM's ``QuantizeMethodBase``)."""
+
+    def tensors(self, shape: LinearShape) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of the checkpoint that the layer takes."""
+        columns = shape.inputs.count
+        wanted: dict[str, tuple[int, ...]] = {}
+        for name, rows in zip(shape.names, shape.rows, strict=True):
+            wanted[f"{name}.weight"] = (rows, columns)
+            if shape.bias:
+                wanted[f"{name}.bias"] = (rows,)
+        return wanted
+
+    @abstractmethod
+    def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
+        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type."""
+
+    @abstractmethod
+    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+        """Take the layer's tensors from ``weights``."""
+
+
+class Unquantized(QuantMethod):
+    """Weights in the model's type, as the backend packs them."""
+
+    def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
+        return sum(math.prod(size) for size in self.tensors(shape).values()) * itemsize
+
+    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+        bias = take_bias(shape, weights, backend)
+        return backend.linear(take_weight(shape, weights, backend), bias)
+
+
+def take_weight(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor:
+    """[N, K] in the model's type, padded; valid until the next tensor is taken."""
+    weight = weights.take(*(f"{name}.weight" for name in shape.names))
+    rows, columns = shape.outputs.padded(backend), shape.inputs.padded(backend)
+    if (rows, columns) == (shape.outputs.size, shape.inputs.size):
+        return weight
+    padded = weight.new_zeros(shape.outputs.groups, rows, shape.inputs.groups, columns)
+    parts = weight.view(shape.outputs.groups, shape.outputs.size, shape.inputs.groups, shape.inputs.size)
+    padded[:, : shape.outputs.size, :, : shape.inputs.size] = parts
+    return padded.view(shape.outputs.groups * rows, shape.inputs.groups * columns)
+
+
+def take_bias(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor | None:
+    """[N], padded, or None where the layer has none; a copy."""
+    if not shape.bias:
+        return None
+    bias = weights.take(*(f"{name}.bias" for name in shape.names))
+    rows = shape.outputs.padded(backend)
+    padded = bias.new_zeros(shape.outputs.groups, rows)
+    padded[:, : shape.outputs.size] = bias.view(shape.outputs.groups, shape.outputs.size)
+    return padded.view(-1)
