@@ -187,7 +187,7 @@ async def test_children_do_not_outlive_a_run_that_is_cancelled():
 
 
 async def test_a_stop_while_a_child_waits_for_its_restart_does_not_wait_for_it(monkeypatch):
-    monkeypatch.setattr("services.supervise.supervisor.RestartPolicy.died", lambda self, now: 1000.0)
+    monkeypatch.setattr("services.supervise.supervisor.RestartPolicy.delay", lambda self, now: 1000.0)
     running = Running(child("engine", "say('up')\nsys.exit(1)"))
     running.supervisor.allow_restarts()
     await running.until("up")
