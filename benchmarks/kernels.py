@@ -35,8 +35,10 @@ from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
 from engine_core.quantization.int8 import Int8Linear
 from engine_core.request import SamplingParams
+from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
-from engine_core.sampling.sampler import Sampler, SamplingRows
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.sampler import Sampler
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
@@ -149,22 +151,22 @@ def small_operations() -> Iterator[Kernel]:
 
 
 def samplers() -> Iterator[Kernel]:
-    """Drawing tokens from logits [rows, vocabulary] in float32, greedy and at random."""
+    """Sampling tokens from logits [rows, vocabulary] in float32, greedy and at random."""
     random = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     for name, params in (("sampler greedy", SamplingParams(temperature=0.0)), ("sampler top-k, top-p", random)):
         for rows in (1, 16, 64, 256):
-            logits = torch.randn(rows, _VOCABULARY).numpy()
-            yield Kernel(name, rows, Cost(logits.nbytes), [_draw(params, logits)])
+            logits = torch.randn(rows, _VOCABULARY)
+            yield Kernel(name, rows, Cost(logits.nbytes), [_sample(params, logits)])
 
 
-def _draw(params: SamplingParams, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Callable[[], object]:
+def _sample(params: SamplingParams, logits: torch.Tensor) -> Callable[[], object]:
     rows = len(logits)
     state = SamplingMetadata(rows, _VOCABULARY, ())
     tokens = np.ones((rows, 8), np.int32)
     for slot in range(rows):
-        state.add(slot, params, 0, tokens[slot], 8)
-    sampler, lengths = Sampler(state, _VOCABULARY), np.full(rows, 8, np.int64)
-    sampling_rows = SamplingRows(np.arange(rows), tokens, lengths, lengths)
+        state.add(slot, params, 0, 0)
+    sampler, lengths = Sampler(state, NumpyOps(_VOCABULARY)), np.full(rows, 8, np.int64)
+    sampling_rows = SamplingRows(np.arange(rows), tokens, lengths, lengths, np.zeros(rows, np.int64))
     return lambda: sampler.sample(logits, sampling_rows)
 
 

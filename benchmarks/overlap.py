@@ -31,7 +31,7 @@ from benchmarks.work import Work
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
-from engine_core.worker.model_runner import LaunchedStep
+from engine_core.worker.model_runner import PendingStep
 from engine_core.worker.worker import Worker
 
 _SAMPLING = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, top_p=0.95)}
@@ -61,7 +61,7 @@ def recorded() -> Iterator[Steps]:
     """Note when a worker of this process computes."""
     steps, launch = Steps(), Worker.launch
 
-    def timed(worker: Worker, plan: StepPlan) -> LaunchedStep:
+    def timed(worker: Worker, plan: StepPlan) -> PendingStep:
         steps.begun.append(time.perf_counter())
         try:
             return launch(worker, plan)

@@ -43,9 +43,12 @@ class StepPlan:
     num_tokens: list[int]
     """≥ 1: tokens to compute, following those computed so far."""
     samples: list[bool]
-    """True where the tokens reach the sequence's end, so that a next token is drawn."""
+    """True where the tokens reach the sequence's end, so that a next token is sampled."""
     new_block_ids: dict[int, list[int]]
     """seq_id → blocks appended to its table, for sequences that are not in ``new``."""
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id → tokens that may come next, for sequences that sample. They are computed too, and counted in
+    ``num_tokens``; a token is sampled behind each. Such a sequence is in no further plan until the result is in."""
 
     @property
     def total_tokens(self) -> int:
@@ -55,13 +58,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step brought. Aligned with the plan's ``seq_ids`` where a list."""
+    """What a step computed. Aligned with the plan's ``seq_ids`` where a list."""
 
     step_id: int
     token_ids: list[list[int]]
-    """Tokens drawn; empty where the plan did not sample."""
+    """Tokens sampled; empty where the plan did not sample. More than one where drafts were accepted: as many as equal
+    what was sampled in their places, one after the other, and the token behind them."""
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    """seq_id → one entry per drawn token, where asked for."""
+    """seq_id → one entry per token, where asked for."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → entries for the prompt positions whose successors were computed in this step: a chunk
     that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""

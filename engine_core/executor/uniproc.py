@@ -17,7 +17,7 @@ from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.memory import size_as_told, size_by_profile
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
-from engine_core.worker.model_runner import LaunchedStep
+from engine_core.worker.model_runner import PendingStep
 from engine_core.worker.worker import Worker
 
 Compute = Callable[[], StepResult]
@@ -55,11 +55,11 @@ class StepThread:
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step on the device."""
+class _PendingResult:
+    """A step of the worker whose failure ends the executor."""
 
     executor: UniProcExecutor
-    step: LaunchedStep
+    step: PendingStep
     step_id: int
 
     def result(self) -> StepResult:
@@ -152,11 +152,11 @@ class UniProcExecutor(Executor):
             return self._thread.submit(lambda: self._launch(plan).result())
         return self._launch(plan)
 
-    def _launch(self, plan: StepPlan) -> _Launched:
+    def _launch(self, plan: StepPlan) -> _PendingResult:
         worker = self._worker
         if worker is None:
             raise ExecutorError("the executor does not run: it was not started, or is closed")
-        return _Launched(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
+        return _PendingResult(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
         """Do a part of a step, the first failure of which ends the executor."""

@@ -16,12 +16,13 @@ from engine_core.models.base import CausalLM
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.platforms.memory import MemoryProfile, request_memory, size
-from engine_core.sampling.sampler import Sampler, SamplingRows
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.sampler import Sampler
 from engine_core.worker.dummy_batches import largest_step, step_seconds
 from engine_core.worker.fingerprint import cpu_numerics
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
-from engine_core.worker.model_runner import ModelRunner, SampledTokens
+from engine_core.worker.model_runner import ModelRunner
 
 
 class CpuPlatform(Platform):
@@ -53,13 +54,7 @@ class CpuPlatform(Platform):
         return cpu_numerics()
 
     def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
-        sampler = Sampler(batch.sampling, model.vocab_size)
-
-        def sample(logits: torch.Tensor, rows: SamplingRows) -> SampledTokens:
-            output = sampler.sample(logits.numpy(), rows)
-            return SampledTokens(torch.from_numpy(output.token_ids), lambda: output)
-
-        return ModelRunner(model, batch, HostForward(model), sample)
+        return ModelRunner(model, batch, HostForward(model), Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         wanted, usable = num_blocks * self.attention.bytes_per_block(spec), usable_memory()
@@ -82,7 +77,7 @@ class CpuPlatform(Platform):
             (self.runner(model.with_layers(indices[:1]), new_batch()), cache, len(indices))
             for indices, cache in zip(model.layers_by_kind(), caches, strict=True)
         ]
-        plan = largest_step(limits, model.vocab_size, Sampler.rows_at_once(model.vocab_size))
+        plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
         with measure_peak() as peak:
             self.largest_step_seconds = step_seconds(runs, plan)

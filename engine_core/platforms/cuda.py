@@ -19,7 +19,8 @@ from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
 from engine_core.platforms.memory import request_memory, size
-from engine_core.sampling.device_sampler import DeviceSampler
+from engine_core.sampling.sampler import Sampler
+from engine_core.sampling.torch_ops import TorchOps
 from engine_core.worker.dummy_batches import largest_step, step_seconds
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner
@@ -182,7 +183,7 @@ class CudaPlatform(Platform):
 
     def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
-        return ModelRunner(model, batch, forward, DeviceSampler(batch.sampling).sample)
+        return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         """A GPU's memory is taken at once in any case."""
@@ -210,7 +211,7 @@ class CudaPlatform(Platform):
     def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
         """How long it takes with all layers. One of each kind is run: they leave nothing behind but their output."""
         vocab_size = model.vocab_size
-        plan = largest_step(self._limits, vocab_size, DeviceSampler.rows_at_once(vocab_size))
+        plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
                 (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))

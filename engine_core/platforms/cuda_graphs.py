@@ -12,10 +12,10 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.models.base import CausalLM
-from engine_core.platforms.input_buffers import InputPlaces, upload
-from engine_core.worker.forward import Awaited
+from engine_core.platforms.async_copy import upload
+from engine_core.platforms.input_buffers import GraphInputBuffers
+from engine_core.worker.forward import PendingTokens, Rows
 from engine_core.worker.input_batch import BatchLimits, StepInputs
-from engine_core.worker.model_runner import Rows
 
 _FIRST_SIZES = (1, 2, 4)
 _STEP = 8
@@ -81,7 +81,7 @@ class DeviceForward:
         self._model = model
         self._device = device
         self._attention = attention
-        self._inputs = InputPlaces(limits, device)
+        self._inputs = GraphInputBuffers(limits, device)
         self.sizes = graph_sizes(limits.max_num_seqs)
         self._graphs: dict[int, Recorded] = {}
         self._captured: Sequence[int] = ()
@@ -89,7 +89,7 @@ class DeviceForward:
         self._hidden: torch.Tensor | None = None
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         """As ``Forward`` says."""
         wanted = None if rows is None else upload([rows], self._device)[0]
@@ -97,10 +97,10 @@ class DeviceForward:
         size = self._size_for(count) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
         if size is None or self._hidden is None:
             self._attention.plan(inputs.metadata)
-            placed = self._inputs.place(inputs, awaited)
-            return self._model.forward(placed.input_ids, placed.positions, kv_caches, placed.metadata, wanted)
+            loaded = self._inputs.load(inputs, pending)
+            return self._model.forward(loaded.input_ids, loaded.positions, kv_caches, loaded.metadata, wanted)
         self._attention.plan(inputs.metadata, size)
-        self._inputs.place_padded(inputs, size, awaited)
+        self._inputs.load_padded(inputs, size, pending)
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 

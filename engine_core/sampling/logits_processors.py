@@ -1,46 +1,136 @@
-"""Logits processors: allowed ids, bad words, minimum length, logit bias, and penalties over token counts."""
+"""Logits processors: each is one way in which a request's parameters change logits before a token is sampled.
+
+A new one is a class here, or in a file of its own, and a line in ``PROCESSORS``. What it does to a row is a function of
+the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be made again from these,
+since a sequence may be preempted, or continued by another engine, at any token.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_core.request import SamplingParams
+from engine_core.sampling.ops import Array, Ids, Index, SamplingOps, pairs_of
 
 F32 = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+FOREVER = int(np.iinfo(np.int64).max)
 
 
-class TokenConstraints:
-    """What one sequence's parameters say about single tokens, in the form that a step needs."""
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The rows to sample, aligned with the rows of the logits. R rows; those of one sequence are adjacent."""
+
+    slots: Index
+    """[R]: the slot of each row's sequence in the batch."""
+    token_ids: Tokens
+    """[slots, longest]: the tokens of every slot."""
+    num_tokens: Ids
+    """[R]: tokens before each row's, which is the absolute position of the one to sample."""
+    num_prompt_tokens: Ids
+    """[R]"""
+    num_drafts: Ids
+    """[R]: how many of the tokens before, the last ones, are drafts."""
+
+    def part(self, chosen: slice) -> SamplingRows:
+        """Some adjacent rows."""
+        return SamplingRows(
+            self.slots[chosen],
+            self.token_ids,
+            self.num_tokens[chosen],
+            self.num_prompt_tokens[chosen],
+            self.num_drafts[chosen],
+        )
+
+    def tokens_before(self, row: int) -> Tokens:
+        """Prompt and output, drafts included, that come before ``row``."""
+        return self.token_ids[self.slots[row], : self.num_tokens[row]]
+
+
+class Applies(NamedTuple):
+    """How a processor applies to a sequence."""
+
+    until: int = FOREVER
+    """Number of output tokens from which on it does not apply any more."""
+    reads_tokens: bool = False
+    """Whether it depends on which tokens came before, and not only on how many."""
+
+
+class LogitsProcessor(ABC):
+    """Keeps by slot of the batch what it takes from the parameters of the slot's sequence."""
+
+    @abstractmethod
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``eos_token_ids`` are the model's."""
+
+    @abstractmethod
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        """Take a sequence into ``slot``; None if its parameters do not ask for this processor."""
+
+    @abstractmethod
+    def remove(self, slot: int) -> None:
+        """Free what ``slot`` holds, if anything."""
+
+    @abstractmethod
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        """Change the ``chosen`` rows of ``logits`` [R, V] in place, by ``ops``; they are of sequences that ask for it.
+
+        The device is not waited for. Other rows must keep their bits, and a row's must not depend on other rows.
+        """
+
+
+class AllowedTokenIds(LogitsProcessor):
+    """``allowed_token_ids``: every other token is banned."""
+
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._allowed: dict[int, Ids] = {}
+
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        if params.allowed_token_ids is None:
+            return None
+        self._allowed[slot] = np.unique(np.asarray(params.allowed_token_ids, np.int64))
+        return Applies()
+
+    def remove(self, slot: int) -> None:
+        self._allowed.pop(slot, None)
+
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        ids = [self._allowed[slot] for slot in rows.slots[chosen].tolist()]
+        ops.keep_only(logits, chosen, pairs_of(chosen, ids))
+
+
+class _Bans:
+    """What may not be sampled for one sequence."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
-        """``eos_token_ids`` count as stop tokens unless the parameters ignore them."""
         allowed = params.allowed_token_ids
-        self.allowed: Ids | None = None if allowed is None else np.unique(np.asarray(allowed, np.int64))
-        self._num_allowed = vocab_size if self.allowed is None else len(self.allowed)
-        self.bias_ids: Ids = np.asarray(list(params.logit_bias), np.int64)
-        self.bias = np.asarray(list(params.logit_bias.values()), np.float32)
+        self._allowed: Ids | None = None if allowed is None else np.unique(np.asarray(allowed, np.int64))
+        self._num_allowed = vocab_size if self._allowed is None else len(self._allowed)
         self._min_tokens = params.min_tokens
         stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
         self._stop_ids = sorted(token for token in stop_ids if token < vocab_size)
-        self._always_bad = sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1})
+        self._always = sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1})
         # Words by the token before their last one: a step compares only words that could end in it.
         self._words: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for word in params.bad_words_token_ids:
             if len(word) > 1:
                 self._words.setdefault(word[-2], []).append((word[:-1], word[-1]))
 
-    def banned(self, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int) -> Ids:
+    def after(self, token_ids: Tokens, num_prompt_tokens: int) -> Ids:
         """Ids that must not follow ``token_ids`` (prompt and output).
 
-        A bad word may begin in the prompt, but it is never completed in the output. Where nothing could be drawn
-        any more, allowed ids win over the ban.
+        A bad word may begin in the prompt, but it is never completed in the output. Where nothing could be sampled any
+        more, allowed ids win over the ban.
         """
-        banned = set(self._always_bad)
+        banned = set(self._always)
         for prefix, last in self._words.get(int(token_ids[-1]), ()):
             if tuple(token_ids[-len(prefix) :].tolist()) == prefix:
                 banned.add(last)
@@ -49,95 +139,164 @@ class TokenConstraints:
         ids = np.fromiter(banned, np.int64, len(banned))
         if len(ids) < self._num_allowed:
             return ids
-        drawable = self._num_allowed - (len(ids) if self.allowed is None else int(np.isin(ids, self.allowed).sum()))
-        return ids if drawable > 0 else ids[:0]
+        left = self._num_allowed - (len(ids) if self._allowed is None else int(np.isin(ids, self._allowed).sum()))
+        return ids if left > 0 else ids[:0]
 
 
-def keep_allowed(logits: F32, row: int, allowed: Ids) -> None:
-    """Set every logit of ``row`` but the ``allowed`` ones to −inf, in place; ``logits`` [R, V]."""
-    values = logits[row, allowed]
-    logits[row] = -np.inf
-    logits[row, allowed] = values
+class BannedTokens(LogitsProcessor):
+    """``bad_words_token_ids``, and stop tokens before ``min_tokens``: one processor, as together they may ban all."""
+
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._bans: dict[int, _Bans] = {}
+
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        words = params.bad_words_token_ids
+        if not words and not params.min_tokens:
+            return None
+        self._bans[slot] = _Bans(params, self._eos_token_ids, self._vocab_size)
+        return Applies(FOREVER if words else params.min_tokens, any(len(word) > 1 for word in words))
+
+    def remove(self, slot: int) -> None:
+        self._bans.pop(slot, None)
+
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        ids = [
+            self._bans[int(rows.slots[row])].after(rows.tokens_before(row), int(rows.num_prompt_tokens[row]))
+            for row in chosen.tolist()
+        ]
+        ops.change(logits, pairs_of(chosen, ids), _ban)
 
 
-def _places(rows: Sequence[int], ids: Sequence[Ids]) -> tuple[Ids, Ids]:
-    return np.repeat(np.asarray(rows, np.int64), [len(i) for i in ids]), np.concatenate(ids)
+class LogitBias(LogitsProcessor):
+    """``logit_bias``."""
 
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._biases: dict[int, tuple[Ids, F32]] = {}
 
-def ban(logits: F32, rows: Sequence[int], ids: Sequence[Ids]) -> None:
-    """Set the logits of ``ids``, one array for each of ``rows``, to −inf, in place; ``logits`` [R, V]."""
-    logits[_places(rows, ids)] = -np.inf
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        if not params.logit_bias:
+            return None
+        values = np.asarray(list(params.logit_bias.values()), np.float32)
+        self._biases[slot] = np.asarray(list(params.logit_bias), np.int64), values
+        return Applies()
 
+    def remove(self, slot: int) -> None:
+        self._biases.pop(slot, None)
 
-def add_bias(logits: F32, rows: Sequence[int], ids: Sequence[Ids], bias: Sequence[F32]) -> None:
-    """Add ``bias`` to the logits of ``ids``, one array of each for each of ``rows``, in place; ``logits`` [R, V]."""
-    logits[_places(rows, ids)] += np.concatenate(bias)
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        ids, values = zip(*(self._biases[slot] for slot in rows.slots[chosen].tolist()), strict=True)
+        ops.change(logits, pairs_of(chosen, ids), _add, np.concatenate(values))
 
 
 class TokenCounts:
     """The distinct tokens of one sequence and how often each is in its output (0: in the prompt alone)."""
 
-    def __init__(self, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> None:
+    def __init__(self, prompt: Tokens, output: Tokens) -> None:
         """Count ``output``; ``prompt`` adds its tokens with 0 (leave it empty where only output counts)."""
         ids, places = np.unique(np.concatenate([prompt, output]), return_inverse=True)
         counts = np.bincount(places[len(prompt) :], minlength=len(ids))
+        self.num_output_tokens = len(output)
         self._size = len(ids)
         self._ids = ids.astype(np.int64)
         self._counts = counts.astype(np.float32)
         self._places = {token: place for place, token in enumerate(ids.tolist())}
 
-    @property
-    def ids(self) -> npt.NDArray[np.int64]:
-        """[distinct tokens], in no particular order."""
-        return self._ids[: self._size]
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Count further output tokens."""
+        self.num_output_tokens += len(token_ids)
+        for token_id in token_ids:
+            place = self._places.get(token_id)
+            if place is None:
+                place = self._places[token_id] = self._size
+                if place == len(self._ids):
+                    self._ids = np.resize(self._ids, 2 * place + 16)
+                    self._counts = np.resize(self._counts, 2 * place + 16)
+                self._ids[place] = token_id
+                self._counts[place] = 0
+                self._size += 1
+            self._counts[place] += 1
 
-    @property
-    def counts(self) -> npt.NDArray[np.float32]:
-        """[distinct tokens]: occurrences in the output."""
-        return self._counts[: self._size]
-
-    def add(self, token_id: int) -> None:
-        """Count one more output token."""
-        place = self._places.get(token_id)
-        if place is None:
-            place = self._places[token_id] = self._size
-            if place == len(self._ids):
-                self._ids = np.resize(self._ids, 2 * place + 16)
-                self._counts = np.resize(self._counts, 2 * place + 16)
-            self._ids[place] = token_id
-            self._counts[place] = 0
-            self._size += 1
-        self._counts[place] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Penalties:
-    """The penalties of some rows; all arrays [rows] float32."""
-
-    repetition: npt.NDArray[np.float32]
-    frequency: npt.NDArray[np.float32]
-    presence: npt.NDArray[np.float32]
+    def with_drafts(self, drafts: Sequence[int]) -> tuple[Ids, F32]:
+        """Distinct token ids, in no particular order, and their counts, ``drafts`` included but not remembered."""
+        ids, counts = self._ids[: self._size], self._counts[: self._size]
+        if not drafts:
+            return ids, counts
+        counts = counts.copy()
+        others: dict[int, int] = {}
+        for token_id in drafts:
+            if (place := self._places.get(token_id)) is None:
+                others[token_id] = others.get(token_id, 0) + 1
+            else:
+                counts[place] += 1
+        return (
+            np.concatenate([ids, np.fromiter(others, np.int64, len(others))]),
+            np.concatenate([counts, np.fromiter(others.values(), np.float32, len(others))]),
+        )
 
 
-def apply_penalties(
-    logits: npt.NDArray[np.float32],
-    rows: npt.NDArray[np.intp],
-    counts: Sequence[TokenCounts],
-    penalties: Penalties,
-) -> None:
-    """Penalize ``rows`` of ``logits`` [R, V] in place; ``counts`` and ``penalties`` are aligned with ``rows``.
+class Penalties(LogitsProcessor):
+    """``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``.
 
-    Repetition (Keskar et al., "CTRL", 2019): a positive logit of a token in prompt or output is divided, a negative
-    one multiplied. Then, per token of the output, frequency · count and presence are subtracted.
+    Repetition (Keskar et al., "CTRL", 2019): a positive logit of a token in prompt or output is divided, a negative one
+    multiplied. Then, per token of the output, frequency · count and presence are subtracted.
     """
-    sizes = [len(c.ids) for c in counts]
-    places = (np.repeat(rows, sizes), np.concatenate([c.ids for c in counts]))
-    count = np.concatenate([c.counts for c in counts])
-    repetition, frequency, presence = (
-        np.repeat(column, sizes) for column in (penalties.repetition, penalties.frequency, penalties.presence)
-    )
-    values = logits[places]
-    values = np.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * count
-    values -= presence * (count > 0)
-    logits[places] = values
+
+    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._repetition = np.zeros(num_slots, np.float32)
+        self._frequency = np.zeros(num_slots, np.float32)
+        self._presence = np.zeros(num_slots, np.float32)
+        self._counts: dict[int, TokenCounts] = {}
+        """Of sequences that were sampled since they came; made of their tokens, and brought up to date with them."""
+
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        if params.repetition_penalty == 1.0 and not params.frequency_penalty and not params.presence_penalty:
+            return None
+        self._repetition[slot] = params.repetition_penalty
+        self._frequency[slot] = params.frequency_penalty
+        self._presence[slot] = params.presence_penalty
+        return Applies(reads_tokens=True)
+
+    def remove(self, slot: int) -> None:
+        self._counts.pop(slot, None)
+
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        ids, counts = zip(*(self._counted(rows, row) for row in chosen.tolist()), strict=True)
+        sizes = [len(each) for each in ids]
+        slots = rows.slots[chosen]
+        columns = (np.repeat(column[slots], sizes) for column in (self._repetition, self._frequency, self._presence))
+        ops.change(logits, pairs_of(chosen, ids), _penalize, np.concatenate(counts), *columns)
+
+    def _counted(self, rows: SamplingRows, row: int) -> tuple[Ids, F32]:
+        """Distinct tokens before ``row`` and their counts."""
+        slot, tokens, prompt = int(rows.slots[row]), rows.tokens_before(row), int(rows.num_prompt_tokens[row])
+        output = tokens[prompt:]
+        num_certain = len(output) - int(rows.num_drafts[row])
+        counts = self._counts.get(slot)
+        if counts is None:
+            # Only the repetition penalty looks at the prompt.
+            counted_from = 0 if self._repetition[slot] != 1.0 else prompt
+            counts = self._counts[slot] = TokenCounts(tokens[counted_from:prompt], output[:num_certain])
+        elif counts.num_output_tokens < num_certain:
+            counts.add(output[counts.num_output_tokens : num_certain].tolist())
+        return counts.with_drafts(output[num_certain:].tolist())
+
+
+def _ban(xp: ModuleType, logits: Array) -> Array:
+    return xp.full_like(logits, -xp.inf)
+
+
+def _add(xp: ModuleType, logits: Array, bias: Array) -> Array:
+    return logits + bias
+
+
+def _penalize(
+    xp: ModuleType, logits: Array, count: Array, repetition: Array, frequency: Array, presence: Array
+) -> Array:
+    logits = xp.where(logits > 0, logits / repetition, logits * repetition)
+    return logits - frequency * count - presence * (count > 0)
+
+
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (AllowedTokenIds, BannedTokens, LogitBias, Penalties)
+"""In the order in which they are applied."""

@@ -1,9 +1,9 @@
 """Sampling noise without a generator: a pure function of (seed, choice, absolute position, token id).
 
 Integers come from SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014),
-used as the counter-based generator that it is: draw i of the stream that starts at ``key`` is
+used as the counter-based generator that it is: number i of the stream that starts at ``key`` is
 ``mix64(key + (i + 1) · GAMMA)`` modulo 2⁶⁴. A sequence's stream is split off its seed by choice, a position's stream
-off the sequence's by position, and a token's noise is draw ``token id`` of that. Only 64-bit additions,
+off the sequence's by position, and a token's noise is number ``token id`` of that. Only 64-bit additions,
 multiplications, shifts and exclusive ors are used, so every device makes the same integers.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
@@ -26,7 +27,7 @@ _BITS = 40
 _UNIT = np.float32(2.0**-_BITS) * (np.float32(1.0) - np.float32(2.0**-24))
 
 _NUMBERS_AT_ONCE = 1 << 15
-"""So many are worked on at a time that every intermediate stays in a core's cache."""
+"""Numbers worked on at a time: every intermediate result stays in a core's cache."""
 
 
 def mix64(value: int) -> int:
@@ -55,7 +56,7 @@ def _mix(z: U64, spare: U64 | None = None) -> U64:
 
 
 def _counters(indexes: npt.NDArray[np.int64]) -> U64:
-    """(index + 1) · GAMMA: how far draw ``index`` is from the start of its stream."""
+    """(index + 1) · GAMMA: how far number ``index`` is from the start of its stream."""
     return (indexes.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA)
 
 
@@ -72,7 +73,7 @@ def random_bits(keys: U64, token_ids: npt.NDArray[np.int64]) -> U64:
 def gumbel(keys: U64, token_ids: npt.NDArray[np.int64]) -> F32:
     """Standard Gumbel noise of rows ``keys`` [R, 1] at ``token_ids`` [V] or [R, K].
 
-    ``argmax(logits + gumbel)`` is a draw from ``softmax(logits)`` (Gumbel 1954; the "Gumbel-max trick").
+    ``argmax(logits + gumbel)`` is a sample of ``softmax(logits)`` (Gumbel 1954; the "Gumbel-max trick").
     """
     bits = random_bits(keys, token_ids)
     return _gumbel_of(bits, np.empty(bits.shape, np.float32))
@@ -110,3 +111,26 @@ class VocabularyNoise:
                 np.add(keys[rows], self._counters[columns], out=bits)
                 part += _gumbel_of(_mix(bits, spare), self._noise[: part.size].reshape(part.shape))
         return values
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def torch_random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """As ``random_bits``, of int64: torch has additions and products modulo 2⁶⁴, but only of signed numbers."""
+    z = keys + (token_ids + 1) * _signed(GAMMA)
+    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_MULTIPLIER_1))
+    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_MULTIPLIER_2))
+    return z.bitwise_xor_(_shifted(z, 31))
+
+
+def torch_gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """As ``gumbel``, of keys as int64. Logarithms of a GPU may differ from a CPU's in the last bit."""
+    noise = _shifted(torch_random_bits(keys, token_ids), 64 - _BITS).to(torch.float32)
+    return noise.add_(0.5).mul_(-float(_UNIT)).log1p_().neg_().log_().neg_()
+
+
+def _shifted(z: torch.Tensor, places: int) -> torch.Tensor:
+    """A logical shift to the right: torch's is arithmetic, so the upper bits are cleared."""
+    return (z >> places).bitwise_and_((1 << (64 - places)) - 1)

@@ -19,22 +19,22 @@ Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class PendingTokens:
     """Rows whose token the host does not know yet."""
 
     rows: npt.NDArray[np.intp]
     """[A] of the step."""
-    places: npt.NDArray[np.intp]
-    """[A]: where in ``drawn`` their tokens are."""
-    drawn: torch.Tensor
-    """int64, on the device: what the step before draws."""
+    indices: npt.NDArray[np.intp]
+    """[A]: where in ``token_ids`` their tokens are."""
+    token_ids: torch.Tensor
+    """int64, on the device: the tokens that the step before samples."""
 
 
 class Forward(Protocol):
     """Runs the model without its head."""
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         """Hidden states [R, H] of the ``rows`` of a step, or [T, H] of all; valid until the next call.
 
@@ -50,11 +50,11 @@ class HostForward:
         self._model = model
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         """As ``Forward`` says."""
-        if awaited is not None:
-            inputs.input_ids[torch.from_numpy(awaited.rows)] = awaited.drawn[torch.from_numpy(awaited.places)]
+        if pending is not None:
+            inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
         return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, wanted)
 
@@ -70,12 +70,12 @@ class TimedForward:
         """Of the last call."""
 
     def __call__(
-        self, inputs: StepInputs, kv_caches: list[torch.Tensor], awaited: Awaited | None, rows: Rows | None
+        self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
         """As ``Forward`` says."""
         self._synchronize()
         start = time.perf_counter()
-        hidden = self._forward(inputs, kv_caches, awaited, rows)
+        hidden = self._forward(inputs, kv_caches, pending, rows)
         self._synchronize()
         self.seconds = time.perf_counter() - start
         return hidden

@@ -3,8 +3,9 @@
 A sequence takes a slot (a row of every array) when a plan brings it and leaves it when a plan releases it. A step
 reads the arrays by slot; nothing is rebuilt, and no step loops over tokens in Python.
 
-``advance`` notes that a step is on its way, ``settle`` what it drew. A further step may be prepared between the two:
-``awaited`` says which of its rows take a token that only the device knows by then.
+``advance`` notes that a step is on its way, ``commit`` the tokens that it sampled. A further step may be prepared
+between the two: ``pending_tokens`` says which of its rows take a token that only the device knows by then. A sequence
+with drafts is not part of such a step, because how many of them are accepted is known at ``commit``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from engine_core.attention.base import AttentionMetadata
-from engine_core.sampling.metadata import MIN_TOKENS, PASSING, PROMPT_LOGPROBS, SamplingMetadata
-from engine_core.sampling.sampler import SamplingRows
+from engine_core.sampling.logits_processors import SamplingRows
+from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
 from engine_core.step import NewSequence, StepPlan
 
 Index = npt.NDArray[np.intp]
@@ -46,7 +47,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the model and the sampler take in one step. T rows, S sequences, R of them sample."""
+    """What the model and the sampler take in one step. T rows, S sequences; R of the rows sample."""
 
     input_ids: torch.Tensor
     """[T] int64"""
@@ -61,17 +62,16 @@ class StepInputs:
     """[S]: tokens of each sequence that are computed after the step."""
     query_starts: npt.NDArray[np.int32]
     """[S + 1], as in the metadata."""
+    num_drafts: npt.NDArray[np.int64] | None
+    """[S]: drafts of each sequence, its last rows; None where there are none at all."""
     sampled: Index
-    """[R]: places in the plan of the sequences that sample."""
+    """[R]: places in the plan of the sequences that the sampled rows belong to; ascending."""
+    sampled_rows: npt.NDArray[np.int64]
+    """[R]: the last row of each sequence that samples, and as many before it as it has drafts."""
     sampling_rows: SamplingRows
     """Aligned with ``sampled``."""
     introductions: int
     """How many sequences had been introduced by then."""
-
-    @property
-    def sampled_rows(self) -> npt.NDArray[np.int64]:
-        """[R]: the rows that are sampled, each the last one of its sequence."""
-        return self.query_starts[self.sampled + 1].astype(np.int64) - 1
 
 
 class InputBatch:
@@ -87,7 +87,7 @@ class InputBatch:
         self.token_ids = np.zeros((slots, length + 1), np.int32)
         """[N, longest + 1]: prompt, then output; the token after the last position is never computed."""
         self._num_tokens = np.zeros(slots, np.int64)
-        """Tokens that a step on its way draws included."""
+        """Of sequences in a step on its way, one token that it samples included."""
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._num_computed_tokens = np.zeros(slots, np.int64)
         self._block_table = np.zeros((slots, limits.max_blocks_per_seq), np.int32)
@@ -96,6 +96,7 @@ class InputBatch:
         self._introduced_as = np.zeros(slots, np.int64)
         """Number of the introduction of each slot's sequence."""
         self._counting = np.arange(max(slots, limits.max_num_batched_tokens) + 1)
+        self._no_drafts = np.zeros(slots, np.int64)
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
         self._seq_ids: list[int] = []
         self._slots = np.empty(0, np.intp)
@@ -134,9 +135,7 @@ class InputBatch:
         self._num_computed_tokens[slot] = sequence.num_computed_tokens
         self._num_blocks[slot] = 0
         self._append_blocks(slot, sequence.block_ids)
-        self.sampling.add(
-            slot, sequence.params, sequence.choice, self.token_ids[slot, :known], sequence.num_prompt_tokens
-        )
+        self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
 
     def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
         start = self._num_blocks[slot]
@@ -174,8 +173,16 @@ class InputBatch:
             max_query_len=1 if total == count else max(plan.num_tokens),
             max_seq_len=longest,
         )
+        drafts = self._write_drafts(plan, slots) if plan.draft_token_ids else None
         sampled = self._counting[:count] if all(plan.samples) else np.flatnonzero(plan.samples)
-        sampled_slots = slots if len(sampled) == count else slots[sampled]
+        if drafts is None:
+            sampled_rows, behind = starts[sampled + 1].astype(np.int64) - 1, self._no_drafts[: len(sampled)]
+        else:
+            counts = 1 + drafts[sampled]
+            behind = self._counting[: counts.sum()] - np.repeat(counts.cumsum() - counts, counts)
+            sampled_rows = np.repeat(starts[sampled + 1] - counts, counts) + behind
+            sampled = np.repeat(sampled, counts)
+        sampled_slots = slots if len(sampled) == count and drafts is None else slots[sampled]
         return StepInputs(
             input_ids=torch.from_numpy(self.token_ids[row_slots, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
@@ -184,15 +191,28 @@ class InputBatch:
             first_positions=first,
             lengths=lengths,
             query_starts=starts,
+            num_drafts=drafts,
             sampled=sampled,
+            sampled_rows=sampled_rows,
             sampling_rows=SamplingRows(
                 sampled_slots,
                 self.token_ids,
-                self._num_tokens.take(sampled_slots),
+                self._num_tokens.take(sampled_slots) + behind,
                 self._num_prompt_tokens.take(sampled_slots),
+                behind,
             ),
             introductions=self._introductions,
         )
+
+    def _write_drafts(self, plan: StepPlan, slots: Index) -> npt.NDArray[np.int64]:
+        """Put drafts behind the tokens that are known; how many each sequence has [S]."""
+        counts = np.zeros(len(slots), np.int64)
+        for place, (seq_id, slot) in enumerate(zip(plan.seq_ids, slots.tolist(), strict=True)):
+            drafts = plan.draft_token_ids.get(seq_id, ())
+            known = self._num_tokens[slot]
+            self.token_ids[slot, known : known + len(drafts)] = drafts
+            counts[place] = len(drafts)
+        return counts
 
     def _slots_of(self, seq_ids: list[int]) -> Index:
         if seq_ids != self._seq_ids:
@@ -201,37 +221,56 @@ class InputBatch:
         return self._slots
 
     def advance(self, inputs: StepInputs) -> None:
-        """Note that the step is on its way."""
-        self._num_computed_tokens[inputs.slots] = inputs.lengths
-        rows = inputs.sampling_rows
-        self._num_tokens[rows.slots] = rows.num_tokens + 1
-        if self.sampling.asked & PASSING:
-            self._drop_what_is_over(inputs)
+        """Note that the step is on its way. Of drafts none counts as accepted yet, but a token that follows does."""
+        rows, computed = inputs.sampling_rows, inputs.lengths
+        slots, num_tokens = rows.slots, rows.num_tokens
+        if inputs.num_drafts is not None:
+            computed = computed - inputs.num_drafts
+            first = rows.num_drafts == 0
+            slots, num_tokens = slots[first], num_tokens[first]
+        self._num_computed_tokens[inputs.slots] = computed
+        self._num_tokens[slots] = num_tokens + 1
+        if self.sampling.asked & TEMPORARY:
+            prompts = self._num_prompt_tokens[inputs.slots]
+            self.sampling.prompts_computed(inputs.slots[computed >= prompts - 1])
+            self.sampling.expire(inputs.slots, self._num_tokens[inputs.slots] - prompts)
 
-    def _drop_what_is_over(self, inputs: StepInputs) -> None:
-        """Of sequences whose prompt is computed, or whose output has its minimum length, less is asked from now on."""
-        slots = inputs.slots
-        prompts = self._num_prompt_tokens[slots]
-        self.sampling.drop(slots[inputs.lengths >= prompts - 1], PROMPT_LOGPROBS)
-        outputs = self._num_tokens[slots] - prompts
-        self.sampling.drop(slots[outputs >= self.sampling.min_tokens[slots]], MIN_TOKENS)
+    def pending_tokens(self, inputs: StepInputs, previous: StepInputs) -> tuple[Index, Index]:
+        """Rows of ``inputs`` whose token ``previous`` samples, a step that is not committed, and where in its tokens.
 
-    def awaited(self, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
-        """Rows of ``inputs`` that take what a step before it draws, which is not settled, and their places in that."""
-        drawn = unsettled.sampling_rows.slots
-        place_of = np.full(self._limits.max_num_seqs, -1, np.intp)
-        place_of[drawn] = self._counting[: len(drawn)]
-        place_of[self._introduced_as > unsettled.introductions] = -1
-        places = place_of[inputs.sampling_rows.slots]
-        taken = np.flatnonzero(places >= 0)
+        Sequences that had drafts in ``previous`` are not in ``inputs``.
+        """
+        sampled = previous.sampling_rows.slots
+        index_of = np.full(self._limits.max_num_seqs, -1, np.intp)
+        index_of[sampled] = self._counting[: len(sampled)]
+        index_of[self._introduced_as > previous.introductions] = -1
+        indices = index_of[inputs.sampling_rows.slots]
+        taken = np.flatnonzero(indices >= 0)
         # A sequence that samples computes its newest token in its last row.
-        return inputs.sampled_rows[taken], places[taken]
+        return inputs.sampled_rows[taken], indices[taken]
 
-    def settle(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
-        """Note that the step drew ``token_ids`` [R]; those of slots that others have taken since belong to nobody."""
-        slots, positions = inputs.sampling_rows.slots, inputs.sampling_rows.num_tokens
+    def commit(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Note that the step sampled ``token_ids`` [R]; which of them are accepted [R].
+
+        Those behind a draft are accepted if the draft was, and is the token that was sampled in its place. Tokens of
+        slots that others have taken since are not noted.
+        """
+        rows = inputs.sampling_rows
+        accepted = np.ones(len(token_ids), np.bool_)
+        if inputs.num_drafts is not None:
+            drafts = inputs.input_ids.numpy()[inputs.sampled_rows]
+            for row in np.flatnonzero(rows.num_drafts).tolist():
+                accepted[row] = accepted[row - 1] and token_ids[row - 1] == drafts[row]
+        slots, positions = rows.slots, rows.num_tokens
+        noted = accepted if inputs.num_drafts is not None else None
         if self._introductions > inputs.introductions:
-            kept = np.flatnonzero(self._introduced_as[slots] <= inputs.introductions)
-            slots, positions, token_ids = slots[kept], positions[kept], token_ids[kept]
+            noted = accepted & (self._introduced_as[slots] <= inputs.introductions)
+        if noted is not None:
+            slots, positions, token_ids = slots[noted], positions[noted], token_ids[noted]
         self.token_ids[slots, positions] = token_ids
-        self.sampling.count(slots, token_ids)
+        if inputs.num_drafts is not None:
+            behind = slots[rows.num_drafts[noted] > 0]
+            np.add.at(self._num_tokens, behind, 1)
+            np.add.at(self._num_computed_tokens, behind, 1)
+            self.sampling.expire(slots, self._num_tokens[slots] - self._num_prompt_tokens[slots])
+        return accepted

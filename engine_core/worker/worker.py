@@ -20,7 +20,7 @@ from engine_core.step import StepPlan
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.fingerprint import numerics_digest
 from engine_core.worker.input_batch import BatchLimits, InputBatch
-from engine_core.worker.model_runner import LaunchedStep, ModelRunner
+from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.self_test import is_bitwise_stable
 
 
@@ -129,7 +129,7 @@ class Worker:
             self.model.one_layer_of_each_kind(), device.attention, self.limits, device.torch_device
         )
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> PendingStep:
         """Begin to compute one step; needs ``allocate``."""
         if self._runner is None:
             raise RuntimeError("the worker has no KV cache: it was not started, or is closed")

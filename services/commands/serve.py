@@ -73,7 +73,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             stack_options(settings, values),
             logs,
             grace=settings.server.drain_grace,
-            on_ready=lambda ready: _announce(ready, logs, as_json),
+            when_ready=lambda ready: _announce(ready, logs, as_json),
         )
     )
 

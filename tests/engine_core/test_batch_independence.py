@@ -144,15 +144,15 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
 ) -> None:
     """As on a device that computes by itself, where steps overlap by default."""
     monkeypatch.setattr(CpuPlatform, "is_asynchronous", True)
-    awaited = []
+    pending = []
 
-    def count(batch: InputBatch, inputs: StepInputs, unsettled: StepInputs) -> tuple[Index, Index]:
-        rows, places = original(batch, inputs, unsettled)
-        awaited.append(len(rows))
-        return rows, places
+    def count(batch: InputBatch, inputs: StepInputs, previous: StepInputs) -> tuple[Index, Index]:
+        rows, indices = original(batch, inputs, previous)
+        pending.append(len(rows))
+        return rows, indices
 
-    original = InputBatch.awaited
-    monkeypatch.setattr(InputBatch, "awaited", count)
+    original = InputBatch.pending_tokens
+    monkeypatch.setattr(InputBatch, "pending_tokens", count)
     plain = [name for name, params in WORKLOAD.params.items() if not reads_tokens(params)]
     small = 80 * 4 * BLOCK_BYTES * 2 // 16
     limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
@@ -160,8 +160,8 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
         with started(directory, **options) as other:
             assert other.executor.max_concurrent_steps == 2
             assert streams(other, plain) == {key: stream for key, stream in together.items() if key[0] in plain}
-            assert sum(awaited) > 50
-            awaited.clear()
+            assert sum(pending) > 50
+            pending.clear()
             assert streams(other) == together  # some need the tokens on the host, and get them
             assert bool(other.core.stats().preemptions) == bool(options)
 

@@ -8,8 +8,8 @@ import pytest
 
 from engine_core.errors import ExecutorError
 from engine_core.request import Request, SamplingParams
-from engine_core.step import StepPlan
-from engine_core.worker.model_runner import LaunchedStep
+from engine_core.step import StepPlan, StepResult
+from engine_core.worker.model_runner import PendingStep
 from engine_core.worker.worker import Worker
 from tests.engine_core.engines import run, started
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
@@ -29,10 +29,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
-class _Fails(LaunchedStep):
+class _Fails(PendingStep):
     """A step that a device takes, and does not compute."""
 
-    def result(self) -> object:  # type: ignore[override]
+    def __init__(self, step: PendingStep) -> None:
+        self.__dict__.update(step.__dict__)
+
+    def result(self) -> StepResult:
         raise RuntimeError("device fault")
 
 
@@ -40,15 +43,14 @@ def _until_it_raises(model: Path, step: int, late: bool, monkeypatch: pytest.Mon
     """Tokens told by an engine that fails at its ``step``-th step: at once, or when that is waited for."""
     launch, count = Worker.launch, 0
 
-    def failing(worker: Worker, plan: StepPlan) -> LaunchedStep:
+    def failing(worker: Worker, plan: StepPlan) -> PendingStep:
         nonlocal count
         count += 1
         if count < step:
             return launch(worker, plan)
         if not late:
             raise RuntimeError("device fault")
-        made = launch(worker, plan)
-        return _Fails(made.inputs, made.drawn, made._collect)
+        return _Fails(launch(worker, plan))
 
     told: dict[str, list[int]] = {name: [] for name in PROMPTS}
     with started(model, **OPTIONS) as engine, monkeypatch.context() as patch:

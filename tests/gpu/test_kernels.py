@@ -12,7 +12,7 @@ from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.torch_backend import TorchBackend
-from engine_core.sampling import device_noise, noise
+from engine_core.sampling import noise
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 pytestmark = pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
 def test_integers_of_noise_are_the_same() -> None:
     keys = np.random.default_rng(0).integers(0, 2**64, 9, np.uint64, endpoint=False)[:, np.newaxis]
     ids = np.arange(150_000)
-    made = device_noise.random_bits(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
+    made = noise.torch_random_bits(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
     assert np.array_equal(made.cpu().numpy().view(np.uint64), noise.random_bits(keys, ids))
-    gumbel = device_noise.gumbel(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
+    gumbel = noise.torch_gumbel(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
     np.testing.assert_allclose(gumbel.cpu().numpy(), noise.gumbel(keys, ids), rtol=1e-4, atol=1e-5)

@@ -11,10 +11,10 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata
 from engine_core.platforms.cuda_graphs import DeviceForward, graph_sizes
-from engine_core.platforms.input_buffers import PlacedInputs
+from engine_core.platforms.input_buffers import DeviceInputs
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
-from engine_core.worker.forward import Awaited
+from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
 CPU = torch.device("cpu")
@@ -26,10 +26,10 @@ class Model:
     """Its hidden states tell the inputs; its cache is written as attention would: nothing where a slot is below 0."""
 
     def __init__(self) -> None:
-        self.seen: list[PlacedInputs] = []
+        self.seen: list[DeviceInputs] = []
 
     def forward(self, input_ids, positions, kv_caches, metadata, rows=None) -> torch.Tensor:
-        self.seen.append(PlacedInputs(input_ids.clone(), positions.clone(), metadata))
+        self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata))
         for token, slot in zip(input_ids.tolist(), metadata.slot_mapping.tolist(), strict=True):
             if slot >= 0:
                 kv_caches[0][slot] = token
@@ -187,7 +187,7 @@ def test_no_row_of_a_step_shares_bytes_with_another_array(caches: list[torch.Ten
 def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bool, caches: list[torch.Tensor]) -> None:
     forward, _, recorder = captured(caches)
     _, inputs = batch_of(3)
-    awaited = Awaited(np.array([2, 0]), np.array([1, 3]), torch.tensor([50, 51, 52, 53]))
-    hidden = forward(inputs, caches if replayed else [caches[0].clone()], awaited, None)
+    pending = PendingTokens(np.array([2, 0]), np.array([1, 3]), torch.tensor([50, 51, 52, 53]))
+    hidden = forward(inputs, caches if replayed else [caches[0].clone()], pending, None)
     assert hidden[:, 0].tolist() == [53, float(inputs.input_ids[1]), 51]
     assert recorder.replayed == int(replayed)

@@ -1,14 +1,21 @@
-"""Penalized logits against transformers' processor and the plain formula, while output grows."""
+"""Penalized logits against transformers' processor and the plain formula, while output grows and drafts come and go."""
 
 import random
 
 import numpy as np
+import pytest
 import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from engine_core.sampling.logits_processors import Penalties, TokenCounts, apply_penalties
+from engine_core.request import SamplingParams
+from engine_core.sampling.logits_processors import Penalties, SamplingRows
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.ops import SamplingOps
+from engine_core.sampling.torch_ops import TorchOps
 
 VOCAB = 50
+CHOSEN = [(1.3, 0.0, 0.0), (0.7, 0.5, -0.5), (1.0, -0.3, 1.0), (2.0, 2.0, 2.0)]
+"""Repetition, frequency and presence penalty of each sequence."""
 
 
 def expected(logits: torch.Tensor, prompt: list[int], output: list[int], penalties: tuple[float, ...]) -> torch.Tensor:
@@ -19,22 +26,39 @@ def expected(logits: torch.Tensor, prompt: list[int], output: list[int], penalti
     return row - frequency * counts - presence * (counts > 0)
 
 
-def test_logits_of_growing_sequences() -> None:
+@pytest.mark.parametrize("ops", [NumpyOps(VOCAB), TorchOps()], ids=["numpy", "torch"])
+def test_logits_of_growing_sequences(ops: SamplingOps) -> None:
     rng = random.Random(3)
-    prompts = [[rng.randrange(VOCAB) for _ in range(8)] for _ in range(4)]
+    prompts = [[rng.randrange(VOCAB) for _ in range(8)] for _ in CHOSEN]
     outputs = [[rng.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 5, 30)]
-    chosen = [(1.3, 0.0, 0.0), (0.7, 0.5, -0.5), (1.0, -0.3, 1.0), (2.0, 2.0, 2.0)]
-    counts = [TokenCounts(np.array(p, np.int32), np.array(o, np.int32)) for p, o in zip(prompts, outputs, strict=True)]
-    columns = [np.array(column, np.float32) for column in zip(*chosen, strict=True)]
+    processor = Penalties(len(CHOSEN), VOCAB, [])
+    for slot, (repetition, frequency, presence) in enumerate(CHOSEN):
+        params = SamplingParams(repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence)
+        applies = processor.add(slot, params)
+        assert applies is not None
+        assert applies.reads_tokens
+    tokens = np.zeros((len(CHOSEN), 400), np.int32)
     generator = torch.Generator().manual_seed(1)
     for _ in range(60):
-        logits = torch.randn(6, VOCAB, generator=generator)
+        drafts = [[rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 4]))] for _ in CHOSEN]
+        rows = [(slot, count) for slot in range(len(CHOSEN)) for count in range(1 + len(drafts[slot]))]
+        for slot, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            known = [*prompt, *output, *drafts[slot]]
+            tokens[slot, : len(known)] = known
+        # Two rows between them and behind them are of sequences without penalties.
+        chosen = np.arange(len(rows)) + (np.arange(len(rows)) > 2)
+        slots, counts = np.zeros((2, len(rows) + 2), np.int64)
+        slots[chosen], counts[chosen] = np.array(rows).T
+        lengths = np.array([8 + len(output) for output in outputs])[slots] + counts
+        sampling_rows = SamplingRows(slots, tokens, lengths, np.full(len(slots), 8), counts)
+        logits = torch.randn(len(slots), VOCAB, generator=generator)
         penalized = logits.clone()
-        rows = np.array([0, 2, 3, 5])
-        apply_penalties(penalized.numpy(), rows, counts, Penalties(*columns))
-        assert torch.equal(penalized[[1, 4]], logits[[1, 4]])
-        for row, prompt, output, penalties in zip(rows, prompts, outputs, chosen, strict=True):
-            torch.testing.assert_close(penalized[row], expected(logits[row], prompt, output, penalties))
-        for sequence, output in zip(counts, outputs, strict=True):
+        processor.apply(ops, ops.array(penalized), sampling_rows, chosen)
+        others = sorted(set(range(len(slots))) - set(chosen.tolist()))
+        assert torch.equal(penalized[others], logits[others])
+        for row, (slot, count) in zip(chosen.tolist(), rows, strict=True):
+            output = outputs[slot] + drafts[slot][:count]
+            torch.testing.assert_close(penalized[row], expected(logits[row], prompts[slot], output, CHOSEN[slot]))
+        for slot, output in enumerate(outputs):
+            output += drafts[slot][: rng.randint(0, len(drafts[slot]))]  # some are accepted
             output.append(rng.randrange(VOCAB))
-            sequence.add(output[-1])

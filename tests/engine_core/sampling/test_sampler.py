@@ -8,13 +8,28 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
-from engine_core.logprobs import TokenLogprobs
+from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import SamplingParams
+from engine_core.sampling.logits_processors import PROCESSORS, SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.noise import gumbel, position_keys, sequence_key
-from engine_core.sampling.sampler import Sampler, SamplerOutput, SamplingRows
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.ops import SamplingOps
+from engine_core.sampling.sampler import Sampler
 
 EOS = 2
+
+
+class Sampled:
+    """What a sampler made of rows, on the host."""
+
+    def __init__(self, sampler: Sampler, logits: torch.Tensor, rows: SamplingRows) -> None:
+        output = sampler.sample(logits, rows)
+        self.token_ids = output.token_ids.numpy()
+        self.logprobs: dict[int, Logprobs] = {}
+        """By row."""
+        for part in output.logprobs:
+            self.logprobs |= dict(zip(part.rows.tolist(), part.entries(), strict=True))
 
 
 class Rows:
@@ -31,16 +46,15 @@ class Rows:
         generator = torch.Generator().manual_seed(seed)
         self.logits = (torch.randn(count, vocab, generator=generator) * 3).bfloat16().float()
 
-    def sample(self, order: list[int]) -> SamplerOutput:
-        """Draw for the rows of ``order``, as a batch in slots of their own."""
+    def sample(self, order: list[int], ops: SamplingOps | None = None) -> Sampled:
+        """Sample the rows of ``order``, as a batch in slots of their own."""
         state = SamplingMetadata(len(order), self.vocab, [EOS])
         tokens = self.tokens[order]
         for slot, row in enumerate(order):
-            prompt = int(self.prompts[row])
-            known = tokens[slot, : self.lengths[row]]
-            state.add(slot, self.params[row], self.choices[row], known, prompt)
-        rows = SamplingRows(np.arange(len(order)), tokens, self.lengths[order], self.prompts[order])
-        return Sampler(state, self.vocab).sample(self.logits[order].clone().numpy(), rows)
+            state.add(slot, self.params[row], self.choices[row], int(self.lengths[row] - self.prompts[row]))
+        none = np.zeros(len(order), np.int64)
+        rows = SamplingRows(np.arange(len(order)), tokens, self.lengths[order], self.prompts[order], none)
+        return Sampled(Sampler(state, ops or NumpyOps(self.vocab)), self.logits[order].clone(), rows)
 
     def expected(self, row: int) -> int:
         """The draw for one row by transformers' processors, in the documented order, and the noise added to it."""
@@ -175,7 +189,7 @@ def test_threads_do_not_matter() -> None:
 def test_rows_worked_on_in_parts_are_the_same(mixed: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large batch is sampled some rows at a time; here that is every 7 rows."""
     at_once = mixed.sample(list(range(250)))
-    monkeypatch.setattr("engine_core.sampling.sampler._ELEMENTS_AT_ONCE", 7 * mixed.vocab)
+    monkeypatch.setattr(NumpyOps, "elements_at_once", 7 * mixed.vocab)
     in_parts = mixed.sample(list(range(250)))
     assert in_parts.token_ids.tolist() == at_once.token_ids.tolist()
     assert in_parts.logprobs == at_once.logprobs
@@ -214,9 +228,11 @@ def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_t
 def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a greedy batch does not ask for is not run: the functions behind every feature are broken here."""
     rows = Rows([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)] * 8, vocab=500)
-    monkeypatch.setattr("engine_core.sampling.sampler.VocabularyNoise.add_to", None)
-    for name in ("position_keys", "gumbel", "token_logprobs", "apply_penalties", "ban", "add_bias", "keep_allowed"):
-        monkeypatch.setattr(f"engine_core.sampling.sampler.{name}", None)
+    monkeypatch.setattr("engine_core.sampling.sampler.position_keys", None)
+    for name in ("sample", "logprobs", "change", "keep_only", "select_rows"):
+        monkeypatch.setattr(NumpyOps, name, None)
+    for processor in PROCESSORS:
+        monkeypatch.setattr(processor, "apply", None)
     assert rows.sample(list(range(8))).token_ids.tolist() == rows.logits.argmax(dim=1).tolist()
 
 
@@ -230,12 +246,16 @@ def test_frequencies_match_the_probabilities(truncation: dict[str, float]) -> No
     vocab, draws = 400, 10_000
     params = SamplingParams(temperature=0.8, seed=77, **truncation)
     state = SamplingMetadata(1, vocab, [EOS])
-    state.add(0, params, 0, np.zeros(1, np.int32), 1)
+    state.add(0, params, 0, 0)
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * 2.5
     rows = SamplingRows(
-        np.zeros(draws, np.intp), np.zeros((1, 1), np.int32), np.arange(draws), np.ones(draws, np.int64)
+        np.zeros(draws, np.intp),
+        np.zeros((1, 1), np.int32),
+        np.arange(draws),
+        np.ones(draws, np.int64),
+        np.zeros(draws, np.int64),
     )
-    drawn = Sampler(state, vocab).sample(logits.repeat(draws, 1).numpy(), rows).token_ids
+    drawn = Sampled(Sampler(state, NumpyOps(vocab)), logits.repeat(draws, 1), rows).token_ids
     scores = logits / 0.8
     for processor in processors(params, torch.zeros(1, 1, dtype=torch.int64), 1)[1:]:
         scores = processor(None, scores) if not isinstance(processor, hf.TemperatureLogitsWarper) else scores
@@ -308,7 +328,7 @@ def test_bad_words_of_several_tokens_can_leave_one_token_or_none(way: dict, allo
     vocab = 8
     drawable = range(vocab) if allowed is None else allowed
 
-    def draws(words: list[tuple[int, ...]]) -> SamplerOutput:
+    def draws(words: list[tuple[int, ...]]) -> Sampled:
         options = {**way, "allowed_token_ids": allowed, "bad_words_token_ids": tuple(words), "logprobs": 2}
         rows = Rows([SamplingParams(seed=seed, **options) for seed in range(20)], vocab)
         rows.tokens[:, :] = 3

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.sampling.top_k_top_p import (
+from engine_core.sampling.numpy_ops import (
     NUCLEUS_CANDIDATES,
-    Warp,
-    argmax,
-    likeliest_in_nucleus,
+    NumpyOps,
+    argmax_in_nucleus,
     masses_of,
     reach_of,
+    scale,
     top_k_prefix,
     top_p_prefix,
     top_tokens,
 )
+from engine_core.sampling.ops import RandomRows
 
 
 def rows_with_ties(rows: int, vocab: int, seed: int) -> np.ndarray:
@@ -47,15 +48,16 @@ def test_top_tokens_are_the_head_of_a_stable_sort(vocab: int, k: int) -> None:
 
 def test_argmax_takes_the_lowest_of_equals() -> None:
     logits = np.array([[0.0, 2.0, 2.0], [3.0, 1.0, 3.0], [-0.0, 0.0, -1.0]], np.float32)
-    assert argmax(logits).tolist() == [1, 0, 0]
+    assert NumpyOps(3).argmax(logits).tolist() == [1, 0, 0]
 
 
 def column(*values: float, dtype: type = np.float32) -> np.ndarray:
     return np.array(values, dtype)[:, np.newaxis]
 
 
-def warp(rows: int, min_p: float = 0.0) -> Warp:
-    return Warp(column(*[1.0] * rows), column(*[np.log(min_p)] * rows) if min_p else None)
+def rows_of(count: int, top_p: np.ndarray | None = None, min_p: float = 0.0) -> RandomRows:
+    log_min_p = column(*[np.log(min_p)] * count) if min_p else None
+    return RandomRows(np.zeros((count, 1), np.uint64), column(*[1.0] * count), log_min_p, None, top_p)
 
 
 def reference_prefix(logits: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
@@ -80,7 +82,7 @@ def test_top_k_then_top_p(min_p: float) -> None:
     logits = rows_with_ties(6, 9000, seed=1) * 3
     top_k = column(1, 3, 20, 20, 100, 60, dtype=np.int64)
     top_p = column(0.5, 0.9, 1.0, 0.3, 0.95, 1e-9, dtype=np.float64)
-    ids, scaled = top_k_prefix(logits, warp(6, min_p), top_k, top_p)
+    ids, scaled = top_k_prefix(logits, rows_of(6, top_p, min_p), top_k)
     for row, got in enumerate(kept(ids, scaled)):
         assert got == reference_prefix(logits[row], int(top_k[row, 0]), float(top_p[row, 0]), min_p)
 
@@ -91,7 +93,7 @@ def members(logits: np.ndarray, masses: np.ndarray, reach: int) -> list[int]:
     for token in range(len(logits)):
         scores = np.zeros(len(logits), np.float32)
         scores[token] = 1.0
-        if likeliest_in_nucleus(scores, logits, masses, reach) == token:
+        if argmax_in_nucleus(scores, logits, masses, reach) == token:
             inside.append(token)
     return inside
 
@@ -103,9 +105,9 @@ def test_nucleus_of_whole_rows(spread: float, min_p: float) -> None:
     vocab = 1500
     logits = rows_with_ties(5, vocab, seed=2) * spread
     top_p = column(0.1, 0.5, 0.9, 0.99, 1e-9, dtype=np.float64)
-    scaled = warp(5, min_p).scale(logits, logits.max(axis=1, keepdims=True))
+    scaled = scale(logits, logits.max(axis=1, keepdims=True), rows_of(5, min_p=min_p))
     masses = masses_of(scaled)
-    reach = reach_of(masses.sum(axis=1, keepdims=True, dtype=np.int64), top_p)
+    reach = reach_of(masses, top_p)
     ids, candidates, complete = top_p_prefix(logits, scaled, masses, reach)
     for row, got in enumerate(kept(ids, candidates)):
         expected = reference_prefix(scaled[row], vocab, float(top_p[row, 0]), min_p)
@@ -125,8 +127,8 @@ def test_the_best_in_the_nucleus_wins_however_many_outside_are_better() -> None:
         for _ in range(20):
             scores = rng.normal(size=2000).astype(np.float32) - scaled  # what is outside is favoured
             expected = max(inside, key=lambda token: scores[token])
-            reach = int(reach_of(masses.sum(dtype=np.int64), np.float64(top_p)))
-            assert likeliest_in_nucleus(scores.copy(), logits, masses, reach) == expected
+            reach = int(reach_of(masses[np.newaxis], column(top_p, dtype=np.float64))[0, 0])
+            assert argmax_in_nucleus(scores.copy(), logits, masses, reach) == expected
 
 
 def test_equal_logits_at_the_border_keep_the_lowest_ids() -> None:
@@ -138,12 +140,5 @@ def test_equal_logits_at_the_border_keep_the_lowest_ids() -> None:
 def test_a_nucleus_that_is_reached_exactly_ends_there() -> None:
     """Two of four equal tokens are half of the mass, and the smallest set that reaches it."""
     logits = np.zeros((1, 9), np.float32)
-    ids, scaled = top_k_prefix(logits, warp(1), column(4, dtype=np.int64), column(0.5, dtype=np.float64))
+    ids, scaled = top_k_prefix(logits, rows_of(1, column(0.5, dtype=np.float64)), column(4, dtype=np.int64))
     assert kept(ids, scaled) == [[0, 1]]
-
-
-def test_a_row_without_top_p_keeps_its_whole_tail() -> None:
-    """Tokens whose mass rounds to nothing still belong to a row that has no top-p, though another row has one."""
-    logits = np.array([[0.0, -1.0, -60.0], [0.0, -1.0, -60.0]], np.float32)
-    ids, scaled = top_k_prefix(logits, warp(2), column(3, 3, dtype=np.int64), column(1.0, 0.999, dtype=np.float64))
-    assert kept(ids, scaled) == [[0, 1, 2], [0, 1]]

@@ -1,27 +1,28 @@
 """The persistent batch against a plain model of it: lists per sequence, rebuilt at every step."""
 
 import random
-from collections import Counter
 from functools import reduce
 from operator import or_
 
 import numpy as np
 
 from engine_core.request import SamplingParams
-from engine_core.sampling import metadata as sampling_state
+from engine_core.sampling import metadata
+from engine_core.sampling.logits_processors import BannedTokens, Penalties
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 
 LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
 VOCAB = 100
-BAD = sampling_state.BAD_TOKENS | sampling_state.BAD_WORDS
+BANNED, PENALIZED = (metadata.processor_bit(kind) for kind in (BannedTokens, Penalties))
 PARAMS = [
     (SamplingParams(temperature=0.0), 0),
-    (SamplingParams(top_p=0.5), sampling_state.RANDOM | sampling_state.TOP_P),
-    (SamplingParams(temperature=0.0, presence_penalty=1.0), sampling_state.PENALTIES),
-    (SamplingParams(temperature=0.0, prompt_logprobs=0), sampling_state.PROMPT_LOGPROBS),
-    (SamplingParams(temperature=0.0, min_tokens=3), sampling_state.MIN_TOKENS),
-    (SamplingParams(temperature=0.0, bad_words_token_ids=((1,), (2, 3))), BAD),
+    (SamplingParams(top_p=0.5), metadata.RANDOM | metadata.TOP_P),
+    (SamplingParams(temperature=0.0, presence_penalty=1.0), PENALIZED | metadata.READS_TOKENS),
+    (SamplingParams(temperature=0.0, prompt_logprobs=0), metadata.PROMPT_LOGPROBS),
+    (SamplingParams(temperature=0.0, min_tokens=3), BANNED | metadata.EXPIRES),
+    (SamplingParams(temperature=0.0, bad_words_token_ids=((1,),)), BANNED),
+    (SamplingParams(temperature=0.0, bad_words_token_ids=((1,), (2, 3))), BANNED | metadata.READS_TOKENS),
 ]
 
 
@@ -40,9 +41,9 @@ class Sequence:
     @property
     def asks(self) -> int:
         """Not what is over: the log probabilities of a prompt that is computed, or a minimum that is reached."""
-        over = sampling_state.PROMPT_LOGPROBS if self.advanced and self.computed >= self.prompt - 1 else 0
-        if len(self.tokens) - self.prompt >= self.params.min_tokens:
-            over |= sampling_state.MIN_TOKENS
+        over = metadata.PROMPT_LOGPROBS if self.advanced and self.computed >= self.prompt - 1 else 0
+        if self._asks & metadata.EXPIRES and len(self.tokens) - self.prompt >= self.params.min_tokens:
+            over |= BANNED | metadata.EXPIRES
         return self._asks & ~over
 
     def needed(self, length: int) -> int:
@@ -52,7 +53,7 @@ class Sequence:
 class Driver:
     """Makes random plans, as a scheduler with preemption might, and checks the inputs made of each.
 
-    Where ``late``, some steps are settled only when the next one has been prepared.
+    Where ``late``, some steps are committed only when the next one has been prepared.
     """
 
     def __init__(self, seed: int, late: bool = False) -> None:
@@ -63,9 +64,9 @@ class Driver:
         self.next_id = 0
         self.late = late
         self.fed = 0
-        """Rows that took a token that was not settled."""
-        self.unsettled = None
-        """Inputs of the last step, what it drew, and for whom."""
+        """Rows that took a token that was not committed."""
+        self.pending = None
+        """Inputs of the last step, what it sampled, and for whom."""
 
     def blocks(self, count: int) -> list[int]:
         return [self.rng.randrange(1000) for _ in range(count)]
@@ -74,7 +75,7 @@ class Driver:
         released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
         for seq_id in released:
             seq = self.running.pop(seq_id)
-            if self.unsettled and seq_id in self.unsettled[2]:
+            if self.pending and seq_id in self.pending[2]:
                 seq.tokens.pop()  # nobody has heard of it
             if self.rng.random() < 0.5 and len(seq.tokens) < 39:
                 seq.computed, seq.blocks = 0, []
@@ -125,54 +126,51 @@ class Driver:
             for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True)
             for position in range(self.running[seq_id].computed, self.running[seq_id].computed + count)
         ]
-        if self.unsettled:
-            fed, places = self.batch.awaited(inputs, self.unsettled[0])
-            inputs.input_ids.numpy()[fed] = self.unsettled[1][places]
+        if self.pending:
+            fed, indices = self.batch.pending_tokens(inputs, self.pending[0])
+            inputs.input_ids.numpy()[fed] = self.pending[1][indices]
             self.fed += len(fed)
         assert inputs.input_ids.tolist() == [seq.tokens[position] for seq, position in rows]
         assert inputs.positions.tolist() == [position for _, position in rows]
-        metadata, size = inputs.metadata, LIMITS.block_size
-        assert metadata.slot_mapping.tolist() == [seq.blocks[p // size] * size + p % size for seq, p in rows]
-        assert metadata.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
+        attention, size = inputs.metadata, LIMITS.block_size
+        assert attention.slot_mapping.tolist() == [seq.blocks[p // size] * size + p % size for seq, p in rows]
+        assert attention.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
         lengths = [self.running[i].computed + n for i, n in zip(plan.seq_ids, plan.num_tokens, strict=True)]
-        assert metadata.seq_lens.tolist() == lengths
-        assert (metadata.max_query_len, metadata.max_seq_len) == (max(plan.num_tokens), max(lengths))
-        for seq_id, table, length in zip(plan.seq_ids, metadata.block_tables.tolist(), lengths, strict=True):
+        assert attention.seq_lens.tolist() == lengths
+        assert (attention.max_query_len, attention.max_seq_len) == (max(plan.num_tokens), max(lengths))
+        for seq_id, table, length in zip(plan.seq_ids, attention.block_tables.tolist(), lengths, strict=True):
             used = -(-length // size)
             assert table[:used] == self.running[seq_id].blocks[:used]
-        self.settle()
-        sampled = [seq_id for seq_id, drawn in zip(plan.seq_ids, plan.samples, strict=True) if drawn]
-        drawn_for = inputs.sampling_rows
+        self.commit()
+        sampled = [seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples]
+        rows_sampled = inputs.sampling_rows
         assert [plan.seq_ids[place] for place in inputs.sampled] == sampled
-        assert drawn_for.num_tokens.tolist() == [len(self.running[i].tokens) for i in sampled]
-        assert drawn_for.num_prompt_tokens.tolist() == [self.running[i].prompt for i in sampled]
+        assert rows_sampled.num_tokens.tolist() == [len(self.running[i].tokens) for i in sampled]
+        assert rows_sampled.num_prompt_tokens.tolist() == [self.running[i].prompt for i in sampled]
         self.advance(plan, inputs, sampled)
 
     def advance(self, plan: StepPlan, inputs, sampled: list[int]) -> None:
-        drawn = [self.rng.randrange(VOCAB) for _ in sampled]
+        token_ids = [self.rng.randrange(VOCAB) for _ in sampled]
         self.batch.advance(inputs)
-        self.unsettled = (inputs, np.array(drawn, np.int64), sampled)
+        self.pending = (inputs, np.array(token_ids, np.int64), sampled)
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             self.running[seq_id].computed += count
             self.running[seq_id].advanced = True
-        for seq_id, token in zip(sampled, drawn, strict=True):
+        for seq_id, token in zip(sampled, token_ids, strict=True):
             self.running[seq_id].tokens.append(token)
         if not self.late or self.rng.random() < 0.3:
-            self.settle()
+            self.commit()
 
-    def settle(self) -> None:
-        """The host learns what the last step drew: the batch then knows all tokens, and counts those of the output."""
-        if self.unsettled is None:
+    def commit(self) -> None:
+        """The host learns what the last step sampled: the batch then knows all tokens."""
+        if self.pending is None:
             return
-        inputs, drawn, _ = self.unsettled
-        self.unsettled = None
-        self.batch.settle(inputs, drawn)
+        inputs, sampled, _ = self.pending
+        self.pending = None
+        assert self.batch.commit(inputs, sampled).all()
         for seq_id, seq in self.running.items():
             slot = self.batch._slot_of[seq_id]
             assert self.batch.token_ids[slot, : len(seq.tokens)].tolist() == seq.tokens
-            if (counts := self.batch.sampling.counts[slot]) is not None:
-                counted = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
-                assert counted == Counter(seq.tokens[seq.prompt :])
 
 
 def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from engine_core.request import SamplingParams
-from engine_core.sampling.sampler import SamplerOutput, SamplingRows
-from engine_core.step import NewSequence, StepPlan
-from engine_core.worker.forward import Awaited
+from engine_core.sampling.logits_processors import SamplingRows
+from engine_core.sampling.logprobs import LogprobsTensors
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.sampler import Sampler, SamplerOutput
+from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
-from engine_core.worker.model_runner import ModelRunner, SampledTokens
+from engine_core.worker.model_runner import ModelRunner
 
 LIMITS = BatchLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16)
 VOCAB = 8
@@ -27,14 +30,14 @@ class Device:
         self.rows: list[int | None] = []
         """Of each forward pass, how many were asked for; None for all."""
         self.batch = InputBatch(LIMITS, VOCAB, [EOS])
-        self.runner = ModelRunner(self, self.batch, self.forward, self.sample)  # type: ignore[arg-type]
+        self.runner = ModelRunner(self, self.batch, self.forward, self)  # type: ignore[arg-type]
         self.steps = 0
 
     def forward(
         self,
         inputs: StepInputs,
         kv_caches: list[torch.Tensor],
-        awaited: Awaited | None,
+        pending: PendingTokens | None,
         rows: npt.NDArray[np.int64] | None,
     ) -> torch.Tensor:
         self.events.append("forward")
@@ -48,15 +51,12 @@ class Device:
         self.events.append("argmax")
         return torch.ones(len(hidden), dtype=torch.int64)
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SampledTokens:
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
         self.events.append("sample")
-        drawn = np.ones(len(logits), np.int64)
+        return SamplerOutput(torch.ones(len(logits), dtype=torch.int64), [])
 
-        def read() -> SamplerOutput:
-            self.events.append("wait")
-            return SamplerOutput(drawn, {})
-
-        return SampledTokens(torch.from_numpy(drawn), read)
+    def prompt_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobsTensors:
+        return Sampler(self.batch.sampling, NumpyOps(VOCAB)).prompt_logprobs(logits, token_ids, num_top)
 
     def launch(self, *params: SamplingParams, prompt: int = 4, computed: int = 0) -> None:
         """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""
@@ -65,14 +65,21 @@ class Device:
         self._launch(StepPlan(0, [], new, ids, [prompt - computed] * len(ids), [True] * len(ids), {}))
 
     def decode(self, *seq_ids: int) -> None:
-        """Compute and draw a token of each."""
+        """Compute a token of each, and sample the next one."""
         ones = [1] * len(seq_ids)
         self._launch(StepPlan(self.steps, [], [], list(seq_ids), ones, [True] * len(seq_ids), {}))
 
     def _launch(self, plan: StepPlan) -> None:
         before = self.runner._last
         self.events.clear()
-        self.runner.launch(plan, [])
+        step = self.runner.launch(plan, [])
+        commit = step._commit
+
+        def waited() -> StepResult:
+            self.events.append("wait")
+            return commit()
+
+        step._commit = waited  # type: ignore[method-assign]
         self.steps += 1
         if before is not None:
             before.result()  # as the engine core does, which has two steps in flight at most

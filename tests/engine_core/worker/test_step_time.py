@@ -106,7 +106,7 @@ class Gpu(CudaPlatform):
 def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("engine_core.platforms.cuda.largest_step", lambda *args: None)
-    monkeypatch.setattr("engine_core.platforms.cuda.DeviceSampler", SimpleNamespace(rows_at_once=lambda vocab: 1))
+    monkeypatch.setattr("engine_core.platforms.cuda.TorchOps", SimpleNamespace(rows_at_once=lambda vocab: 1))
     kinds = [[0, *range(2, 28)], [1]]
     model: Any = SimpleNamespace(vocab_size=1, with_layers=lambda indices: None, layers_by_kind=lambda: kinds)
     gpu = Gpu(clock)

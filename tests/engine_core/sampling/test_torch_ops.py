@@ -1,4 +1,4 @@
-"""The sampler for GPUs, run on a CPU: the integers of noise are those of ``noise.py``, draws those of ``Sampler``."""
+"""Sampling as on a GPU, run on a CPU: the noise has the same integers, and tokens are those of ``NumpyOps``."""
 
 from __future__ import annotations
 
@@ -13,31 +13,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine_core.platforms.input_buffers import upload
+from engine_core.platforms.async_copy import upload
 from engine_core.request import SamplingParams
-from engine_core.sampling import device_noise, device_sampler, noise
-from engine_core.sampling.device_sampler import DeviceSampler
-from engine_core.sampling.device_top_k_top_p import keep_nucleus, top_tokens
-from engine_core.sampling.metadata import SamplingMetadata
-from engine_core.sampling.sampler import Sampler, SamplerOutput, SamplingRows
-from engine_core.sampling.top_k_top_p import top_tokens as reference_top_tokens
+from engine_core.sampling import noise, torch_ops
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.numpy_ops import top_tokens as reference_top_tokens
+from engine_core.sampling.ops import SamplingOps
+from engine_core.sampling.torch_ops import TorchOps, keep_nucleus, top_tokens
 from engine_core.worker.dummy_batches import largest_step
 from engine_core.worker.input_batch import BatchLimits
-from tests.engine_core.sampling.test_sampler import EOS, Rows, random_params
+from tests.engine_core.sampling.test_sampler import Rows, Sampled, random_params
 
 
-def draw(rows: Rows, sampler: type[Sampler] | type[DeviceSampler]) -> SamplerOutput:
-    state = SamplingMetadata(len(rows.params), rows.vocab, [EOS])
-    for slot, params in enumerate(rows.params):
-        known = rows.tokens[slot, : rows.lengths[slot]]
-        state.add(slot, params, rows.choices[slot], known, int(rows.prompts[slot]))
-    asked = SamplingRows(np.arange(len(rows.params)), rows.tokens, rows.lengths, rows.prompts)
-    if sampler is Sampler:
-        return Sampler(state, rows.vocab).sample(rows.logits.clone().numpy(), asked)
-    draws = DeviceSampler(state).sample(rows.logits.clone(), asked)
-    output = draws.read()
-    assert draws.drawn.tolist() == output.token_ids.tolist()
-    return output
+def draw(rows: Rows, kind: type[SamplingOps]) -> Sampled:
+    return rows.sample(list(range(len(rows.params))), TorchOps() if kind is TorchOps else NumpyOps(rows.vocab))
 
 
 def test_integers_of_noise_are_the_same() -> None:
@@ -45,19 +34,19 @@ def test_integers_of_noise_are_the_same() -> None:
     keys = rng.integers(0, 2**64, 50, np.uint64, endpoint=False)[:, np.newaxis]
     for ids in (np.arange(3000), rng.integers(0, 2**31, (50, 70))):
         expected = noise.random_bits(keys, ids)
-        actual = device_noise.random_bits(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(ids))
+        actual = noise.torch_random_bits(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(ids))
         assert np.array_equal(actual.numpy().view(np.uint64), expected)
-        gumbel = device_noise.gumbel(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(ids))
+        gumbel = noise.torch_gumbel(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(ids))
         np.testing.assert_allclose(gumbel.numpy(), noise.gumbel(keys, ids), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("vocab", [230, 6000])
 @pytest.mark.parametrize("elements", [1 << 24, 6000 * 7])
 def test_draws_of_mixed_batches_are_the_same(vocab: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_sampler, "_ELEMENTS_AT_ONCE", elements)
+    monkeypatch.setattr(TorchOps, "elements_at_once", elements)
     rng = random.Random(vocab)
     rows = Rows([random_params(rng) for _ in range(250)], vocab)
-    expected, actual = draw(rows, Sampler), draw(rows, DeviceSampler)
+    expected, actual = draw(rows, NumpyOps), draw(rows, TorchOps)
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert actual.logprobs.keys() == expected.logprobs.keys()
     for row, (entry,) in actual.logprobs.items():
@@ -70,25 +59,27 @@ def test_draws_of_mixed_batches_are_the_same(vocab: int, elements: int, monkeypa
 def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows([SamplingParams(temperature=0.0)] * 5, vocab=230)
     rows.logits[0, 7] = rows.logits[0, 5] = 100.0
-    for name in ("upload", "gumbel", "position_keys", "order_of", "top_tokens"):
-        monkeypatch.delattr(device_sampler, name)
-    assert draw(rows, DeviceSampler).token_ids.tolist() == draw(rows, Sampler).token_ids.tolist()
-    assert draw(rows, DeviceSampler).token_ids[0] == 5
+    for name in ("upload", "torch_gumbel", "order_of", "top_tokens"):
+        monkeypatch.delattr(torch_ops, name)
+    assert draw(rows, TorchOps).token_ids.tolist() == draw(rows, NumpyOps).token_ids.tolist()
+    assert draw(rows, TorchOps).token_ids[0] == 5
 
 
 def test_a_nucleus_larger_than_any_number_of_candidates() -> None:
     """Flat logits with many ties, so that the edge of the nucleus is among equals."""
     rows = Rows([replace(SamplingParams(temperature=1.0, top_p=0.9), seed=seed) for seed in range(200)], vocab=700)
     rows.logits = (rows.logits * 0.1).round(decimals=1)
-    assert draw(rows, DeviceSampler).token_ids.tolist() == draw(rows, Sampler).token_ids.tolist()
-    kept = keep_nucleus(rows.logits[:1], rows.logits[:1] - rows.logits[:1].max(), torch.tensor([[0.9]]).double())
-    assert 550 < int(kept.isfinite().sum()) < 700
+    assert draw(rows, TorchOps).token_ids.tolist() == draw(rows, NumpyOps).token_ids.tolist()
+    scaled = rows.logits[:1] - rows.logits[:1].max()
+    keep_nucleus(rows.logits[:1], scaled, torch.tensor([[0.9]]).double())
+    assert 550 < int(scaled.isfinite().sum()) < 700
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_its_mass() -> None:
     equal = torch.zeros(1, 4)
     for top_p, kept in ((0.5, 2), (0.5 + 1e-9, 3), (0.25, 1), (1e-9, 1)):
-        scaled = keep_nucleus(equal, equal.clone(), torch.tensor([[top_p]], dtype=torch.float64))
+        scaled = equal.clone()
+        keep_nucleus(equal, scaled, torch.tensor([[top_p]], dtype=torch.float64))
         assert scaled.isfinite().tolist() == [[place < kept for place in range(4)]]
 
 
@@ -101,11 +92,10 @@ def test_order_of_tokens_is_the_same() -> None:
 def test_arrays_arrive_as_they_were_in_one_aligned_piece() -> None:
     arrays = [np.arange(5), np.ones((3, 1), np.float32), np.empty(0, np.int32), np.arange(6.0).reshape(2, 3)[:, :2]]
     memory = torch.empty(400, dtype=torch.uint8)
-    for there in (upload(arrays, torch.device("cpu")), upload(arrays, torch.device("cpu"), into=memory)):
-        for array, tensor in zip(arrays, there, strict=True):
-            assert np.array_equal(tensor.numpy(), array)
-            assert tensor.numpy().dtype == array.dtype
-            assert tensor.data_ptr() % 16 == 0 or not array.size
+    for array, tensor in zip(arrays, upload(arrays, torch.device("cpu"), into=memory), strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+        assert tensor.data_ptr() % 16 == 0 or not array.size
 
 
 class PeakMemory(TorchDispatchMode):
@@ -144,7 +134,7 @@ class PeakMemory(TorchDispatchMode):
 def peak_of(params: list[SamplingParams], vocab: int) -> int:
     """Bytes of the device that drawing a row for each takes."""
     with PeakMemory() as memory:
-        draw(Rows(params, vocab), DeviceSampler)
+        draw(Rows(params, vocab), TorchOps)
     return memory.peak
 
 
@@ -153,8 +143,8 @@ def test_no_batch_takes_more_memory_than_the_step_that_is_profiled(
     max_num_seqs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab, at_once = 2000, 16
-    monkeypatch.setattr(device_sampler, "_ELEMENTS_AT_ONCE", vocab * at_once)
-    plan = largest_step(BatchLimits(max_num_seqs, 64, 64, 16), vocab, DeviceSampler.rows_at_once(vocab))
+    monkeypatch.setattr(TorchOps, "elements_at_once", vocab * at_once)
+    plan = largest_step(BatchLimits(max_num_seqs, 64, 64, 16), vocab, TorchOps.rows_at_once(vocab))
     profiled = peak_of([sequence.params for sequence in plan.new], vocab)
     nucleus = SamplingParams(top_p=0.9, logprobs=20, frequency_penalty=1.0)
     for params in (

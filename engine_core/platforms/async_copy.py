@@ -1,0 +1,72 @@
+"""Copies between the host and a device that neither waits for: arrays up, results down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNMENT = 16
+"""Bytes to whose multiple an array is aligned: what kernels may assume of a pointer."""
+
+Array = npt.NDArray[Any]
+
+
+def offsets_of(sizes: Sequence[int]) -> list[int]:
+    """Where arrays of ``sizes`` bytes begin when they are laid out one behind the other, and where the last ends."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return offsets
+
+
+def upload(arrays: Sequence[Array], device: torch.device, into: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The ``arrays`` on ``device``, by one copy that is not waited for.
+
+    They are copied to the beginning of ``into`` (uint8) if given. Without it a CPU shares the arrays' own memory. torch
+    keeps the pinned memory of the host until the copy is done.
+    """
+    if device.type == "cpu" and into is None:
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    sizes = [array.nbytes for array in arrays]
+    offsets = offsets_of(sizes)
+    host = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = host.numpy()
+    for array, offset, size in zip(arrays, offsets, sizes, strict=False):
+        memory[offset : offset + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    target = torch.empty(offsets[-1], dtype=torch.uint8, device=device) if into is None else into[: offsets[-1]]
+    there = target.copy_(host, non_blocking=True)
+    return [
+        _view(there, offset, array.shape, torch.from_numpy(array[:0]).dtype)
+        for array, offset in zip(arrays, offsets, strict=False)
+    ]
+
+
+def _view(memory: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    size = dtype.itemsize * int(np.prod(shape))
+    return memory[offset : offset + size].view(dtype).view(shape)
+
+
+class AsyncCopy:
+    """Tensors of a device on their way to the host. Work that is launched later is not waited for."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Begin to copy into pinned memory. Tensors that are on the host already are not copied."""
+        self._host = list(tensors)
+        self._arrived: torch.cuda.Event | None = None
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return
+        self._host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(self._host, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host

@@ -1,0 +1,108 @@
+"""The operations of sampling that are written once for each kind of memory: with numpy on CPU, with torch elsewhere.
+
+Parameters, the order of the pipeline, logits processors and reports are shared. An operation belongs here if it walks
+whole rows of logits, where numpy on one thread is faster than torch, which divides rows among threads that the model's
+kernels have just left (and takes 16 times as long for an argmax on one); or if it rounds (exponentials, logarithms,
+sums), so that a CPU keeps its bits whatever torch does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Index = npt.NDArray[np.intp]
+Ids = npt.NDArray[np.int64]
+Array: TypeAlias = Any
+"""In the memory of the logits: numpy's on CPU, else torch's."""
+Change = Callable[..., Array]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """How R rows are sampled that are not greedy; all arrays are [R, 1]."""
+
+    keys: npt.NDArray[np.uint64]
+    """Where each row's stream of noise begins."""
+    temperature: npt.NDArray[np.float32]
+    """> 0"""
+    log_min_p: npt.NDArray[np.float32] | None
+    """−inf where a row has no min-p; None where no row has one."""
+    top_k: Ids | None
+    """In 1 … V; None where all tokens are kept."""
+    top_p: npt.NDArray[np.float64] | None
+    """In (0, 1); None where no row has one."""
+
+
+class SamplingOps(ABC):
+    """R rows, V vocabulary size. Tokens are ordered by logit, the greatest first, then by id; −0 equals +0."""
+
+    elements_at_once: ClassVar[int]
+    """Logits that the sampler works on at a time: bounds the memory of intermediate results."""
+
+    xp: ModuleType
+    """numpy or torch: what a ``Change`` may call in it is in both (the array API standard calls it so)."""
+
+    @classmethod
+    def rows_at_once(cls, vocab_size: int) -> int:
+        """Rows that the sampler works on at a time."""
+        return max(1, cls.elements_at_once // vocab_size)
+
+    @abstractmethod
+    def array(self, logits: torch.Tensor) -> Array:
+        """``logits`` as the other operations take them, which share their memory."""
+
+    @abstractmethod
+    def join(self, token_ids: Sequence[Array]) -> torch.Tensor:
+        """Token ids [R] of consecutive parts."""
+
+    @abstractmethod
+    def place(self, parts: Sequence[tuple[Index, Array]]) -> Array:
+        """Token ids [R] put together: each part has those of some rows."""
+
+    @abstractmethod
+    def select_rows(self, x: Array, rows: Index) -> Array:
+        """A copy of ``rows`` of ``x`` [R, …]."""
+
+    @abstractmethod
+    def keep_only(self, logits: Array, rows: Index, pairs: tuple[Ids, Ids]) -> None:
+        """In ``rows`` of ``logits`` [R, V], set all but the ``pairs`` (rows [P], token ids [P]) to −inf, in place."""
+
+    @abstractmethod
+    def change(self, logits: Array, pairs: tuple[Ids, Ids], change: Change, *columns: npt.NDArray[Any]) -> None:
+        """Replace the logits of ``pairs`` (rows [P], token ids [P]) by ``change(xp, logits, *columns)``, in place.
+
+        ``change`` takes arrays [P], ``columns`` among them, and computes each element from its own alone.
+        """
+
+    @abstractmethod
+    def argmax(self, logits: Array) -> Array:
+        """The first token [R] int64 of each row of ``logits`` [R, V]."""
+
+    @abstractmethod
+    def sample(self, logits: Array, rows: RandomRows) -> Array:
+        """Token ids [R] int64 of rows of ``logits`` [R, V], which are kept.
+
+        Temperature; then min-p (Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM
+        outputs", 2024), top-k, and top-p of the mass that these leave (Holtzman et al., "The curious case of neural
+        text degeneration", 2019); then the argmax of what is left and Gumbel noise.
+        """
+
+    @abstractmethod
+    def logprobs(self, logits: Array, token_ids: Array, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-softmax of ``logits`` [R, V] at ``token_ids`` [R] and at the first ``k`` ≤ V tokens.
+
+        Ranks [R] of ``token_ids`` (1 for the first token), the first tokens [R, k], log probabilities [R, 1 + k].
+        """
+
+
+def pairs_of(rows: Index, ids: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """Row and token id of every pair, for one array of token ids per row."""
+    return np.repeat(rows.astype(np.int64), [len(each) for each in ids]), np.concatenate(ids)
