@@ -7,7 +7,8 @@ service            the RPCs: reads frames, writes responses    client_stream: on
 intake             receives, refuses and cancels requests
 admission/         limits (backlog, rate_limiter), validation, tokenization_queue
 in_flight          requests between admission and end: frames, usage
-routing            which engine and detokenizer: submit, resubmit, redirect, replay, route timeout
+failover           when a request moves: retry, resubmit, redirect, replay, route timeout
+routing            routes: which request is on which, Submit and Redirect    (choice of a route: services.ring.routes)
 peers              engines and detokenizers: load, liveness    detokenizer_link: the subscription to one detokenizer
 served_models      models, their limits and tokenizers
 

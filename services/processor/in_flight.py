@@ -1,7 +1,7 @@
 """The requests in flight: started, followed frame by frame, ended.
 
 ``Delivery`` decides what a frame means; ``InFlightRequests`` acts on it, with responses to clients. Where a request is
-computed, and where it goes when a peer is lost, is ``Router``'s to decide.
+computed, and where it goes when a peer is lost, is ``Failover``'s to decide.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from ringline.types.v1 import link_pb2
 
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.rate_limiter import RateLimiter
+from services.processor.failover import Failed, Failover
 from services.processor.metrics import ProcessorMetrics
+from services.processor.peers import Peers
 from services.processor.protobuf import TextEntry, ends_of, entries_of, refused_before_admission
 from services.processor.request import Request, ResolvedRequest
 from services.processor.request_log import count_delta, count_request, log_finished, log_refused
-from services.processor.routing import Failed, Router
 from services.processor.served_models import ServedModels
 from services.ring.delivery import Verdict
 from services.ring.dynamic_threshold import TenantMemoryQuota
-from services.ring.errors import Code, Reason, Status, retry_after_ms
+from services.ring.errors import Status, retry_after_ms
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
 from services.rpc.protobuf import read_logprobs, status_from_proto
@@ -34,10 +35,6 @@ CLIENT_EPOCH = 0
 """Towards clients there are no epochs: what was accepted stands."""
 MAX_LIVE_BYTES = 256 << 20
 """Memory that the requests in flight may take together; one alone may take more."""
-_TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
-"""What one engine lacks another may have, while versions or models are rolled out."""
-RETRY_AFTER_MS = 500
-"""Delay before a request that an engine had no room for is submitted again, if it was in flight before."""
 
 
 class InFlightRequests:
@@ -46,7 +43,8 @@ class InFlightRequests:
     def __init__(
         self,
         models: ServedModels,
-        router: Router,
+        peers: Peers,
+        failover: Failover,
         backlog: Backlog,
         rate_limiter: RateLimiter,
         metrics: ProcessorMetrics,
@@ -54,7 +52,8 @@ class InFlightRequests:
         max_live_bytes: int = MAX_LIVE_BYTES,
     ) -> None:
         self._models = models
-        self._router = router
+        self._peers = peers
+        self._failover = failover
         self._backlog = backlog
         self._rate_limiter = rate_limiter
         self._metrics = metrics
@@ -92,7 +91,7 @@ class InFlightRequests:
         if request.trace is not None:
             request.trace.admitted(resolved.prompt_tokens, resolved.model.model)
         request.route_timeout.lost(now)
-        self._end_if(request, self._router.route(request, "no engine and detokenizer are joined"))
+        self._end_if(request, self._failover.route(request, "no engine and detokenizer are joined"))
 
     def end(self, request: Request, finish_reason: FinishReason, error: Status | None = None) -> None:
         """End a request at once, with what was delivered; its engine is told to forget it. Idempotent."""
@@ -111,32 +110,22 @@ class InFlightRequests:
 
     def routes_changed(self) -> None:
         """See ``PeerListener``."""
-        self._end_failed(self._router.routes_changed())
+        self._end_failed(self._failover.routes_changed())
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
         """See ``PeerListener``."""
-        self._end_failed(self._router.engine_lost(engine, crashed=crashed))
+        self._end_failed(self._failover.engine_lost(engine, crashed=crashed))
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
         """See ``PeerListener``."""
-        self._end_failed(self._router.detokenizer_lost(detokenizer))
+        self._end_failed(self._failover.detokenizer_lost(detokenizer))
 
     def rejected(self, rejection: link_pb2.Rejection) -> None:
         """An engine refused a Submit or Redirect: try another route if that may help, else end the request."""
         request = self._requests.get(rejection.request_id)
         if request is None or rejection.epoch != request.delivery.epoch:
             return
-        status = status_from_proto(rejection.status)
-        retry = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
-        if retry:
-            request.retry_at = time.monotonic() + (status.retry_after_ms or 0) / 1000
-        if status.code is Code.RESOURCE_EXHAUSTED and request.delivery.epoch > 1:
-            # It was in flight before; a full engine is no reason to end it.
-            retry, request.retry_at = True, time.monotonic() + (status.retry_after_ms or RETRY_AFTER_MS) / 1000
-        if retry:
-            self._router.refused(request, status.message)
-        else:
-            self.end(request, FinishReason.ERROR, status)
+        self._end_if(request, self._failover.rejected(request, status_from_proto(rejection.status)))
 
     def text(self, outputs: detokenizer_pb2.TextOutputs) -> None:
         """A detokenizer's frame: prompt progress and scores, deltas, then ends. Writers are woken once."""
@@ -157,7 +146,7 @@ class InFlightRequests:
         """Measure throughput, refill rate limits and see to requests without a route. Call a few times a second."""
         self._backlog.tick(now)
         self._rate_limiter.tick(now)
-        self._end_failed(self._router.tick(now))
+        self._end_failed(self._failover.tick(now))
 
     # Frames
 
@@ -173,7 +162,7 @@ class InFlightRequests:
         """An engine computes it: before its first output there, the client is sent the model and numerics."""
         if request.route is not None and not request.started_sent:
             request.started_sent = True
-            numerics = self._router.numerics(request.route.engine)
+            numerics = self._peers.numerics(request.route.engine)
             started = inference_pb2.Started(
                 model_digest=request.resolved.model.model_digest,
                 numerics=numerics,
@@ -272,7 +261,7 @@ class InFlightRequests:
             self._replay(request)
 
     def _replay(self, request: Request) -> None:
-        self._end_if(request, self._router.replay(request))
+        self._end_if(request, self._failover.replay(request))
 
     # Ends
 
@@ -298,7 +287,7 @@ class InFlightRequests:
         )
         del self._requests[request.request_id]
         self._quota.give_back(request.tenant, resolved.held_bytes)
-        self._router.forget(request)
+        self._failover.forget(request)
         self._models.leave(resolved.generation)
         if request.computing_since is not None:
             tokens = usage.prompt_tokens + usage.completion_tokens

@@ -23,6 +23,7 @@ from services.processor.authentication import auth_interceptors
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.processor.detokenizer_link import DetokenizerLink
+from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
@@ -87,7 +88,9 @@ class _Processor:
         self._routes = Routes(random.Random())
         self._models = ServedModels(settings.rollout.max_generations, self._routes.preferred)
         self._peers = Peers(self._routes)
-        self._router = Router(
+        self._router = Router(self._peers, self._routes)
+        failover = Failover(
+            self._router,
             self._peers,
             self._routes,
             route_timeout=settings.patience,
@@ -101,7 +104,8 @@ class _Processor:
         self._backlog = Backlog(limits, self._queue.left_backlog)
         self._in_flight = InFlightRequests(
             self._models,
-            self._router,
+            self._peers,
+            failover,
             self._backlog,
             rate_limiter,
             self._metrics,

@@ -1,7 +1,7 @@
 """One request of a client, from the frame that asks for it to its end.
 
 It is filled in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default resolved.
-Routed: ``Router`` gives it a route, more than once if peers are lost. Finished: its end is in the client's outbox.
+Routed: ``Failover`` gives it a route, and another one when peers are lost. Finished: its end is in the client's outbox.
 """
 
 from __future__ import annotations

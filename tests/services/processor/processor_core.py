@@ -9,6 +9,7 @@ from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import MAX_WAITING_BYTES, TokenizationQueue
+from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
@@ -45,8 +46,13 @@ class ProcessorCore:
         self.routes = Routes(random.Random(0))
         self.models = models(self.routes)
         self.peers = Peers(self.routes)
-        self.router = Router(
-            self.peers, self.routes, route_timeout=route_timeout, max_crash_resubmits=max_crash_resubmits
+        self.router = Router(self.peers, self.routes)
+        self.failover = Failover(
+            self.router,
+            self.peers,
+            self.routes,
+            route_timeout=route_timeout,
+            max_crash_resubmits=max_crash_resubmits,
         )
         self.policies = TenantPolicies(None)
         self.rate_limiter = RateLimiter(self.policies)
@@ -59,7 +65,9 @@ class ProcessorCore:
             engine_capacity=engine_capacity,
         )
         self.backlog = Backlog(backlog_limits, self.queue.left_backlog)
-        self.in_flight = InFlightRequests(self.models, self.router, self.backlog, self.rate_limiter, self.metrics)
+        self.in_flight = InFlightRequests(
+            self.models, self.peers, self.failover, self.backlog, self.rate_limiter, self.metrics
+        )
         self.link_events = LinkEvents(self.models, self.peers, self.in_flight)
         self.intake = Intake(
             self.me,

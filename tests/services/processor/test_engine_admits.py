@@ -122,7 +122,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     core.link_events.engine_up(wire, engine, MODEL.model)  # type: ignore[arg-type]
     received = ReceivedRequest("1-1", "", 1, "", ClientStream(""), 0.0)
     received.admit(resolved)
-    core.router._submit(received, Route(engine, PeerId("detokenizer", 1)), "")
+    core.router.submit(received, Route(engine, PeerId("detokenizer", 1)), "")
     (command,) = wire.sent
     submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {

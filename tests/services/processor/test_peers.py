@@ -92,7 +92,7 @@ def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
     wide.ask(ask())
     wide.flow(tokens=2)
     wide.flow(tokens=2)
-    wide.router._route_timeout = -1.0
+    wide.failover._route_timeout = -1.0
     roll_out(wide, "engine-0", "engine-1")
     settle(wide)
     status = status_from_proto(end(wide).error)

@@ -10,8 +10,8 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.response_reader import ResponseReader
 
+from services.processor.failover import MAX_REDIRECTS
 from services.processor.request import Request
-from services.processor.routing import MAX_REDIRECTS
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle

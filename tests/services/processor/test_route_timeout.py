@@ -17,7 +17,8 @@ from tests.services.ring.world import World
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the world sees."""
     clock = SimpleNamespace(now=1000.0)
-    for module in ("services.processor.in_flight", "services.processor.routing", "tests.services.ring.world"):
+    modules = [f"services.processor.{name}" for name in ("in_flight", "failover", "routing")]
+    for module in (*modules, "tests.services.ring.world"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
@@ -30,7 +31,7 @@ def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
 
 
 def test_the_timeout_ends_a_request_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
-    world.router._route_timeout = 5.0
+    world.failover._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -44,7 +45,7 @@ def test_the_timeout_ends_a_request_with_what_was_delivered(world: World, clock:
 
 
 def test_the_timeout_goes_on_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
-    world.router._route_timeout = 5.0
+    world.failover._route_timeout = 5.0
     world.engines["engine-0"].board.draining = True  # nobody was told
     world.ask(ask())
     for _ in range(4):
@@ -60,8 +61,8 @@ def test_the_timeout_goes_on_when_an_engine_refuses(world: World, clock: SimpleN
 
 
 def test_the_timeout_begins_anew_after_output(world: World, clock: SimpleNamespace) -> None:
-    world.router._route_timeout = 5.0
-    world.router._max_crash_resubmits = 3
+    world.failover._route_timeout = 5.0
+    world.failover._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
         world.flow(tokens=1)
@@ -75,7 +76,7 @@ def test_the_timeout_begins_anew_after_output(world: World, clock: SimpleNamespa
 
 
 def test_the_timeout_applies_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
-    world.router._route_timeout = 5.0
+    world.failover._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=1)
     world.flow(tokens=1)
@@ -88,7 +89,7 @@ def test_the_timeout_applies_without_a_detokenizer_too(world: World, clock: Simp
 
 
 def test_time_in_an_engines_queue_does_not_count(world: World, clock: SimpleNamespace) -> None:
-    world.router._route_timeout = 5.0
+    world.failover._route_timeout = 5.0
     world.ask(ask())
     for _ in range(5):
         wait(world, clock, 10.0)
@@ -111,7 +112,7 @@ def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(wide:
     assert route is not None
     wide.kill_detokenizer(route.detokenizer.name)
     wide.in_flight.tick(clock.now)
-    assert live.request_id in wide.router._unrouted, "its engine may be joining another"
+    assert live.request_id in wide.failover._unrouted, "its engine may be joining another"
     clock.now += BEAT_LIMIT + 0.1
     wide.in_flight.tick(clock.now)
     assert live.route is not None
