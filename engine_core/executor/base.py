@@ -59,7 +59,7 @@ class Executor(ABC):
 
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call ``callback`` once, from any thread, when the executor can no longer compute."""
+        """Call ``callback`` once, from any thread, when the executor can no longer compute, also while it is idle."""
 
     @abstractmethod
     def close(self) -> None:

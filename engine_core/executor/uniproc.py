@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any
 
-from engine_core.config import CacheSize, EngineConfig
+from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
-from engine_core.executor.base import Executor, PendingResult
-from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.platforms.memory import size_as_told, size_by_profile
-from engine_core.progress import StartupProgress
+from engine_core.executor.base import PendingResult
+from engine_core.executor.collective import CollectiveExecutor
+from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.model_runner import PendingStep
 from engine_core.worker.worker import Worker
 
 Compute = Callable[[], StepResult]
-_T = TypeVar("_T")
 
 
 class StepThread:
@@ -66,86 +63,23 @@ class _PendingResult:
         return self.executor.guard(self.step_id, self.step.result)
 
 
-class UniProcExecutor(Executor):
-    """Starts, runs and closes one ``Worker``."""
+class UniProcExecutor(CollectiveExecutor):
+    """One ``Worker`` in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Nothing is read or taken before ``start``."""
-        self._config = config
+        super().__init__(config)
         self._worker: Worker | None = None
         self._thread: StepThread | None = None
-        self._callbacks: list[Callable[[BaseException], None]] = []
-        self._failed = False
 
-    def start(self, progress: StartupProgress) -> None:
-        try:
-            self._start(progress)
-        except BaseException:
-            self.close()
-            raise
+    def start_workers(self, checkpoint: Checkpoint) -> None:
+        self._worker = Worker(self._config, checkpoint)
 
-    def _start(self, progress: StartupProgress) -> None:
-        with progress.stage("configuration") as stage:
-            checkpoint = open_checkpoint(self._config.model, self._config.load)
-            self.model = checkpoint.spec
-            dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
-            stage.detail = f"{self.model.architecture}, {dtype}, max_model_len {self.model.max_model_len}"
-            worker = self._worker = Worker(self._config, checkpoint)
-        with progress.stage("device") as stage:
-            worker.init_device()
-            self.request_memory = worker.device.request_memory
-            stage.bytes = worker.device.usable
-            stage.detail = worker.device.describe()
-        with progress.stage("load weights") as stage:
-            worker.load_model(lambda done, total: progress.advance(stage, done, total))
-            stage.bytes = worker.model.weight_bytes
-            self.model_digest, self.numerics = worker.model_digest, worker.numerics()
-            stage.detail = f"model {self.model_digest}, numerics {self.numerics}"
-            if worker.hashing_seconds:
-                stage.detail += f"; hashed in {worker.hashing_seconds:.2f} s"
-        self.cache_size = self._size_cache(worker, progress)
-        with progress.stage("allocate KV cache") as stage:
-            worker.allocate(self.cache_size)
-            self.unwritten_cache_bytes = worker.unwritten_cache_bytes
-            stage.bytes = self.cache_size.num_blocks * self.cache_size.bytes_per_block
-            tokens = self.cache_size.num_blocks * self.cache_size.block_size
-            stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
-        with progress.stage("warm up") as stage:
-            made = worker.warm_up()
-            found = self._test_numerics(worker)
-            left = worker.device.memory_left(self._config.cache, self.cache_size)
-            self.largest_step_seconds = worker.largest_step_seconds
-            longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
-            stage.detail = "; ".join(part for part in (made, longest, found, left) if part)
-        asked = self._config.scheduler.async_scheduling
-        overlapped = worker.device.is_asynchronous if asked is None else asked
-        self.max_concurrent_steps = 2 if overlapped else 1
-        if overlapped and not worker.device.is_asynchronous:
+    def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self._running(), method)(*arguments)]
+
+    def start_steps(self, overlapped: bool) -> None:
+        if overlapped and not self._running().device.is_asynchronous:
             self._thread = StepThread()
-
-    def _test_numerics(self, worker: Worker) -> str:
-        """What the worker's self-test found, for a person; a digest that holds for others only if it passed."""
-        if worker.is_bitwise_stable():
-            return "a row's bits do not depend on its batch"
-        self.numerics = f"unstable {uuid.uuid4().hex}"
-        return (
-            "WARNING: a row's bits depend on its batch here (on a GPU, --deterministic changes that), so a request "
-            "that moves to another engine goes on with a valid sample, but perhaps not with the tokens it would have "
-            "had"
-        )
-
-    def _size_cache(self, worker: Worker, progress: StartupProgress) -> CacheSize:
-        cache = self._config.cache
-        self.step_bytes = 0
-        if cache.kv_cache_memory_bytes is not None:
-            return size_as_told(cache.kv_cache_memory_bytes, worker.limits, worker.bytes_per_block)
-        with progress.stage("profile") as stage:
-            profile = worker.profile()
-            stage.bytes = profile.step_peak
-            if worker.device.uses_host_memory:
-                self.step_bytes = profile.step_peak
-            stage.detail = profile.describe(cache.gpu_memory_utilization)
-        return size_by_profile(profile, cache, worker.limits, worker.bytes_per_block)
 
     def submit(self, plan: StepPlan) -> PendingResult:
         if self._thread is not None:
@@ -153,27 +87,13 @@ class UniProcExecutor(Executor):
         return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> _PendingResult:
-        worker = self._worker
-        if worker is None:
-            raise ExecutorError("the executor does not run: it was not started, or is closed")
+        worker = self._running()
         return _PendingResult(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
 
-    def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
-        """Do a part of a step, the first failure of which ends the executor."""
-        if self._failed:
-            raise ExecutorError("the executor does not run: a step has failed")
-        try:
-            return compute()
-        except BaseException as cause:
-            self._failed = True
-            for callback in self._callbacks:
-                callback(cause)
-            if not isinstance(cause, Exception):
-                raise  # an interrupt is the caller's, not a failure of the step
-            raise ExecutorError(f"step {step_id} failed: {type(cause).__name__}: {cause}") from cause
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        self._callbacks.append(callback)
+    def _running(self) -> Worker:
+        if self._worker is None:
+            raise ExecutorError("the executor does not run: it was not started, or is closed")
+        return self._worker
 
     def close(self) -> None:
         thread, self._thread = self._thread, None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from engine_core.config import CacheSize, EngineConfig
+from engine_core.config import CacheSize, EngineConfig, ModelSpec, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
@@ -24,6 +25,55 @@ from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.self_test import is_bitwise_stable
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What a worker computes on."""
+
+    description: str
+    usable_bytes: int
+    """Of memory, before anything was loaded."""
+    request_memory: RequestMemory
+    uses_host_memory: bool
+    is_asynchronous: bool
+    """Whether steps that are launched are computed by the device itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What a worker has loaded."""
+
+    weight_bytes: int
+    bytes_per_block: int
+    """Of this worker's KV cache."""
+    model_digest: str
+    numerics: str
+    """Equal for workers that compute equal tokens."""
+    hashing_seconds: float
+    """How long hashing the weights took while they were loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """What a worker found as it warmed up."""
+
+    made: str
+    """What steps would otherwise have waited for, for a person."""
+    largest_step_seconds: float
+    is_bitwise_stable: bool
+    memory_left: str
+    """Of the budget, and how to use it, for a person."""
+
+
+def batch_limits(config: EngineConfig, model: ModelSpec) -> BatchLimits:
+    """What a batch may hold."""
+    return BatchLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=model.max_model_len,
+        block_size=config.cache.block_size,
+    )
+
+
 class Worker:
     """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
     then ``launch`` each plan, in order.
@@ -31,34 +81,23 @@ class Worker:
 
     device: Platform
     model: CausalLM
-    bytes_per_block: int
-    model_digest: str
-    unwritten_cache_bytes: int
-    """What the KV cache will still take of the host's memory as it fills; known after ``allocate``."""
-    hashing_seconds: float
-    """How long hashing the weights took while they were loaded."""
-    largest_step_seconds: float
-    """About how long the largest step takes; known after ``warm_up``."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
-        scheduler = config.scheduler
         self.checkpoint = checkpoint
-        self.limits = BatchLimits(
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_model_len=checkpoint.spec.max_model_len,
-            block_size=config.cache.block_size,
-        )
+        self.limits = batch_limits(config, checkpoint.spec)
         self._config = config
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
-    def init_device(self) -> None:
+    def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
-        self.device = choose_platform(self._config.device, self.checkpoint, self.limits)
+        device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits)
+        return DeviceReport(
+            device.describe(), device.usable, device.request_memory, device.uses_host_memory, device.is_asynchronous
+        )
 
-    def load_model(self, on_progress: Callable[[int, int], None]) -> None:
+    def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
 
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
@@ -69,22 +108,24 @@ class Worker:
         require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         self.model = model
-        self.model_digest, self.hashing_seconds = checkpoint.digest(digest), digest.seconds
-        self.bytes_per_block = device.attention.bytes_per_block(self.model.kv_cache_spec(self.limits.block_size))
+        model_digest = checkpoint.digest(digest)
+        bytes_per_block = device.attention.bytes_per_block(model.kv_cache_spec(self.limits.block_size))
         device.trim()
+        return ModelReport(
+            model.weight_bytes, bytes_per_block, model_digest, self._numerics(model_digest), digest.seconds
+        )
 
-    def numerics(self) -> str:
-        """Equal for workers that compute equal tokens."""
+    def _numerics(self, model_digest: str) -> str:
         spec = self.model.kv_cache_spec(self.limits.block_size)
         attention, layers = self.device.attention.numerics(spec), self.device.layers.numerics()
-        return numerics_digest(self.model_digest, self.checkpoint.dtype, self.device.numerics(), attention, layers)
+        return numerics_digest(model_digest, self.checkpoint.dtype, self.device.numerics(), attention, layers)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
         return self.device.profile(self.model, self._new_batch)
 
-    def allocate(self, cache_size: CacheSize) -> None:
-        """Make room for the KV cache and the batch.
+    def allocate(self, cache_size: CacheSize) -> int:
+        """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
 
         Memory of a size that was told is taken now, so that no step waits for it; else, on a CPU, it is taken as it is
         first written. Raises ``OutOfMemoryError``.
@@ -98,12 +139,11 @@ class Worker:
                 f"the system refused {size(blocks * cache_size.bytes_per_block)} for the KV cache: {error}. Lower "
                 f"--gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
-        filling = self.device.uses_host_memory and not now
-        self.unwritten_cache_bytes = blocks * cache_size.bytes_per_block if filling else 0
         self._runner = self.device.runner(self.model, self._new_batch())
+        return blocks * cache_size.bytes_per_block if self.device.uses_host_memory and not now else 0
 
-    def warm_up(self) -> str:
-        """Generate a few tokens; then make what steps would otherwise wait for. What that was, for a person."""
+    def warm_up(self, cache_size: CacheSize) -> ReadyReport:
+        """Generate a few tokens, make what steps would otherwise wait for, and test what numerics promise."""
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
@@ -114,15 +154,18 @@ class Worker:
         self._runner.batch.update(release)
         made = self.device.prepare(self._runner, self._new_batch, self._kv_caches)
         estimate = seconds_per_token * self.limits.max_num_batched_tokens
-        self.largest_step_seconds = (self.device.largest_step_seconds or estimate) + self._attention_seconds()
-        return made
+        largest_step_seconds = (self.device.largest_step_seconds or estimate) + self._attention_seconds()
+        is_stable = self._is_bitwise_stable()
+        return ReadyReport(
+            made, largest_step_seconds, is_stable, self.device.memory_left(self._config.cache, cache_size)
+        )
 
     def _attention_seconds(self) -> float:
         device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
         num_heads = self.checkpoint.config.num_heads
         return attention_seconds(device.attention, spec, num_heads, self.limits, device.torch_device)
 
-    def is_bitwise_stable(self) -> bool:
+    def _is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on a layer of each kind and the head."""
         device = self.device
         return device.batch_invariant and is_bitwise_stable(

@@ -134,6 +134,7 @@ class _EngineProcess:
             self._engine.starting,
             largest_step=executor.largest_step_seconds,
         )
+        executor.on_failure(self._engine.step_loop.fail)
         self._engine.metrics.model_name = model.model
         freeze_loaded_objects()
         self._engine.step_loop.start()

@@ -66,7 +66,8 @@ def test_a_failed_step_is_told_once_and_ends_it(executor: UniProcExecutor) -> No
     executor.on_failure(told.append)
     with pytest.raises(ExecutorError, match="step 7 failed: IndexError") as failed:
         executor.submit(plan_of(1, [5, 10**6])).result()  # a token that no embedding has
-    assert told == [failed.value.__cause__]
+    assert told == [failed.value]
+    assert isinstance(failed.value.__cause__, IndexError)
     with pytest.raises(ExecutorError, match="does not run"):
         executor.submit(plan_of(2, [5])).result()
     assert len(told) == 1
@@ -106,7 +107,8 @@ def test_a_failed_step_is_told_once_and_the_step_behind_it_is_not_computed(overl
         first.result()
     with pytest.raises(ExecutorError, match="does not run"):
         second.result()
-    assert told == [failed.value.__cause__]
+    assert told == [failed.value]
+    assert isinstance(failed.value.__cause__, IndexError)
     overlapped.close()
     with pytest.raises(ExecutorError, match="does not run"):
         overlapped.submit(plan_of(2, [5]))
@@ -139,3 +141,30 @@ def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: in
     executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
     with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower .*--kv-cache-memory-bytes"):
         executor.start(StartupProgress())
+
+
+def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:
+    told: list[BaseException] = []
+    executor.on_failure(told.append)
+    for _ in range(2):
+        executor.fail(ExecutorError("a worker has gone"))
+    assert [str(error) for error in told] == ["a worker has gone"]
+    with pytest.raises(ExecutorError, match="it has failed"):
+        executor.submit(plan_of(1, [5]))
+
+
+def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: EngineConfig) -> None:
+    class TwoWorkers(UniProcExecutor):
+        """The second worker, made up, has a cache of blocks twice as large."""
+
+        def collective_rpc(self, method: str, *arguments: object) -> list[object]:
+            [result] = super().collective_rpc(method, *arguments)
+            other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
+            return [result, other]
+
+    alone, two = UniProcExecutor(config), TwoWorkers(config)
+    for executor in (alone, two):
+        executor.start(StartupProgress())
+        executor.close()
+    assert two.cache_size.num_blocks == alone.cache_size.num_blocks // 2
+    assert two.cache_size.bytes_per_block == alone.cache_size.bytes_per_block

@@ -1,0 +1,147 @@
+"""What every executor does alike, over ``collective_rpc``: the stages of the start, the minimum over workers, failure.
+
+Executors differ in where their workers run, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from engine_core.config import CacheSize, EngineConfig
+from engine_core.errors import ExecutorError
+from engine_core.executor.base import Executor
+from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.platforms.memory import Profile, size_as_told, size_by_profile
+from engine_core.progress import StartupProgress
+from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
+
+_T = TypeVar("_T")
+_UNSTABLE = (
+    "WARNING: a row's bits depend on its batch here (on a GPU, --deterministic changes that), so a request that moves "
+    "to another engine goes on with a valid sample, but perhaps not with the tokens it would have had"
+)
+
+
+class CollectiveExecutor(Executor):
+    """Starts its workers and sizes their caches; a subclass says where they run and how plans reach them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Nothing is read or taken before ``start``."""
+        self._config = config
+        self._callbacks: list[Callable[[BaseException], None]] = []
+        self._failed = False
+
+    @abstractmethod
+    def start_workers(self, checkpoint: Checkpoint) -> None:
+        """Make the workers; they take nothing yet."""
+
+    @abstractmethod
+    def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
+        """Call ``method`` of every ``Worker``; the results, by rank. Raises what the first one to fail raised."""
+
+    @abstractmethod
+    def start_steps(self, overlapped: bool) -> None:
+        """Be ready for plans, of two steps at a time if ``overlapped``."""
+
+    def start(self, progress: StartupProgress) -> None:
+        try:
+            self._start(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, progress: StartupProgress) -> None:
+        with progress.stage("configuration") as stage:
+            checkpoint = open_checkpoint(self._config.model, self._config.load)
+            self.model = checkpoint.spec
+            dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
+            stage.detail = f"{self.model.architecture}, {dtype}, max_model_len {self.model.max_model_len}"
+            self.start_workers(checkpoint)
+        with progress.stage("device") as stage:
+            devices: list[DeviceReport] = self.collective_rpc("init_device")
+            device = devices[0]
+            self.request_memory = device.request_memory
+            stage.bytes = sum(each.usable_bytes for each in devices)
+            stage.detail = device.description
+        with progress.stage("load weights") as stage:
+            models: list[ModelReport] = self.collective_rpc(
+                "load_model", lambda done, total: progress.advance(stage, done, total)
+            )
+            model = models[0]
+            stage.bytes = sum(each.weight_bytes for each in models)
+            self.model_digest, self.numerics = model.model_digest, model.numerics
+            stage.detail = f"model {self.model_digest}, numerics {self.numerics}"
+            if model.hashing_seconds:
+                stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
+        self.cache_size = self._size_cache(models, device.uses_host_memory, progress)
+        with progress.stage("allocate KV cache") as stage:
+            self.unwritten_cache_bytes = sum(self.collective_rpc("allocate", self.cache_size))
+            stage.bytes = self.cache_size.num_blocks * sum(each.bytes_per_block for each in models)
+            tokens = self.cache_size.num_blocks * self.cache_size.block_size
+            stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
+        with progress.stage("warm up") as stage:
+            stage.detail = self._warm_up()
+        asked = self._config.scheduler.async_scheduling
+        overlapped = device.is_asynchronous if asked is None else asked
+        self.max_concurrent_steps = 2 if overlapped else 1
+        self.start_steps(overlapped)
+
+    def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> CacheSize:
+        """As many blocks as fit into each of the workers."""
+        cache = self._config.cache
+        limits = batch_limits(self._config, self.model)
+        self.step_bytes = 0
+        if cache.kv_cache_memory_bytes is not None:
+            sizes = [size_as_told(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
+        else:
+            with progress.stage("profile") as stage:
+                profiles: list[Profile] = self.collective_rpc("profile")
+                stage.bytes = max(profile.step_peak for profile in profiles)
+                if on_host:
+                    self.step_bytes = sum(profile.step_peak for profile in profiles)
+                stage.detail = profiles[0].describe(cache.gpu_memory_utilization)
+            sizes = [
+                size_by_profile(profile, cache, limits, model.bytes_per_block)
+                for profile, model in zip(profiles, models, strict=True)
+            ]
+        return replace(sizes[0], num_blocks=min(each.num_blocks for each in sizes))
+
+    def _warm_up(self) -> str:
+        """What was made and found, for a person; numerics that hold for others only where every self-test passed."""
+        ready: list[ReadyReport] = self.collective_rpc("warm_up", self.cache_size)
+        self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
+        longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
+        found = "a row's bits do not depend on its batch"
+        if not all(each.is_bitwise_stable for each in ready):
+            self.numerics = f"unstable {uuid.uuid4().hex}"
+            found = _UNSTABLE
+        return "; ".join(part for part in (ready[0].made, longest, found, ready[0].memory_left) if part)
+
+    def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
+        """Do a part of a step, the first failure of which ends the executor."""
+        if self._failed:
+            raise ExecutorError("the executor does not run: it has failed")
+        try:
+            return compute()
+        except Exception as cause:
+            error = ExecutorError(f"step {step_id} failed: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            self.fail(error)
+            raise error from cause
+        except BaseException as interrupt:  # the caller's, not a failure of the step; but the step is cut off
+            self.fail(interrupt)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Compute nothing more, and tell the callbacks of ``on_failure``, once; from any thread, also when idle."""
+        if not self._failed:
+            self._failed = True
+            for callback in self._callbacks:
+                callback(error)
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        self._callbacks.append(callback)
