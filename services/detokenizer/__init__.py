@@ -1,9 +1,11 @@
 """The detokenizer service: token ids from engines in, text for processors out.
 
-main         the process: start-up, life, end
-service      Subscribe
-subscribers  the processors, and what each is owed
-decode       one engine's requests: ids → text, stop strings
-frames       what a processor is owed → protobuf
-engines      links to engines
+In reading order:
+
+main       the process: start-up, serving, drain
+engines    the links to engines, each with a decoder and its tokenizer
+decode     one link's requests: ids → text, stop strings
+service    Subscribe: the processors, and the stream to each
+protobuf   updates → messages
+metrics    what is measured
 """

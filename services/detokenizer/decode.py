@@ -1,6 +1,6 @@
-"""One engine's requests: their ids become text, stop strings are found, and the news goes to the subscribers.
+"""Decodes one engine's requests: ids to text, stop strings, and the results into the subscribers' outboxes.
 
-The state belongs to the link that brought it: it is built from the request's first frame, and goes with the link.
+State belongs to the link that brought it: it is built from a request's first frame, and dropped with the link.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from services.rpc.protobuf import finish_from_proto, read_logprobs
 from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
-from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
 
 class _Choice:
-    """One choice: its decoder, and the log probabilities of ids that are held back."""
+    """One choice: its decoder, and the log probabilities of held-back ids."""
 
     __slots__ = ("decoder", "logprobs")
 
@@ -36,7 +36,7 @@ class _Choice:
         self.logprobs: PackedLogprobs | None = None
 
     def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
-        """Those of the next ``count`` ids, aligned to their end; of ids that were delivered before they go."""
+        """Add those of the next ``count`` ids, aligned to their end, except of ids that were delivered before."""
         fresh = self.decoder.received + count - max(self.decoder.delivered, self.decoder.received)
         if fresh < len(logprobs):
             logprobs = logprobs.part(len(logprobs) - max(fresh, 0), len(logprobs))
@@ -46,7 +46,7 @@ class _Choice:
             self.logprobs = logprobs
 
     def take_logprobs(self, delta: Delta) -> PackedLogprobs | None:
-        """Those of the ids in ``delta``."""
+        """Remove and return those of the ids in ``delta``."""
         held, count = self.logprobs, len(delta.token_ids)
         if held is None or not count:
             return None
@@ -65,16 +65,16 @@ class _Request:
         self.epoch = epoch
         self.subscriber = subscriber
         self.choices = choices
-        """Those that go on."""
+        """Unfinished choices."""
         self.ends: dict[int, ChoiceEnd | None] = dict.fromkeys(choices)
         self.traceparent = ""
-        """Its place in a trace, if it is traced."""
+        """W3C trace context; empty if it is not traced."""
         self.began: float | None = None
-        """When its first ids came, if it is traced."""
+        """When its first ids arrived, if it is traced."""
 
 
 class EngineDecoder:
-    """Everything that one Attach stream brought."""
+    """The requests of one Attach stream."""
 
     def __init__(self, tokenizer: Tokenizer, subscribers: Subscribers, tracing: Tracing | None = None) -> None:
         self._tokenizer = tokenizer
@@ -85,17 +85,17 @@ class EngineDecoder:
 
     @property
     def num_requests(self) -> int:
-        """Requests with a choice that goes on."""
+        """Requests with an unfinished choice."""
         return len(self._requests)
 
     def drop_subscriber(self, peer: PeerId) -> None:
-        """A subscription ended: what was held for it goes."""
+        """A subscription ended: drop its requests."""
         gone = [request_id for request_id, request in self._requests.items() if request.subscriber.peer == peer]
         for request_id in gone:
             del self._requests[request_id]
 
     def frame(self, outputs: engine_pb2.StepOutputs) -> list[engine_pb2.Command]:
-        """Take one frame; what it completes is in the outboxes. Returns the Stops to send to the engine."""
+        """Decode one frame into the outboxes. Returns the Stop commands to send to the engine."""
         stops: list[engine_pb2.Command] = []
         for opened in outputs.opened:
             self._open(opened)
@@ -115,7 +115,7 @@ class EngineDecoder:
         return stops
 
     def _open(self, opened: engine_pb2.Opened) -> None:
-        """A request begins on this link, or begins anew under a higher epoch."""
+        """A request begins on this link, or restarts under a higher epoch."""
         context = detokenizer_pb2.OutputContext()
         try:
             context.ParseFromString(opened.output_context)
@@ -124,7 +124,7 @@ class EngineDecoder:
         subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
         if subscriber is None:
             return
-        # What an earlier link brought of it and was not sent yet comes again.
+        # What an earlier link brought and was not sent yet will be sent again.
         subscriber.outbox.drop(opened.request_id, opened.epoch)
         ours = self._tokenizer.fingerprint()
         if context.tokenizer_digest != ours:
@@ -133,7 +133,7 @@ class EngineDecoder:
             return
         try:
             choices = self._choices(opened, context)
-        except ValueError as error:  # raised further, it would end the link for every request on it
+        except ValueError as error:  # must not end the link, which has other requests
             self._refuse(opened, subscriber, invalid_field("output_context", str(error)).status)
             return
         request = self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
@@ -141,7 +141,7 @@ class EngineDecoder:
             request.traceparent = context.traceparent
 
     def _choices(self, opened: engine_pb2.Opened, context: detokenizer_pb2.OutputContext) -> dict[int, _Choice]:
-        """A decoder for each choice; raises ``ValueError`` for a context that none can be made with."""
+        """A decoder for each choice; raises ``ValueError`` for an invalid context."""
         options = DecodeOptions(
             context=tuple(context.prompt_tail),
             stop=tuple(context.stop_strings),
@@ -153,7 +153,7 @@ class EngineDecoder:
         return {choice: _Choice(ChoiceDecoder(pieces, options, delivered.get(choice, 0))) for choice in opened.choices}
 
     def _refuse(self, opened: engine_pb2.Opened, subscriber: Subscriber, status: Status) -> None:
-        """End every choice, and follow the request no longer."""
+        """End every choice with an error, and drop the request."""
         self._requests.pop(opened.request_id, None)
         delivered = {one.choice: one.count for one in opened.delivered}
         for choice in opened.choices:
@@ -164,8 +164,8 @@ class EngineDecoder:
         for prefill in outputs.prefills:
             request = self._requests.get(prefill.request_id)
             if request is not None and request.epoch == prefill.epoch:
-                update = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
-                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, update)
+                progress = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
+                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, progress)
         for scored in outputs.prompt_logprobs:
             request = self._requests.get(scored.request_id)
             if request is not None and request.epoch == scored.epoch:
@@ -183,7 +183,7 @@ class EngineDecoder:
         finish: engine_pb2.Finished | None,
         stops: list[engine_pb2.Command],
     ) -> None:
-        """Decode one choice's ids, and its end if it has one."""
+        """Decode the next ids of one choice, and its end if it has one."""
         state = request.choices[choice]
         decoder = state.decoder
         if first_position != decoder.received:
@@ -221,7 +221,7 @@ class EngineDecoder:
             self._finished(request_id, request)
 
     def _finished(self, request_id: str, request: _Request) -> None:
-        """Nothing more comes of it: it is told to whoever watches."""
+        """Log a request that ended or was closed, and export its span."""
         tokens = sum(end.position for end in request.ends.values() if end)
         log.debug(
             "request finished",
@@ -248,7 +248,7 @@ def _entries(
 ) -> Iterable[tuple[str, int, int, int, Sequence[int], PackedLogprobs | None]]:
     """(request id, epoch, choice, first position, ids, log probabilities) of every entry.
 
-    Arrays are taken whole: protobuf's own are slow to walk.
+    Repeated fields are copied to lists first: iterating over protobuf's own is slow.
     """
     ids = outputs.token_ids[:]
     logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}

@@ -1,6 +1,6 @@
-"""The detokenizer's engines: each link has a decoder of its own, with the tokenizer of its engine.
+"""The detokenizer's engines: each link has its own decoder, with its engine's tokenizer.
 
-Engines of different tokenizers are linked side by side, while one is rolled out.
+During a rollout, engines with different tokenizers are linked at the same time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ class Engines:
     """Implements ``EngineOwner``."""
 
     def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
-        """``max_generations``: so many tokenizers are held at a time.
-
-        What waits for subscribers is counted in ``outboxes``.
-        """
-        self._most = max_generations
+        """``max_generations``: tokenizers held at a time. ``outboxes`` bounds what waits for subscribers."""
+        self._max_generations = max_generations
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)
         self._tokenizers: Generations[str, Tokenizer] = Generations(max_generations)
@@ -44,28 +41,28 @@ class Engines:
         self._fetches = TokenizerFetcher(Tokenizer.from_files)
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._heard_at: dict[PeerId, float] = {}
-        """When each engine that is attached to was heard last, on the monotonic clock."""
+        """When each attached engine last sent a frame, on the monotonic clock."""
         self._decoded_before = 0
         self._models: dict[PeerId, str] = {}
-        """What each serves."""
+        """Name of the model that each serves."""
         self.model_name = ""
-        """What the engine serves that was started last, once known."""
+        """Of the engine that was started last; empty before the first is attached."""
 
     @property
     def attached(self) -> bool:
-        """Whether any engine is attached to."""
+        """Whether any engine is attached."""
         return bool(self._decoders)
 
     def push_load(self) -> int:
-        """Have every subscriber told the load and which engines are heard; returns how many that are.
+        """Make every subscriber's stream send the load and the list of live engines; returns their number.
 
-        On a link that is half open, nothing comes: its engine is attached to, and not heard.
+        An engine that is attached but silent (on a half-open connection) is not live.
         """
         now = time.monotonic()
-        heard = frozenset(peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT)
-        self.subscribers.heard(heard)
+        live = frozenset(peer for peer, at in self._heard_at.items() if now - at <= BEAT_LIMIT)
+        self.subscribers.update_engines(live)
         self.subscribers.push_load()
-        return len(heard)
+        return len(live)
 
     @property
     def num_generations(self) -> int:
@@ -74,16 +71,15 @@ class Engines:
 
     @property
     def num_requests(self) -> int:
-        """Requests held."""
         return sum(decoder.num_requests for decoder in self._decoders.values())
 
     @property
     def decoded_tokens(self) -> int:
-        """Since start."""
+        """Since the process started."""
         return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
-        """Ask an engine what it serves, and learn its tokenizer, unless other engines have the same."""
+        """Ask an engine for its model, and fetch its tokenizer unless it is known."""
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
         digest = model.tokenizer_digest
         await self._fetches.get(
@@ -93,14 +89,16 @@ class Engines:
 
     def _learn(self, model: engine_pb2.GetModelResponse, tokenizer: Tokenizer) -> None:
         if not self._tokenizers.learn(model.tokenizer_digest, PeerId(model.name, model.incarnation), tokenizer):
-            raise LinkRefused(f"it has another tokenizer than the {self._most} of other engines: --max-generations")
+            raise LinkRefused(
+                f"it has another tokenizer than the {self._max_generations} of other engines: --max-generations"
+            )
         log.info("learned tokenizer", model=model.model, tokenizer_digest=model.tokenizer_digest)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """Attached."""
+        """An engine is attached: give it a decoder. Raises ``LinkRefused`` if its tokenizer was evicted meanwhile."""
         tokenizer = self._tokenizers.get(model.tokenizer_digest)
         if tokenizer is None:
-            raise LinkRefused(f"its tokenizer was forgotten: {self._most} others were asked for meanwhile")
+            raise LinkRefused(f"its tokenizer was forgotten: {self._max_generations} others were asked for meanwhile")
         self._tokenizers.engine_up(engine, model.tokenizer_digest)
         self._decoders[engine] = EngineDecoder(tokenizer, self.subscribers, self._tracing)
         self._models[engine] = model.model
@@ -110,14 +108,14 @@ class Engines:
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        """Ids become text; stop strings go back."""
+        """Decode a frame, and send the Stops that it caused."""
         self._heard_at[engine] = time.monotonic()
         if frame.HasField("outputs"):
             link.send(self._decoders[engine].frame(frame.outputs))
             self.subscribers.wake()
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        """What the link brought goes with it."""
+        """The link was lost: drop its decoder."""
         self._decoded_before += self._decoders.pop(engine).decoded_tokens
         del self._heard_at[engine], self._models[engine]
         self._tokenizers.engine_down(engine)

@@ -45,7 +45,7 @@ def run(settings: DetokenizerSettings) -> int:
 
 
 class _Detokenizer:
-    """One life of the process."""
+    """The process from start-up to its end."""
 
     def __init__(self, settings: DetokenizerSettings) -> None:
         server = settings.server
@@ -56,7 +56,7 @@ class _Detokenizer:
         self._engines = Engines(settings.rollout.max_generations, self._tracing, outboxes)
         dedup = PeerDedup()
         credentials = dialling_credentials(settings)
-        self._found = Discovery(
+        self._discovery = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
                 address,
@@ -100,7 +100,7 @@ class _Detokenizer:
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._found.run())
+            tasks.create_task(self._discovery.run())
             self._server.start_memory_guard()
             serving = False
             while True:
@@ -115,14 +115,14 @@ class _Detokenizer:
 
     async def _beat(self) -> None:
         await asyncio.sleep(BEAT_INTERVAL if self._engines.attached else BEAT_INTERVAL / 10)
-        engines, heard = self._engines, self._engines.push_load()
+        engines, num_live = self._engines, self._engines.push_load()
         self._metrics.model_name = engines.model_name
         self._metrics.update(
-            engines.num_requests, engines.decoded_tokens, heard, len(engines.subscribers), engines.num_generations
+            engines.num_requests, engines.decoded_tokens, num_live, len(engines.subscribers), engines.num_generations
         )
 
     async def _drain(self, grace: float) -> None:
-        """Finish the requests that are there; processors are told."""
+        """Finish the requests there are; processors are told to send no more."""
         self._metrics.serving = False
         self._service.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._engines.num_requests, grace))

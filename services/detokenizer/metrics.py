@@ -1,4 +1,4 @@
-"""The detokenizer's metrics: its links, and what waits for its subscribers."""
+"""The detokenizer's metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.telemetry.metrics import ServiceMetrics
 
 
 class DetokenizerMetrics(ServiceMetrics):
-    """What is decoded."""
+    """Gauges and counters, updated periodically from the event loop."""
 
     def __init__(self) -> None:
         self._live_requests, self._decoded_tokens, self._engines, self._subscribers = 0, 0, 0, 0
@@ -18,10 +18,7 @@ class DetokenizerMetrics(ServiceMetrics):
         super().__init__()
 
     def update(self, live_requests: int, decoded_tokens: int, engines: int, subscribers: int, generations: int) -> None:
-        """How many requests are live, tokens were decoded since the start, peers are linked, tokenizers are held.
-
-        From time to time.
-        """
+        """Set all values. ``decoded_tokens`` since the start; ``generations``: tokenizers held."""
         self._live_requests, self._decoded_tokens = live_requests, decoded_tokens
         self._engines, self._subscribers = engines, subscribers
         self._generations = generations

@@ -1,4 +1,4 @@
-"""What a processor is owed, as protobuf."""
+"""Updates for a processor as protobuf messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.rpc.protobuf import status_to_proto, write_logprobs
 
 
 def outputs_of(taken: Sequence[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
-    """The packed arrays of one frame."""
+    """The message of one frame, with packed arrays."""
     outputs = detokenizer_pb2.TextOutputs()
     request_ids: list[str] = []
     epochs: list[int] = []

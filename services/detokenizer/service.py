@@ -21,10 +21,10 @@ from services.rpc.output_stream import OutputStream
 from services.rpc.protobuf import abort, peer_changes_to_proto, welcome_message
 
 MAX_SUBSCRIBERS = 256
-"""At a time: each is told the load, and may be owed the text of every request."""
+"""At a time. Bounded because each is sent the load, and may be sent the text of every request."""
 log = structlog.get_logger(__name__)
 METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
-"""Whose certificates allow what."""
+"""Roles that may call each method."""
 MAX_FRAME_BYTES = 1 << 20
 _SUPERSEDED = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
 
@@ -33,7 +33,7 @@ class Subscriber(OutputStream):
     """One subscription."""
 
     def __init__(self, peer: PeerId, engines: Iterable[PeerId], outboxes: Outboxes) -> None:
-        """``engines``: those that are heard now. What waits for it is counted in ``outboxes``."""
+        """``engines``: the live engines now. ``outboxes`` bounds what waits for it."""
         super().__init__(outboxes, peer.name)
         self.peer = peer
         self.engines = PeerListSender(engines)
@@ -42,11 +42,11 @@ class Subscriber(OutputStream):
 
 
 class Subscribers:
-    """By name; a newer incarnation takes an older one's place."""
+    """The subscriptions by processor name; a newer incarnation supersedes an older one."""
 
-    def __init__(self, gone: Callable[[PeerId], None], outboxes: Outboxes | None = None) -> None:
-        """``gone`` hears of every subscription that ended: what was held for it goes."""
-        self._gone = gone
+    def __init__(self, on_gone: Callable[[PeerId], None], outboxes: Outboxes | None = None) -> None:
+        """``on_gone`` is called when a subscription ends or is superseded."""
+        self._on_gone = on_gone
         self._outboxes = outboxes or Outboxes()
         self._by_name: dict[str, Subscriber] = {}
         self._engines: frozenset[PeerId] = frozenset()
@@ -55,7 +55,7 @@ class Subscribers:
         return len(self._by_name)
 
     def add(self, peer: PeerId) -> Subscriber:
-        """A processor subscribed; raises ``Refused`` if a newer life of it is there, or too many others are."""
+        """A processor subscribed; raises ``Refused`` if a newer incarnation or too many others are subscribed."""
         old = self._by_name.get(peer.name)
         if old is None and len(self._by_name) >= MAX_SUBSCRIBERS:
             message = f"hello: {MAX_SUBSCRIBERS} are subscribed, and no more are taken"
@@ -80,40 +80,40 @@ class Subscribers:
             self._forget(subscriber)
 
     def find(self, peer: PeerId) -> Subscriber | None:
-        """The subscription of exactly this life of a processor, if it is there."""
+        """The subscription of exactly this incarnation of a processor, if there is one."""
         subscriber = self._by_name.get(peer.name)
         return subscriber if subscriber is not None and subscriber.peer == peer else None
 
-    def heard(self, engines: frozenset[PeerId]) -> None:
-        """The engines that are heard now; every subscriber is told what changed."""
-        came, went = engines - self._engines, self._engines - engines
+    def update_engines(self, engines: frozenset[PeerId]) -> None:
+        """Set the live engines; every subscriber is sent what changed."""
+        added, removed = engines - self._engines, self._engines - engines
         self._engines = engines
         for subscriber in self._by_name.values():
-            for engine in went:
+            for engine in removed:
                 subscriber.engines.remove(engine)
-            for engine in came:
+            for engine in added:
                 subscriber.engines.add(engine)
 
     def push_load(self) -> None:
-        """Have every subscriber told the load."""
+        """Make every subscriber's stream send the load."""
         for subscriber in self._by_name.values():
             subscriber.load_due = True
             subscriber.wake.set()
 
     def wake(self) -> None:
-        """Wake the writer of everyone who is owed something."""
+        """Wake the writer of every subscriber whose outbox has something."""
         for subscriber in self._by_name.values():
             if subscriber.outbox.pending:
                 subscriber.wake.set()
 
     def _forget(self, subscriber: Subscriber) -> None:
-        """Drop what it is owed at once."""
-        self._gone(subscriber.peer)
+        """Drop its outbox at once."""
+        self._on_gone(subscriber.peer)
         subscriber.clear()
 
 
 class DetokenizerService:
-    """The RPC; what it sends is put into the outboxes by ``decode``."""
+    """The RPC. It sends what ``decode`` puts into the outboxes."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class DetokenizerService:
         max_message_bytes: int,
         drain_grace: float,
     ) -> None:
-        """``stall_timeout`` in seconds: a processor that takes nothing for so long loses its stream."""
+        """``stall_timeout``: seconds after which a processor that reads nothing loses its stream."""
         self._me = me
         self._subscribers = subscribers
         self._load = load
@@ -135,7 +135,7 @@ class DetokenizerService:
         self._draining = False
 
     def drain(self) -> None:
-        """Tell every subscriber that nothing new is taken."""
+        """Tell every subscriber that this detokenizer takes no new requests."""
         self._draining = True
         self._subscribers.push_load()
 
@@ -163,7 +163,7 @@ class DetokenizerService:
         await abort(context, end)
 
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
-        """Write what is new, until another stream takes this one's place."""
+        """Write what is new, until another stream supersedes this one."""
         welcome = welcome_message(self._me, version, self._max_message_bytes)
         await self._send(subscriber, context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False

@@ -19,7 +19,7 @@ from services.ring.errors import Code, Reason, Refused
 from services.ring.generations import Generation, Generations
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.rpc.message_limits import MessageLimits
-from services.text.chat import ChatTemplates
+from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)

@@ -1,9 +1,9 @@
-"""What each token contributes to the text, worked out once per token from the tokenizer's decoder.
+"""The text of each token (its piece), computed once per token from the tokenizer's decoder.
 
-A ``tokenizers`` decoder turns a list of vocabulary entries into text. Every decoder supported here does that entry by
+A ``tokenizers`` decoder turns a list of vocabulary entries into text. Every decoder supported here works entry by
 entry, except for two things that need neighbours: bytes that are joined into characters, and the start of the text,
-where a space may be dropped. So a token is either *text* (``str``), or *bytes* that are a part of a character
-(``bytes``), and it may look different as the first one. That makes decoding a stream a table lookup per token.
+where a space may be dropped. So a piece is either *text* (``str``) or *bytes* that are a part of a character
+(``bytes``), and the first token's may differ. Then decoding a stream is one table lookup per token.
 
 Two ways of joining bytes exist:
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders
 
-from services.text.files import TokenizerError
+from services.text.tokenizer_files import TokenizerError
 
 _PER_TOKEN = ("Replace", "Metaspace", "WordPiece", "Strip")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -29,20 +29,20 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class DecoderForm:
-    """A tokenizer's decoder, taken apart."""
+    """A tokenizer's decoder in the parts that streaming needs."""
 
     per_token: decoders.Decoder
-    """What is done to each vocabulary entry by itself, given whether it is the first."""
+    """The part that works on single vocabulary entries (and may treat the first one differently)."""
     byte_level: bool = False
     byte_fallback: bool = False
     strip: str = ""
-    """Characters that may be dropped from the start of the text: one repeated character, as often as it may be."""
+    """Characters that are stripped from the start of the text: one character, repeated up to the maximum count."""
     separator: str = ""
-    """What stands between two tokens."""
+    """Text between two tokens."""
 
 
 def decoder_form(decoder: decoders.Decoder | None) -> DecoderForm:
-    """Take a decoder apart; raises ``TokenizerError`` naming the part that cannot be streamed."""
+    """Analyse a decoder; raises ``TokenizerError`` naming the part that cannot be streamed."""
     if decoder is None:
         return DecoderForm(_sequence([]), separator=" ")
     spec: dict[str, Any] = json.loads(decoder.__getstate__())
@@ -61,10 +61,10 @@ def decoder_form(decoder: decoders.Decoder | None) -> DecoderForm:
 
 
 class Pieces(dict[int, str | bytes | None]):
-    """What each token id adds to a text that already has tokens; filled as ids are met.
+    """What each token id adds within a text; filled lazily.
 
-    ``str``: whole text. ``bytes``: bytes of characters that other tokens begin or end. ``None``: nothing, as if the
-    token were not there (a special token that is skipped, or an id outside the vocabulary).
+    ``str``: complete text. ``bytes``: a part of a character that other tokens begin or end. ``None``: nothing (a
+    skipped special token, or an id outside the vocabulary).
     """
 
     def __init__(self, tokenizer: Tokenizer, form: DecoderForm, *, skip_special_tokens: bool) -> None:
@@ -76,12 +76,12 @@ class Pieces(dict[int, str | bytes | None]):
     def __missing__(self, token_id: int) -> str | bytes | None:
         entry = self._tokenizer.id_to_token(token_id)
         if entry is None:
-            return None  # not kept: ids outside the vocabulary are without number
+            return None  # not cached: there is no bound on ids outside the vocabulary
         piece = self[token_id] = None if self._is_skipped(token_id) else self._piece(entry)
         return piece
 
     def first(self, token_id: int) -> str | bytes | None:
-        """What the token adds to an empty text, before stripping."""
+        """What the token adds as the first one, before stripping."""
         piece = self[token_id]
         if not isinstance(piece, str) or self.form.byte_level:
             return piece

@@ -1,8 +1,8 @@
 """The special tokens that a tokenizer's configuration files declare, read as transformers reads them.
 
-``tokenizer.json`` alone does not say everything: ``tokenizer_config.json`` (and, in older checkpoints,
-``special_tokens_map.json``) name the tokens that templates refer to and may add tokens, which changes how text is
-encoded. The reference is ``PreTrainedTokenizerFast.from_pretrained`` of transformers 5.
+``tokenizer.json`` is not enough: ``tokenizer_config.json`` (and, in older checkpoints, ``special_tokens_map.json``)
+names the tokens that templates refer to, and may add tokens, which changes how text is encoded. The reference is
+``PreTrainedTokenizerFast.from_pretrained`` of transformers 5.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from services.text.files import TokenizerError, load_json
+from services.text.tokenizer_files import TokenizerError, load_json
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -21,20 +21,20 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What the configuration files declare."""
+    """The declarations of the configuration files."""
 
     named: Mapping[str, str]
-    """Text by role, such as ``bos_token``; chat templates see these as variables."""
+    """Text by role, such as ``bos_token``; variables of chat templates."""
     special: tuple[AddedToken, ...]
-    """The tokens with a role, then special tokens without one."""
+    """Tokens with a role, then special tokens without one."""
     listed: tuple[AddedToken, ...] | None
-    """The added vocabulary, by ascending id, if ``tokenizer_config.json`` lists it."""
+    """The added vocabulary by ascending id, if ``tokenizer_config.json`` lists it."""
 
     def to_add(self, existing: Iterable[AddedToken]) -> list[AddedToken]:
         """The tokens to add to a tokenizer whose added vocabulary is ``existing``.
 
-        Repeats are meant: adding a token again gives it the flags declared here, and a token with a role is special
-        whatever ``tokenizer.json`` says.
+        Existing tokens are repeated on purpose: adding one again gives it the flags declared here, and a token with a
+        role is special even if ``tokenizer.json`` says otherwise.
         """
         known = list(existing)
         with_role = set(self.named.values())
@@ -71,7 +71,7 @@ def _listed(declared: Any) -> tuple[AddedToken, ...] | None:
 
 
 def _with_role(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The seven roles of the library, then the model's own."""
+    """The seven roles that transformers knows, then the model's own."""
     for role in _ROLES:
         if config.get(role) is not None:
             yield role, config[role]

@@ -1,4 +1,4 @@
-"""A model's tokenizer, over the ``tokenizers`` library: text to ids, ids to text, and what identifies it."""
+"""A model's tokenizer, over the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import tokenizers
 
-from services.text.files import TOKENIZER_FILES, TokenizerError, fingerprint, load_json, read_tokenizer_files
 from services.text.pieces import Pieces, decoder_form
 from services.text.special_tokens import SpecialTokens, read_special_tokens
+from services.text.tokenizer_files import TOKENIZER_FILES, TokenizerError, fingerprint, load_json, read_tokenizer_files
 
-_PART = 1024
-"""Tokens that are decoded at a time where only the size of a text is asked for."""
+_CHUNK_TOKENS = 1024
+"""Tokens decoded at a time by ``text_bytes``."""
 
 __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
 
 
 class Tokenizer:
-    """Immutable once made; every method may be called from several threads.
+    """Immutable and thread-safe.
 
-    ``encode``, ``encode_batch`` and ``decode`` release the interpreter's lock while they work, so that in an executor
-    they leave the event loop running. Encoding equals ``PreTrainedTokenizerFast``'s of transformers on the same
-    files. Decoding equals the library's: ``clean_up_tokenization_spaces`` is not applied, since it takes back spaces
-    that a stream has already delivered.
+    ``encode``, ``encode_batch`` and ``decode`` release the interpreter's lock, so they can run in threads beside an
+    event loop. Encoding equals that of transformers' ``PreTrainedTokenizerFast`` on the same files. Decoding equals the
+    ``tokenizers`` library's: ``clean_up_tokenization_spaces`` is not applied, since it would take back spaces that a
+    stream has already delivered.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -35,15 +35,15 @@ class Tokenizer:
         form = decoder_form(self._tokenizer.decoder)
         self._pieces = {skip: Pieces(self._tokenizer, form, skip_special_tokens=skip) for skip in (False, True)}
         self.special_tokens: Mapping[str, str] = special.named
-        """Text of the special tokens that have a role, such as ``bos_token``."""
+        """Text of the special tokens by role, such as ``bos_token``."""
         self.eos_token_ids = self._eos_token_ids(files)
         """The tokenizer's eos token and those that ``generation_config.json`` adds."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """From the contents of ``TOKENIZER_FILES``, by name; all but ``tokenizer.json`` are optional.
+        """From contents by file name; all of ``TOKENIZER_FILES`` but ``tokenizer.json`` are optional.
 
-        Raises ``TokenizerError`` if they are damaged, or if their decoder cannot be streamed.
+        Raises ``TokenizerError`` if they are damaged, or if their decoder cannot decode a stream.
         """
         return cls(files)
 
@@ -57,8 +57,8 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of ``text``.
 
-        ``truncate_prompt_tokens`` (≥ 1) keeps the last so many tokens, counting special tokens that are added around
-        the text, which stay.
+        ``truncate_prompt_tokens`` (≥ 1) keeps that many tokens: the special tokens added around the text, and the
+        text's last ones.
         """
         return self.encode_batch([text], add_special_tokens, truncate_prompt_tokens)[0]
 
@@ -66,7 +66,7 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
-        # The batch forms release the interpreter's lock in every release of the library, the single ones do not.
+        # Only the batch methods release the interpreter's lock in every version of the library.
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
@@ -82,21 +82,21 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary add nothing."""
-        # As in ``encode_batch``.
+        # decode_batch for the same reason as in ``encode_batch``
         text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def text_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
-        """About how many bytes of UTF-8 ``decode`` would return, told without making it."""
-        parts = (token_ids[start : start + _PART] for start in range(0, len(token_ids), _PART))
+        """About the UTF-8 bytes that ``decode`` would return, without holding the whole text."""
+        parts = (token_ids[start : start + _CHUNK_TOKENS] for start in range(0, len(token_ids), _CHUNK_TOKENS))
         return sum(len(self.decode(part, skip_special_tokens=skip_special_tokens).encode()) for part in parts)
 
     def pieces(self, *, skip_special_tokens: bool = True) -> Pieces:
-        """What each token adds to a text, for incremental decoding; one table for all who ask."""
+        """The text of each token, for incremental decoding; one shared table per value of the flag."""
         return self._pieces[skip_special_tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the middle of a text, special or not; parts of characters included."""
+        """The bytes that a token, special or not, adds within a text; possibly a part of a character."""
         piece = self._pieces[False][token_id]
         return piece.encode() if isinstance(piece, str) else piece or b""
 
@@ -106,7 +106,7 @@ class Tokenizer:
         return found
 
     def fingerprint(self) -> str:
-        """Identifies the tokenizer's files; see ``files.fingerprint``."""
+        """See ``tokenizer_files.fingerprint``."""
         return self._fingerprint
 
     @property
@@ -137,7 +137,7 @@ class Tokenizer:
 
 
 def _load(files: Mapping[str, bytes], special: SpecialTokens) -> tokenizers.Tokenizer:
-    """``tokenizer.json`` with what the configuration files add, and without truncation and padding of its own."""
+    """``tokenizer.json`` with the configuration files' tokens, and without its own truncation and padding."""
     if "tokenizer.json" not in files:
         raise TokenizerError("the tokenizer has no tokenizer.json")
     try:

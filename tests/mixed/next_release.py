@@ -18,7 +18,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2
 
-from services.ring import capabilities, identity
+from services.ring import identity
 from tests.contract.later import PROTOS, fill, pool_of
 
 CAPABILITY = "constraint.regex"
@@ -27,8 +27,8 @@ CAPABILITY = "constraint.regex"
 
 def main() -> None:
     """Run the command line as the next release's."""
-    identity.MAX_VERSION += 1  # before anything else that takes these
-    capabilities.ENGINE = (*capabilities.ENGINE, CAPABILITY)  # type: ignore[assignment]
+    identity.MAX_VERSION += 1  # before other modules import these
+    identity.ENGINE_CAPABILITIES = (*identity.ENGINE_CAPABILITIES, CAPABILITY)  # type: ignore[assignment]
     server = grpc.aio.server
     grpc.aio.server = lambda *given, interceptors=(), **options: server(
         *given, interceptors=[_GrowingAnswers(), *interceptors], **options
@@ -54,13 +54,13 @@ def grown(message: Message) -> bytes:
 
 
 def _with_unknown_events(message: inference_pb2.SessionResponse) -> inference_pb2.SessionResponse:
-    """Before each delta an event of the next version."""
+    """The message with an event of the next version before each delta."""
     responses = []
     for response in message.responses:
         if response.HasField("delta"):
-            news = inference_pb2.GenerateResponse(request_id=response.request_id)
-            news.embedding.values.append(0.5)  # type: ignore[attr-defined]
-            responses.append(news)
+            unknown = inference_pb2.GenerateResponse(request_id=response.request_id)
+            unknown.embedding.values.append(0.5)  # type: ignore[attr-defined]
+            responses.append(unknown)
         responses.append(response)
     copy: inference_pb2.SessionResponse = _copy(message)
     del copy.responses[:]

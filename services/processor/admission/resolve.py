@@ -29,8 +29,8 @@ from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.identity import PeerId, check_requires
 from services.ring.prefixes import prefixes_of
-from services.text.chat import ChatTemplateError, UnknownTemplateError
-from services.text.incremental import left_context
+from services.text.chat_templates import ChatTemplateError, UnknownTemplateError
+from services.text.incremental_decoder import left_context
 
 _NEUTRAL = {
     "temperature": 1.0,

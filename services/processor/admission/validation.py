@@ -10,7 +10,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.served_models import MAX_CHOICES, ModelLimits
 from services.ring.errors import Code, Reason, Refused, invalid_field
-from services.text.stops import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
+from services.text.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64

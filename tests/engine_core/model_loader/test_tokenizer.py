@@ -11,7 +11,7 @@ from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader import checkpoint
 from engine_core.model_loader.tokenizer import load_tokenizer, text_after, tokenizer_directory
-from services.text.incremental import IncrementalDecoder, left_context
+from services.text.incremental_decoder import IncrementalDecoder, left_context
 from services.text.tokenizer import Tokenizer
 
 from ...services.text.trained import CORPUS, byte_level, sentencepiece_bpe, unigram

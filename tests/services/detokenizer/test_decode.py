@@ -18,7 +18,7 @@ from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.outbox import RequestUpdate
 from services.rpc.protobuf import write_logprobs
-from services.text.stream import ChoiceDecoder, DecodeOptions
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from tests.services.processor.model_specs import EOS_TEXT, tokenizer
 from tests.services.ring.scores import Score, packed, scores_of
 

@@ -10,7 +10,7 @@ from ringline.engine.v1 import engine_pb2
 from services.detokenizer.engines import Engines
 from services.peers.redial import LinkRefused
 from services.ring.identity import PeerId
-from services.text.files import fingerprint
+from services.text.tokenizer_files import fingerprint
 from tests.services.processor.model_specs import files
 
 

@@ -11,7 +11,7 @@ from ringline.engine.v1 import engine_pb2
 from services.peers import tokenizer_fetch
 from services.peers.redial import LinkRefused
 from services.peers.tokenizer_fetch import TokenizerFetcher
-from services.text.files import fingerprint
+from services.text.tokenizer_files import fingerprint
 
 FILES = {"tokenizer.json": b"{}"}
 DIGEST = fingerprint(FILES)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine_core.config import ModelSpec
 from services.processor.served_models import ModelLimits, ServedModel, ServedModels, TextCodec
 from services.ring.generations import Generation
-from services.text.chat import ChatTemplates
+from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
 MAX_MODEL_LEN = 48

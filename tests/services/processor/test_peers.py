@@ -14,7 +14,7 @@ from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.rpc.protobuf import status_from_proto
-from services.text.chat import ChatTemplates
+from services.text.chat_templates import ChatTemplates
 from tests.services.processor.ring_requests import SEED, ask, end, events, expected, ids, processors_stream, settle
 from tests.services.ring.world import MAX_GENERATIONS, NEXT, PRESENT, World
 

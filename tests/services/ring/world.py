@@ -37,7 +37,7 @@ from services.ring.identity import PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.poison import MAX_CRASH_RESUBMITS
-from services.text.chat import ChatTemplates
+from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.processor_core import ProcessorCore
 from tests.services.ring.scores import Score, packed

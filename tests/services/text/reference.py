@@ -17,7 +17,7 @@ Decode = Callable[[tuple[int, ...]], str]
 
 
 class Account:
-    """The ids delivered and their text after each id of a stream, by the rule of ``services.text.incremental``."""
+    """The ids delivered, and their text, after each id of a stream: the rule of ``incremental_decoder``."""
 
     def __init__(self, decode: Decode, of_byte: Sequence[int], context: Sequence[int], after_a_loss: Decode) -> None:
         """``of_byte``: the token of each byte; ``after_a_loss`` is ``decode`` of what follows a character given up."""

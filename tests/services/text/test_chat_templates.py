@@ -6,8 +6,8 @@ from datetime import datetime
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.text import sandbox
-from services.text.chat import ChatTemplateError, ChatTemplates
+from services.text import template_sandbox
+from services.text.chat_templates import ChatTemplateError, ChatTemplates
 from tests.services.text import templates
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -185,7 +185,7 @@ def test_the_sandbox_lets_nothing_out(template):
     ],
 )
 def test_what_runs_for_ever_is_stopped(monkeypatch, template):
-    monkeypatch.setattr(sandbox, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
     with pytest.raises(ChatTemplateError, match="it took longer than"):
         ChatTemplates({"default": template}).render(PLAIN)
 
@@ -228,7 +228,7 @@ TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TW
     ],
 )
 def test_what_grows_without_end_is_stopped(monkeypatch, template):
-    monkeypatch.setattr(sandbox, "TIME_LIMIT_S", 60.0)
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 60.0)
     with pytest.raises(ChatTemplateError, match=TOO_MUCH):
         ChatTemplates({"default": template}).render(PLAIN)
 

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.text.incremental import MAX_UNFINISHED_TOKENS, left_context
-from services.text.stream import ChoiceDecoder, DecodeOptions
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.incremental_decoder import MAX_UNFINISHED_TOKENS, left_context
 from services.text.tokenizer import Tokenizer as TextTokenizer
 from services.text.tokenizer import TokenizerError
 from tests.services.text import trained

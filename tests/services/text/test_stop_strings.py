@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.text.stops import MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES, StopStrings
-from services.text.stream import ChoiceDecoder, DecodeOptions, Delta
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
+from services.text.stop_strings import MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES, StopStrings
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
 WORDS = ["a", "b", "ab", "ba", "aab", "bba", "c", "abcab", "<skip>", "cbbb"]
@@ -173,10 +173,10 @@ LARGEST = MAX_STOP_STRINGS_TOTAL_BYTES // MAX_STOP_STRINGS
 
 def test_the_largest_set_of_stop_strings():
     stops = StopStrings([chr(ord("0") + i) + "x" * (LARGEST - 1) for i in range(MAX_STOP_STRINGS)])
-    begun, match = stops.find("", "y0" + "x" * (LARGEST - 2))
-    assert (match, len(begun)) == (None, LARGEST - 1)
-    assert stops.find(begun, "zx")[1] is None
-    assert stops.find(begun, "x")[1].stop == "0" + "x" * (LARGEST - 1)
+    partial_stop, match = stops.find("", "y0" + "x" * (LARGEST - 2))
+    assert (match, len(partial_stop)) == (None, LARGEST - 1)
+    assert stops.find(partial_stop, "zx")[1] is None
+    assert stops.find(partial_stop, "x")[1].stop == "0" + "x" * (LARGEST - 1)
 
 
 def test_the_largest_set_is_set_up_without_going_through_its_characters():

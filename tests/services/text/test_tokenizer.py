@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from services.text.files import TOKENIZER_FILES, fingerprint, is_tokenizer_file, read_tokenizer_files
 from services.text.tokenizer import Tokenizer, TokenizerError
+from services.text.tokenizer_files import TOKENIZER_FILES, fingerprint, is_tokenizer_file, read_tokenizer_files
 from tests.services.text import trained
 
 KINDS = {"byte_level": trained.byte_level, "sentencepiece_bpe": trained.sentencepiece_bpe, "unigram": trained.unigram}
@@ -213,7 +213,7 @@ def test_the_text_tier_loads_without_torch_and_transformers():
 
     program = """
 import sys
-import services.text.chat, services.text.stream, services.text.tokenizer
+import services.text.chat_templates, services.text.choice_decoder, services.text.tokenizer
 print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'transformers', 'grpc', 'engine_core'}))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,13 +1,13 @@
 """A jinja2 sandbox that also bounds time and size.
 
-A chat template comes with a checkpoint and is trusted no more than other data. jinja2's immutable sandbox keeps it from
-Python's internals and from ranges beyond 100,000; it does not keep it from running for a minute or building a string of
-terabytes. Here each rendering has a deadline, looked at in every loop iteration and call, and a budget of characters
-and list items that joining, repeating, formatting and replacing are charged for *before* they are done. What has no
-place in a chat template and only multiplies its input (padding filters and methods, ``lipsum``) is absent. Nothing is
-evaluated while compiling.
+A chat template comes with a checkpoint and is untrusted data. jinja2's immutable sandbox keeps it from Python's
+internals and from ranges beyond 100,000, but not from running for a minute or building a string of terabytes. Here each
+rendering has a deadline, checked in every loop iteration and call, and a budget of characters and list items that
+joining, repeating, formatting and replacing are charged to *before* they run. Operations that only multiply their input
+and have no place in a chat template (padding filters and methods, ``lipsum``) are removed. Nothing is evaluated at
+compile time.
 
-What remains unbounded are single operations of the interpreter on data within the budget; they cost their size.
+Single operations of the interpreter on data within the budget are not bounded further; they cost their size.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jinja2.visitor import NodeTransformer
 TIME_LIMIT_S = 5.0
 """Seconds one rendering may take."""
 MAX_RENDERED_CHARS = 4 << 20
-"""Characters one rendering may produce, unless whoever asks for it allows fewer."""
+"""Default bound on the characters that one rendering produces."""
 MAX_WORK_CHARS = 64 << 20
-"""Characters and list items that one rendering may make on its way."""
+"""Characters and list items that one rendering may create in between."""
 
 _MAX_INTEGER_BITS = 4096
 _MAX_DIGITS = 1000
@@ -43,11 +43,11 @@ _WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{4})")
 
 
 class LimitExceededError(Exception):
-    """A template took too long or made too much."""
+    """A template exceeded its time or its budget."""
 
 
 class _Budget:
-    """What is left to one rendering."""
+    """The time and characters left to one rendering."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + TIME_LIMIT_S
@@ -85,7 +85,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render(self, template: Template, variables: Mapping[str, Any], max_chars: int = MAX_RENDERED_CHARS) -> str:
-        """Render within the limits; raises ``LimitExceededError`` and whatever the template makes happen."""
+        """Render within the limits; raises ``LimitExceededError``, and anything that the template raises."""
         token = _budget.set(_Budget())
         try:
             return "".join(_limited(template.generate(variables), max_chars))
@@ -94,11 +94,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Joins the output of macros and of blocks that are assigned."""
+        """jinja2 calls this to join the output of macros and assigned blocks."""
         return _concat(parts)
 
     def tick(self) -> str:
-        """Called by every loop iteration."""
+        """Called in every loop iteration."""
         _budget.get().tick()
         return ""
 
@@ -147,7 +147,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Instrument(NodeTransformer):
-    """Puts a tick into every loop and the ``~`` operator under the budget."""
+    """Inserts a tick into every loop, and replaces the ``~`` operator by ``tilde``, which is charged."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -165,7 +165,7 @@ def _call(method: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
 
 
 def charge_for(value: Any) -> None:
-    """Charge for turning ``value`` into text, without doing it; shared parts count each time they occur."""
+    """Charge for converting ``value`` to text, before it is done; shared parts count each time they occur."""
     budget = _budget.get()
     todo = [value]
     while todo:

@@ -1,11 +1,11 @@
 """Token ids to text, one at a time, for one choice.
 
-The text of ids is ``tokenizer.decode(context + ids)`` less ``tokenizer.decode(context)``, the context being the end of
-the prompt. Ids are delivered up to *whole points*, where their text is certain: whatever ids follow, the text of all
-begins with it. A point is whole at once if no character is unfinished there; else by the id that shows that the
-character stays unfinished, and is U+FFFD. Holding ids back while their text ends inside a character is what
-``tokenizers``' ``DecodeStream`` and vLLM's detokenizer do, without bound, and until a text that does not end in U+FFFD.
-Here at most ``MAX_UNFINISHED_TOKENS`` ids wait. After one more, the point counts as whole:
+The text of ids is ``tokenizer.decode(context + ids)`` minus ``tokenizer.decode(context)``; the context is the end of
+the prompt. Ids are delivered up to a *boundary*: a point at which their text is certain, whatever ids follow. A point
+is a boundary if no character is unfinished there, or once a later id shows that the character stays unfinished and is
+U+FFFD. ``tokenizers``' ``DecodeStream`` and vLLM's detokenizer hold ids back in the same way, but without a bound,
+until the text does not end in U+FFFD. Here at most ``MAX_UNFINISHED_TOKENS`` ids are held. With one more, the point
+counts as a boundary:
 
 - If the unfinished character has taken all this time, it is given up: U+FFFD is delivered for it, and the ids after it
   are decoded by themselves. Four ids that add bytes always finish a character or break it off, so this happens only
@@ -30,18 +30,18 @@ from collections.abc import Sequence
 from services.text.pieces import Pieces
 
 MAX_UNFINISHED_TOKENS = 4
-"""Ids that may wait for a character to be finished, or for a whole point."""
+"""Ids that may be held back for a character to be finished, or for a boundary."""
 
 CONTEXT_TOKENS = 8
-"""Tokens of a prompt that matter to the text after it: whether there is text at all, and an unfinished character."""
+"""Tokens at the end of a prompt that affect the text after it: is there text before, is a character unfinished?"""
 
 _REPLACEMENT = "\ufffd"
 
 
 def left_context(pieces: Pieces, prompt_token_ids: Sequence[int]) -> list[int]:
-    """The end of a prompt, as far as it matters to the text after it; at most ``CONTEXT_TOKENS`` + 3 ids.
+    """The end of a prompt that affects the text after it; at most ``CONTEXT_TOKENS`` + 3 ids.
 
-    Ids that add nothing to the text are left out. The first one never is the inside of a character.
+    Ids without text are left out. The first id never begins inside a character.
     """
     context: list[int] = []
     for token_id in reversed(prompt_token_ids):
@@ -59,82 +59,82 @@ class IncrementalDecoder:
     """The text of a growing list of ids."""
 
     __slots__ = (
-        "_age",
         "_at_start",
         "_broken",
-        "_owed",
+        "_context_replacements",
+        "_held_tokens",
         "_pending",
+        "_pending_tokens",
         "_pieces",
         "_plain",
         "_strip",
-        "_waiting",
-        "earlier",
-        "whole",
+        "at_boundary",
+        "boundary_offset",
     )
 
     def __init__(self, pieces: Pieces, context: Sequence[int] = ()) -> None:
-        """``context`` is the end of the prompt (see ``left_context``); its text is not reported."""
-        self.whole = True
-        """Whether there is, or counts as, a whole point after the last id: the text reported is all of the ids'."""
-        self.earlier: int | None = None
-        """Where the last id showed that there is a whole point before it: how many characters of the text it brought
+        """``context`` is the end of the prompt (see ``left_context``); its text is not returned."""
+        self.at_boundary = True
+        """Whether a boundary follows the last id: the text returned so far is that of all ids."""
+        self.boundary_offset: int | None = None
+        """Set if the last id showed that there is a boundary before it: how many characters of the text it completed
         belong to the ids before it."""
         self._pieces = pieces
         self._at_start = True
         """No token has added to the text yet."""
         self._strip = pieces.form.strip
-        """What may still be dropped from the start of the text."""
+        """Characters that may still be stripped from the start of the text."""
         self._pending = b""
         """Bytes of an unfinished character."""
-        self._age = 0
-        """Ids since that character began, its first included."""
-        self._waiting = 0
-        """Ids since the last whole point."""
+        self._pending_tokens = 0
+        """Ids since that character began, its first one included."""
+        self._held_tokens = 0
+        """Ids since the last boundary."""
         self._broken = False
         """The current run of byte-fallback tokens is not UTF-8."""
-        self._owed = 0
-        """Leading U+FFFD that belong to the context, whose unfinished character may yet be found ill-formed."""
+        self._context_replacements = 0
+        """Leading U+FFFD that belong to the context: its unfinished character may turn out ill-formed."""
         self._plain = False
-        """None of the above matters to a token that is text."""
+        """Fast path: none of the above matters to a token that is text."""
         for token_id in context:
             self.push(token_id)
-            self._waiting, self._age, self.whole = 0, 0, True  # nothing is delivered, so nothing waits
-        self._owed = len(self._replaced(self._pending))
+            self._held_tokens, self._pending_tokens, self.at_boundary = 0, 0, True  # context ids are never held back
+        self._context_replacements = len(self._replaced(self._pending))
 
     def push(self, token_id: int) -> str:
-        """Take one id; returns the text it completes and sets ``whole`` and ``earlier``."""
+        """Take one id; returns the text it completes and sets ``at_boundary`` and ``boundary_offset``."""
         piece = self._pieces[token_id]
         if self._plain and piece.__class__ is str:
             return piece
         return self._push(token_id, piece)
 
     def flush(self) -> str:
-        """The text of what is unfinished, at the end of the stream: U+FFFD."""
+        """At the end of the stream, the text of an unfinished character: U+FFFD."""
         return self._give_up()
 
     def _push(self, token_id: int, piece: str | bytes | None) -> str:
-        text, self.earlier = "", None
+        text, self.boundary_offset = "", None
         if piece is not None:
             if self._at_start:
                 self._at_start = False
                 piece = self._pieces.first(token_id) or ""
             broken_off, completed = self._join(piece)
             if broken_off:
-                text = self._settle(broken_off)
-                self.earlier = None if self.whole else len(text)
-                self._waiting = 0
-            text += self._settle(completed) if self._strip or self._owed else completed
+                text = self._trim_start(broken_off)
+                self.boundary_offset = None if self.at_boundary else len(text)
+                self._held_tokens = 0
+            text += self._trim_start(completed) if self._strip or self._context_replacements else completed
         text += self._wait()
-        self._plain = self.earlier is None and not (
-            self._at_start or self._strip or self._pending or self._broken or self._owed
+        self._plain = self.boundary_offset is None and not (
+            self._at_start or self._strip or self._pending or self._broken or self._context_replacements
         )
         return text
 
     def _join(self, piece: str | bytes) -> tuple[str, str]:
         """Add a piece to the pending bytes.
 
-        Returns U+FFFD for the unfinished character if the piece shows that it stays so, and then the characters that
-        are complete, for better or worse.
+        Returns U+FFFD for the unfinished character if the piece shows that it stays so, and the text completed after
+        it (characters, or U+FFFD for ill-formed bytes).
         """
         if self._pieces.form.byte_level:
             was_pending = bool(self._pending)
@@ -160,51 +160,51 @@ class IncrementalDecoder:
         text, used = utf_8_decode(data, errors, False)
         left = data[used:]
         if len(left) == 2 and left[0] == 0xED and left[1] >= 0xA0:
-            # Two bytes of a surrogate: nothing makes them well-formed, but Python waits for the third.
+            # Two bytes of a surrogate can never be well-formed, but Python waits for a third.
             text, used = utf_8_decode(data, errors, True)
         if text:
-            self._age = 0  # what is pending from now on, began with these bytes
+            self._pending_tokens = 0  # what is pending now began with these bytes
         self._pending = data[used:]
         return text
 
     def _wait(self) -> str:
-        """Decide whether the point after the last id counts as whole; returns U+FFFD for a character given up."""
+        """Decide whether the point after the last id is a boundary; returns U+FFFD for a character given up."""
         if not self._pending:
-            self.whole, self._waiting, self._age = True, 0, 0
+            self.at_boundary, self._held_tokens, self._pending_tokens = True, 0, 0
             return ""
-        self._waiting += 1
-        self._age += 1
+        self._held_tokens += 1
+        self._pending_tokens += 1
         text = ""
-        if self._age > MAX_UNFINISHED_TOKENS:
+        if self._pending_tokens > MAX_UNFINISHED_TOKENS:
             text = self._give_up()
             self._broken = not self._pieces.form.byte_level
-            self._age = 0
-        self.whole = not self._pending or self._waiting > MAX_UNFINISHED_TOKENS
-        if self.whole:
-            self._waiting = 0
+            self._pending_tokens = 0
+        self.at_boundary = not self._pending or self._held_tokens > MAX_UNFINISHED_TOKENS
+        if self.at_boundary:
+            self._held_tokens = 0
         return text
 
     def _give_up(self) -> str:
-        """The text of the unfinished character, which is no longer waited for."""
-        text = self._settle(self._replaced(self._pending))
+        """Stop waiting for the unfinished character; returns its text."""
+        text = self._trim_start(self._replaced(self._pending))
         self._pending = b""
         return text
 
-    def _settle(self, text: str) -> str:
-        """Take from newly completed text what is stripped from the start or belongs to the context."""
+    def _trim_start(self, text: str) -> str:
+        """Remove from newly completed text what is stripped at the start or belongs to the context."""
         while self._strip and text:
             if text[0] != self._strip[0]:
                 self._strip = ""
                 break
             text, self._strip = text[1:], self._strip[1:]
-        if self._owed and text:
+        if self._context_replacements and text:
             own = text.lstrip(_REPLACEMENT)
-            text = text[min(self._owed, len(text) - len(own)) :]
-            self._owed = 0
+            text = text[min(self._context_replacements, len(text) - len(own)) :]
+            self._context_replacements = 0
         return text
 
     def _replaced(self, data: bytes) -> str:
-        """What stands for unfinished bytes that stay so."""
+        """The text of bytes that stay unfinished."""
         if self._pieces.form.byte_level:
             return _REPLACEMENT if data else ""
         return _REPLACEMENT * len(data)

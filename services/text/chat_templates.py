@@ -1,4 +1,4 @@
-"""Chat templates: messages in, the prompt's text out, as transformers' ``apply_chat_template`` renders it."""
+"""Chat templates: messages in, the prompt's text out, equal to transformers' ``apply_chat_template``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
-from services.text.files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
-from services.text.sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, charge_for
 from services.text.special_tokens import read_special_tokens
+from services.text.template_sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, charge_for
+from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 
 Message = Mapping[str, Any]
 """``role``, ``content`` (text, or a list of parts), and as needed ``tool_calls``, ``tool_call_id``, ``name``, …"""
@@ -25,21 +25,21 @@ MAX_TEMPLATE_CHARS = 1 << 20
 
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message carries its reasoning; the first given wins."""
-_MARK = "RINGLINE-CONTINUES-HERE "
-"""Stands at the end of a message to be continued; the blank shows whether the template trims."""
+"""Keys under which a message may have its reasoning; the first present wins."""
+_CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
+"""Appended to the message to be continued; its trailing blank shows whether the template trims."""
 
 
 class ChatTemplateError(ValueError):
-    """These messages cannot be rendered; the text is one sentence."""
+    """The messages cannot be rendered; the text is one sentence."""
 
 
 class UnknownTemplateError(ChatTemplateError):
-    """The model has no template of the name that was asked for."""
+    """The model has no template of that name."""
 
 
 class ChatTemplates:
-    """A model's chat templates by name, most often just ``default``. Each is compiled once, when first used."""
+    """A model's chat templates by name, usually only ``default``. Each is compiled at first use."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class ChatTemplates:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
-        """From a tokenizer's files; template files of their own replace those in ``tokenizer_config.json``."""
+        """From a tokenizer's files; separate template files replace those in ``tokenizer_config.json``."""
         return cls(_sources(files), read_special_tokens(files).named)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The templates there are; empty if the model has none."""
+        """Names of the templates; empty if the model has none."""
         return tuple(self._sources)
 
     def render(
@@ -76,12 +76,12 @@ class ChatTemplates:
         template_args: Mapping[str, Any] | None = None,
         max_chars: int = MAX_RENDERED_CHARS,
     ) -> str:
-        """The prompt's text; to be encoded without adding special tokens, which templates write themselves.
+        """The prompt's text. Encode it without adding special tokens: the template writes them.
 
-        ``tools`` and ``documents`` go to the template as they are. ``template_name`` defaults to ``tool_use``, if
-        there are tools and the model has such a template, and else to ``default``. ``add_generation_prompt`` opens
-        the assistant's message; ``continue_final_message`` instead leaves the last one open. ``template_args`` are
-        further variables. Raises ``ChatTemplateError``, also where more than ``max_chars`` come out.
+        ``tools`` and ``documents`` are passed to the template unchanged. ``template_name`` defaults to ``tool_use`` if
+        there are tools and the model has such a template, else to ``default``. ``add_generation_prompt`` opens the
+        assistant's message; ``continue_final_message`` instead leaves the last message open. ``template_args`` are
+        further variables. Raises ``ChatTemplateError``, also if the text is longer than ``max_chars``.
         """
         arguments = template_args or {}
         if not messages:
@@ -123,7 +123,7 @@ class ChatTemplates:
             raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error
         except RecursionError as error:
             raise ChatTemplateError("the chat template nests too deeply") from error
-        except Exception as error:  # a template can make anything happen
+        except Exception as error:  # templates can raise anything
             raise ChatTemplateError(f"the chat template failed: {_sentence(error)}") from error
         return rendered
 
@@ -142,12 +142,11 @@ class ChatTemplates:
             raise ChatTemplateError(
                 f"the chat template has an error in line {error.lineno}: {error.message}"
             ) from error
-        except (SyntaxError, RecursionError) as error:  # from Python's compiler, which takes 20 loops in each other
+        except (SyntaxError, RecursionError) as error:  # Python's compiler allows 20 nested loops
             raise ChatTemplateError("the chat template nests too deeply") from error
 
 
 def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Templates by name."""
     own = {"default": files["chat_template.jinja"]} if "chat_template.jinja" in files else {}
     prefix = ADDITIONAL_TEMPLATES + "/"
     own |= {
@@ -179,7 +178,7 @@ def _decoded(name: str, content: bytes) -> str:
 
 
 def _normalized(message: Message) -> dict[str, Any]:
-    """A copy without absent (null) fields, and with its reasoning under the names that templates look for."""
+    """A copy without null fields, and with its reasoning under the keys that templates use."""
     if not isinstance(message, Mapping):
         raise ChatTemplateError("every message must be an object")
     chat = {key: value for key, value in message.items() if value is not None}
@@ -190,7 +189,7 @@ def _normalized(message: Message) -> dict[str, Any]:
 
 
 def _mark_final(chat: list[dict[str, Any]], source: str) -> str:
-    """Mark the end of the last message's text; returns that text."""
+    """Append the marker to the last message's text; returns that text."""
     final = chat[-1]
     content = final.get("content")
     if content is None or "content" not in source:
@@ -198,24 +197,24 @@ def _mark_final(chat: list[dict[str, Any]], source: str) -> str:
             "continue_final_message needs a last message with content, and a template that shows it"
         )
     if isinstance(content, str):
-        final["content"] = content + _MARK
+        final["content"] = content + _CONTINUE_MARKER
         return content
     parts = [dict(part) for part in content]
     text_parts = [part for part in parts if "text" in part]
     if not text_parts:
         raise ChatTemplateError("continue_final_message needs text in the last message")
     text = str(text_parts[-1]["text"])
-    text_parts[-1]["text"] = text + _MARK
+    text_parts[-1]["text"] = text + _CONTINUE_MARKER
     final["content"] = parts
     return text
 
 
 def _cut_at_mark(rendered: str, continued: str) -> str:
     """The prompt up to the end of the message that is continued."""
-    at = rendered.rfind(_MARK.strip())
+    at = rendered.rfind(_CONTINUE_MARKER.strip())
     if at < 0 or continued.strip() not in rendered:
         raise ChatTemplateError("continue_final_message cannot be used: the chat template changes the last message")
-    if rendered.startswith(_MARK, at):
+    if rendered.startswith(_CONTINUE_MARKER, at):
         return rendered[:at]
     return rendered[:at].rstrip()
 
@@ -240,7 +239,7 @@ def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` … ``{% endgeneration %}`` marks the assistant's words for training; here, it is its body."""
+    """``{% generation %}`` … ``{% endgeneration %}`` marks assistant text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -250,7 +249,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's ``namespace`` without names that begin with an underscore, which could reach Python's own."""
+    """jinja2's ``namespace`` without names that begin with an underscore, which could reach Python's attributes."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)

@@ -1,6 +1,6 @@
-"""Which files of a checkpoint make its tokenizer, how they are read, and the fingerprint that identifies them.
+"""The files of a checkpoint that make its tokenizer: the allow-list, how they are read, and their fingerprint.
 
-These files, and no others, travel from the engine to the CPU tiers.
+The engine sends these files, and no others, to the CPU tiers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"
 
 
 class TokenizerError(ValueError):
-    """A tokenizer's files are missing, damaged, or ask for what is not supported; the text is one sentence."""
+    """A tokenizer's files are missing, damaged or unsupported; the text is one sentence."""
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -36,7 +36,7 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:
-    """The allowed files that ``directory`` has, by relative name."""
+    """The allow-listed files of ``directory``, by relative name."""
     root = Path(directory)
     paths = [root / name for name in TOKENIZER_FILES]
     paths += sorted((root / ADDITIONAL_TEMPLATES).glob("*.jinja"))
@@ -44,9 +44,9 @@ def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:
 
 
 def fingerprint(files: Mapping[str, bytes]) -> str:
-    """SHA-256 (hex) over the names and bytes of the allowed files among ``files``.
+    """SHA-256 (hex) over the names and contents of the allow-listed files among ``files``.
 
-    Services that work on one stream of token ids must have equal fingerprints.
+    Services that work on the same token ids must have equal fingerprints.
     """
     digest = hashlib.sha256()
     for name in sorted(filter(is_tokenizer_file, files)):
