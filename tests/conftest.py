@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.ring", "tests.services.secured"]
+pytest_plugins = ["tests.ring", "tests.services.secured_ring"]
 
 _SHARED = ("ring", "secured")
 """Fixtures of the whole session; no test has both."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import ringline
 
-from tests.clients.processors import Processors
-from tests.clients.scripted import Clock, ScriptedInference, Served, serving
+from tests.clients.processor_processes import Processors
+from tests.clients.scripted_server import Clock, ScriptedInference, Served, serving
 from tests.ring import Ring
 
 

@@ -10,7 +10,7 @@ from ringline import Admitted, Delta, Finished, Prefill, PromptLogprobs, Started
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted import Abort, Cut, admitted, delta, ended, forever, play, refusal, started, status
+from tests.clients.scripted_server import Abort, Cut, admitted, delta, ended, forever, play, refusal, started, status
 
 
 async def test_an_answer_is_streamed_and_whole(server, ask):

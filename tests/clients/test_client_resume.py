@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted import (
+from tests.clients.scripted_server import (
     Abort,
     Cut,
     ScriptedInference,

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from ringline.retry import Deadline, RetryPolicy, RetryState
 
-from tests.clients.scripted import (
+from tests.clients.scripted_server import (
     Abort,
     Cut,
     admitted,

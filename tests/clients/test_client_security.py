@@ -18,7 +18,7 @@ from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
 from services.security.certificate_authority import CertificateAuthority
-from tests.clients.scripted import admitted, delta, ended
+from tests.clients.scripted_server import admitted, delta, ended
 
 HOUR = timedelta(hours=1)
 _SECONDS = itertools.count(1)

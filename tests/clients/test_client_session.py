@@ -10,7 +10,7 @@ import ringline
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 
-from tests.clients.scripted import (
+from tests.clients.scripted_server import (
     Abort,
     ScriptedInference,
     admitted,

@@ -13,7 +13,7 @@ import pytest
 import ringline
 from ringline.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
-from tests.clients.scripted import ScriptedInference
+from tests.clients.scripted_server import ScriptedInference
 
 _A = 1
 """The type of record that is an IPv4 address."""

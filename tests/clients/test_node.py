@@ -13,8 +13,8 @@ import grpc
 import pytest
 import ringline
 
-from tests.clients.processors import Processors
-from tests.clients.scripted import Abort, Served, admitted, delta, ended, play, started
+from tests.clients.processor_processes import Processors
+from tests.clients.scripted_server import Abort, Served, admitted, delta, ended, play, started
 
 NODE_CLIENT = Path(__file__).resolve().parent / "node"
 PROTOS = Path(__file__).resolve().parents[2] / "protos"

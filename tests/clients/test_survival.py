@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import ringline
 
-from tests.clients.processors import START_TIMEOUT, Processors
+from tests.clients.processor_processes import START_TIMEOUT, Processors
 from tests.ring import Ring
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from ringline.response_reader import ResponseReader
 from services.ring.errors import Code
 from tests.contract.later import BUF, OVERLAY, PROTOS, later, lay_over
 from tests.services.processor.ring_requests import ask, end, expected, ids, moves, settle, usage
-from tests.services.ring.world import AttachStream, Detokenizer, World
+from tests.services.ring.ring_simulation import AttachStream, Detokenizer, RingSimulation
 
 UNKNOWN_EVENT = b"\xa2\x06\x02\x08\x01"
 """Field 100 of a GenerateResponse: an event of a version after that."""
@@ -76,7 +76,7 @@ def later_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("later_peers")
 def test_links_pass_over_what_a_later_version_adds() -> None:
-    world = World(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
+    world = RingSimulation(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
     world.ask(ask(n=2))
     world.flow(tokens=5)
     world.kill_detokenizer(next(iter(world.detokenizers)))
@@ -92,7 +92,7 @@ def test_links_pass_over_what_a_later_version_adds() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error_all_the_way_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(["engine-0"], ["detokenizer-0"])
+    world = RingSimulation(["engine-0"], ["detokenizer-0"])
     write = AttachStream.write
 
     def unknown(self: AttachStream, *arguments: int) -> None:
@@ -113,7 +113,7 @@ def test_an_unknown_finish_reason_is_an_error_all_the_way_to_the_client(monkeypa
 
 
 def test_the_client_passes_over_what_a_later_version_adds() -> None:
-    world = World(["engine-0"], ["detokenizer-0"])
+    world = RingSimulation(["engine-0"], ["detokenizer-0"])
     world.ask(ask())
     settle(world)
     reader = ResponseReader()

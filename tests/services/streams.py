@@ -9,7 +9,7 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
 from services.rpc.protobuf import read_logprobs
-from tests.services.ring.scores import Score, scores_of
+from tests.services.ring.token_logprobs import TokenLogprob, unpacked
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Shown:
     admitted: inference_pb2.Admitted | None = None
     ids: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
-    logprobs: dict[int, list[Score]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     deltas: dict[int, list[inference_pb2.Delta]] = field(default_factory=dict)
     prompt_logprobs: output_pb2.Logprobs | None = None
     progress: list[inference_pb2.PrefillProgress] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Shown:
         assert delta.first_position == len(ids), "gapless"
         ids += delta.token_ids
         self.texts[delta.choice] = self.texts.get(delta.choice, "") + delta.text
-        self.logprobs.setdefault(delta.choice, []).extend(scores_of(read_logprobs(delta.logprobs)))
+        self.logprobs.setdefault(delta.choice, []).extend(unpacked(read_logprobs(delta.logprobs)))
         self.deltas.setdefault(delta.choice, []).append(delta)
 
     def _end(self, end: inference_pb2.ChoiceFinished) -> None:

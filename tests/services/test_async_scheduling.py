@@ -16,7 +16,7 @@ from ringline.types.v1 import output_pb2
 
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.streams import Shown, ask, generate, read_session
-from tests.services.test_engine_door import begun
+from tests.services.test_engine_attach import begun
 from tests.services.test_resume import CASES, asked
 
 OPTIONS = [("grpc.default_authority", "localhost")]

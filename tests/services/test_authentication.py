@@ -21,8 +21,8 @@ from jwt.algorithms import ECAlgorithm
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands.certs import replace_file
-from tests.services.long_requests import check_streams_outlast
-from tests.services.secured import SECONDS, USERS, SecuredRing, refusal_of_engine, user_token
+from tests.services.secured_ring import SECONDS, USERS, SecuredRing, refusal_of_engine, user_token
+from tests.services.uninterrupted_streams import check_streams_uninterrupted
 
 CANARY_TOKEN = "rl-canary-do-not-tell-0123456789"
 CANARY = "xylophonic quagga"
@@ -146,7 +146,7 @@ async def test_a_file_of_tokens_is_replaced_while_streams_go_on(secured: Secured
                 shown[0] = new
                 await client.generate("Once", max_tokens=1, request_id="with-the-new-token")
 
-            await check_streams_outlast(secured, client, replace)
+            await check_streams_uninterrupted(secured, client, replace)
     finally:
         secured.write_tokens({user_token(tenant): tenant for tenant in USERS})
     assert tenants_of(secured, "with-the-new-token") == {"blue"}
@@ -168,7 +168,7 @@ async def test_the_services_token_is_replaced_while_streams_go_on(secured: Secur
                         assert told is (None if token in lines else grpc.StatusCode.UNAUTHENTICATED)
                 secured.service_token = new
 
-            await check_streams_outlast(secured, client, replace)
+            await check_streams_uninterrupted(secured, client, replace)
     finally:
         secured.service_token = first
         replace_file(file, first.encode(), 0o600)

@@ -19,7 +19,7 @@ from tests.ring import MODEL, ROOT
 from tests.services.hanging_engine import HANGS, PROCESS, STEP
 from tests.services.streams import Shown, generate
 from tests.services.supervise.test_supervisor import Running
-from tests.services.test_life import finish, long_request, wait_until_serving
+from tests.services.test_lifecycle import finish, long_request, wait_until_serving
 
 pytestmark = pytest.mark.long
 

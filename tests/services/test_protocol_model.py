@@ -1,6 +1,6 @@
 """The protocol, whole, over a network that loses, repeats, delays and cuts.
 
-Hypothesis chooses who does what next in a ring of two engines and two detokenizers (see ``tests.services.ring.world``).
+Hypothesis chooses who does what next in a ring of two engines and two detokenizers (see ``ring_simulation``).
 Engines come back with the model that they had, or with another one, which computes and names other tokens.
 At the end everything heals, and every request must have exactly one end per choice, with exactly the ids, text
 and log probabilities of an undisturbed run, and nobody may hold anything any more.
@@ -21,8 +21,7 @@ from structlog.testing import capture_logs
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.rpc.protobuf import read_logprobs
-from tests.services.ring.scores import Score, packed, scores_of
-from tests.services.ring.world import (
+from tests.services.ring.ring_simulation import (
     ALPHABET,
     LARGE,
     NEXT,
@@ -31,11 +30,12 @@ from tests.services.ring.world import (
     SERVED,
     AttachStream,
     Detokenizer,
+    RingSimulation,
     Served,
-    World,
     logprob_at,
     prompt_logprob_at,
 )
+from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
 ENGINES = ("engine-0", "engine-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
@@ -51,7 +51,7 @@ class Outcome:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
-    scores: list[Score] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
     end: inference_pb2.ChoiceFinished | None = None
 
 
@@ -79,7 +79,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # How many engines a request may outlive is another test's business: here it outlives any number.
-        self.world = World(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000)
+        self.world = RingSimulation(ENGINES, DETOKENIZERS, max_crash_resubmits=1_000_000)
         self.asked: dict[str, inference_pb2.GenerateRequest] = {}
         self.served: dict[str, Served] = {}
         """The model of each request."""
@@ -231,7 +231,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_holds_what_nobody_asked_for(self) -> None:
         for engine in self.world.engines.values():
-            assert engine.board.num_ledgers <= len(self.asked)
+            assert engine.registry.num_ledgers <= len(self.asked)
         for detokenizer in self.world.detokenizers.values():
             assert detokenizer.engines.num_requests <= len(ENGINES) * len(self.asked)
 
@@ -252,7 +252,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 break
         assert world.client.num_live == world.in_flight.num_live == 0
         for engine in world.engines.values():
-            assert engine.board.num_ledgers == 0
+            assert engine.registry.num_ledgers == 0
             assert not engine.core.running
         for detokenizer in world.detokenizers.values():
             assert detokenizer.engines.num_requests == 0
@@ -285,7 +285,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                     assert scores[name] == SCORES, "complete before any delta"
                 outcome.ids += response.delta.token_ids
                 outcome.text += response.delta.text
-                outcome.scores += scores_of(read_logprobs(response.delta.logprobs))
+                outcome.scores += unpacked(read_logprobs(response.delta.logprobs))
                 if self.asked[name].output.HasField("logprobs"):
                     assert len(outcome.scores) == len(outcome.ids), "one per id, at every delta"
                 else:
@@ -319,7 +319,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         if request.output.HasField("logprobs"):
             alternatives = request.output.logprobs
             scores = packed(logprob_at(i, token, alternatives) for i, token in enumerate(outcome.ids))
-            assert outcome.scores == scores_of(scores), "bit for bit"
+            assert outcome.scores == unpacked(scores), "bit for bit"
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from ringline.types.v1 import output_pb2
 from services.rpc.protobuf import read_logprobs
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
-from tests.services.ring.scores import scores_of
+from tests.services.ring.token_logprobs import unpacked
 from tests.services.streams import Shown, ask, generate, read_session
 
 GenerateRequest = inference_pb2.GenerateRequest
@@ -123,7 +123,7 @@ def until(whole: Shown, cut: Cut) -> Shown:
         for delta in whole.deltas.get(choice, ())[:count]:
             had.ids.setdefault(choice, []).extend(delta.token_ids)
             had.texts[choice] = had.texts.get(choice, "") + delta.text
-            had.logprobs.setdefault(choice, []).extend(scores_of(read_logprobs(delta.logprobs)))
+            had.logprobs.setdefault(choice, []).extend(unpacked(read_logprobs(delta.logprobs)))
     return had
 
 

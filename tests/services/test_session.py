@@ -17,7 +17,7 @@ from engine_core.request import SamplingParams
 from services.ring.errors import Code
 from services.rpc.protobuf import read_logprobs
 from tests.ring import MODEL, Ring
-from tests.services.ring.scores import scores_of
+from tests.services.ring.token_logprobs import unpacked
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session
 
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
@@ -235,8 +235,8 @@ async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alte
     with LLM(str(MODEL), kv_cache_memory_bytes=64 << 20, num_threads=1) as llm:
         [own] = llm.generate([list(shown.admitted.prompt_token_ids)], params)
     assert shown.ids[0] == own.choices[0].token_ids
-    assert shown.logprobs[0] == scores_of(own.choices[0].logprobs)
-    assert scores_of(read_logprobs(shown.prompt_logprobs)) == scores_of(own.prompt_logprobs)
+    assert shown.logprobs[0] == unpacked(own.choices[0].logprobs)
+    assert unpacked(read_logprobs(shown.prompt_logprobs)) == unpacked(own.prompt_logprobs)
 
 
 async def test_resume_goes_on_where_it_was_cut(front) -> None:

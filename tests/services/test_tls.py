@@ -23,9 +23,8 @@ from ringline.types.v1 import link_pb2
 
 from services.ring.errors import Code, Reason, Status
 from services.rpc.protobuf import status_from_proto
-from tests.services.attach_door import Door
-from tests.services.long_requests import TOKENS, check_streams_outlast, link_losses
-from tests.services.secured import (
+from tests.services.certificate_recorder import CertificateRecorder
+from tests.services.secured_ring import (
     SECONDS,
     Certificates,
     SecuredRing,
@@ -34,6 +33,7 @@ from tests.services.secured import (
     stop_services,
     user_token,
 )
+from tests.services.uninterrupted_streams import TOKENS, check_streams_uninterrupted, link_losses
 
 
 def attach(secured: SecuredRing, certificate: str, name: str) -> Status | None:
@@ -244,7 +244,7 @@ async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRin
         assert not set(before.values()) & set(after.values())
 
     async with ringline.AsyncClient(secured.processor.address, ca=ours.path("ca")) as client:
-        await check_streams_outlast(secured, client, replace)
+        await check_streams_uninterrupted(secured, client, replace)
     assert refusal_of_engine(secured, ours.credentials("operator")) is None
 
 
@@ -252,16 +252,16 @@ async def test_certificates_are_replaced_while_streams_go_on(secured: SecuredRin
 def test_new_links_show_peers_the_new_certificate(
     secured: SecuredRing, tmp_path: Path, role: str, peers: tuple[str, ...]
 ) -> None:
-    """Of the clients of every link: doors take the places of engines and detokenizers, and look at who dials them."""
+    """Of the clients of every link: recorders stand in for engines and detokenizers, and record who dials them."""
     ours = secured.certificates
     with ExitStack() as stack:
-        doors = [stack.enter_context(Door(ours)) for _ in peers]
-        dialled = [f"--{peer}=localhost:{door.port}" for peer, door in zip(peers, doors, strict=True)]
+        recorders = [stack.enter_context(CertificateRecorder(ours)) for _ in peers]
+        dialled = [f"--{peer}=localhost:{recorder.port}" for peer, recorder in zip(peers, recorders, strict=True)]
         service = launch_service(tmp_path, role, role, *ours.flags(role), *dialled)
         stack.callback(stop_services, [service])
         for _ in range(2):
-            for door in doors:
-                door.wait_for(ours.issued_serial(role))
+            for recorder in recorders:
+                recorder.wait_for(ours.issued_serial(role))
             ours.issue(role)
 
 

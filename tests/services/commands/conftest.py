@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.clients.scripted import ScriptedInference, Served, serving
+from tests.clients.scripted_server import ScriptedInference, Served, serving
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
 from services.bench.measure import Measurement, Spread
-from tests.clients.scripted import Abort, admitted, delta, ended, play, refusal
+from tests.clients.scripted_server import Abort, admitted, delta, ended, play, refusal
 from tests.services.commands.scripted_engine import ScriptedEngine, serving_engine
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from ringline.inference.v1 import inference_pb2 as pb
 
 from services.commands.chat import chat
-from tests.clients.scripted import admitted, delta, ended, forever, hello, play, refusal
+from tests.clients.scripted_server import admitted, delta, ended, forever, hello, play, refusal
 
 
 async def run(front_door, lines: str, *args: str) -> Result:

@@ -12,7 +12,7 @@ from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.types.v1 import output_pb2
 
 from services.commands.generate import generate
-from tests.clients.scripted import Abort, admitted, delta, ended, forever, hello, play, refusal
+from tests.clients.scripted_server import Abort, admitted, delta, ended, forever, hello, play, refusal
 
 
 async def run(front_door, *args: str, stdin: str | None = None) -> Result:

@@ -18,7 +18,7 @@ from cryptography import x509
 from services.cli import cli
 from services.commands.certs import ROLES
 from tests.ring import ROOT, Ring, start_ring, stop_ring
-from tests.services.secured import Certificates, user_token, write_tokens
+from tests.services.secured_ring import Certificates, user_token, write_tokens
 
 SECONDS = 60.0
 """For which a service may stand still before it is said to be unreachable."""

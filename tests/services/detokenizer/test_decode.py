@@ -20,7 +20,7 @@ from services.ring.outbox import RequestUpdate
 from services.rpc.protobuf import write_logprobs
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from tests.services.processor.model_specs import EOS_TEXT, tokenizer
-from tests.services.ring.scores import Score, packed, scores_of
+from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
 TOKENIZER = tokenizer()
 EOS = TOKENIZER.token_id(EOS_TEXT)
@@ -34,8 +34,8 @@ PARTS = sorted({token for ids in BYTES for token in ids})
 id_lists = st.lists(st.sampled_from(PARTS), max_size=24)
 
 
-def logprob(position: int, token: int) -> Score:
-    return Score(-1.0, token + 1, (position,), (-1.0,))
+def logprob(position: int, token: int) -> TokenLogprob:
+    return TokenLogprob(-1.0, token + 1, (position,), (-1.0,))
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Read:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[Score] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     deltas: list[tuple[int, str]] = field(default_factory=list)
     """(ids, text) so far, after each delta."""
     end: ChoiceEnd | None = None
@@ -73,7 +73,7 @@ class Detokenizer:
                     assert part.first_position == len(read.ids)
                 read.ids += part.ids
                 read.text += "".join(part.texts)
-                read.logprobs += scores_of(part.logprobs)
+                read.logprobs += unpacked(part.logprobs)
                 read.end = part.end
                 read.deltas.append((len(read.ids), read.text))
 

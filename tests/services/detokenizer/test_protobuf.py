@@ -12,7 +12,7 @@ from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.outbox import Outboxes, RequestUpdate
 from services.rpc.protobuf import read_logprobs
-from tests.services.ring.scores import Score, packed
+from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
 statuses = st.builds(Status, st.sampled_from(Code), st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -45,7 +45,9 @@ def test_deltas_and_ends_arrive_as_they_were(
         name, epoch = f"1-{index}", index + 1
         for choice, (tokens, text, scored, first, end) in choices.items():
             scores = (
-                packed(Score(-0.5, i + 1, (i,), (-0.25,)) for i, _ in enumerate(tokens)) if scored and tokens else None
+                packed(TokenLogprob(-0.5, i + 1, (i,), (-0.25,)) for i, _ in enumerate(tokens))
+                if scored and tokens
+                else None
             )
             outbox.delta(name, epoch, choice, first, tokens, text, scores)
             if tokens or text:
@@ -59,7 +61,7 @@ def test_deltas_and_ends_arrive_as_they_were(
 
 
 def test_news_of_a_prompt_arrives() -> None:
-    scores = packed([Score(-0.5, 1), Score(-1.5, 3)])
+    scores = packed([TokenLogprob(-0.5, 1), TokenLogprob(-1.5, 3)])
     update = RequestUpdate("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
     read = through_the_wire([update])
     (prefill,), (scored,) = read.prefills, read.prompt_logprobs

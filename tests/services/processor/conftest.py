@@ -10,21 +10,21 @@ from structlog.testing import capture_logs
 
 from tests.services.processor.queue_harness import LARGE, QueueHarness
 from tests.services.processor.service_harness import ServiceHarness, served
-from tests.services.ring.world import World
+from tests.services.ring.ring_simulation import RingSimulation
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[RingSimulation]:
     """One of each service."""
     with capture_logs():
-        yield World(["engine-0"], ["detokenizer-0"])
+        yield RingSimulation(["engine-0"], ["detokenizer-0"])
 
 
 @pytest.fixture
-def wide() -> Iterator[World]:
+def wide() -> Iterator[RingSimulation]:
     """Two engines and two detokenizers."""
     with capture_logs():
-        yield World(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
+        yield RingSimulation(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
 
 
 @pytest.fixture

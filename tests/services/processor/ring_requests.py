@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from tests.services.ring.world import EOS, AttachStream, World, token_at
+from tests.services.ring.ring_simulation import EOS, AttachStream, RingSimulation, token_at
 
 SEED = 19631
 """Whose choices 0 and 1 have no eos among the first 60 tokens."""
@@ -24,42 +24,42 @@ def expected(count: int, choice: int = 0) -> list[int]:
     return ids
 
 
-def settle(world: World, rounds: int = 30) -> None:
+def settle(world: RingSimulation, rounds: int = 30) -> None:
     for _ in range(rounds):
         world.flow()
         world.client_reads()
 
 
-def events(world: World, kind: str) -> list[inference_pb2.GenerateResponse]:
+def events(world: RingSimulation, kind: str) -> list[inference_pb2.GenerateResponse]:
     world.client_reads()
     return [response for response in world.received if response.WhichOneof("event") == kind]
 
 
-def ids(world: World, choice: int = 0) -> list[int]:
+def ids(world: RingSimulation, choice: int = 0) -> list[int]:
     deltas = [response.delta for response in events(world, "delta")]
     return [token for delta in deltas if delta.choice == choice for token in delta.token_ids]
 
 
-def end(world: World) -> inference_pb2.ChoiceFinished:
+def end(world: RingSimulation) -> inference_pb2.ChoiceFinished:
     (response,) = events(world, "choice_finished")
     return response.choice_finished
 
 
-def usage(world: World) -> inference_pb2.Usage:
+def usage(world: RingSimulation) -> inference_pb2.Usage:
     (response,) = events(world, "request_finished")
     return response.request_finished.usage
 
 
-def moves(world: World) -> list[inference_pb2.Started]:
+def moves(world: RingSimulation) -> list[inference_pb2.Started]:
     """What the client was told of engines that the request moved to."""
     return [response.started for response in events(world, "started") if response.started.reason]
 
 
-def processors_stream(world: World, engine: str = "engine-0") -> AttachStream:
+def processors_stream(world: RingSimulation, engine: str = "engine-0") -> AttachStream:
     return world.engines[engine].streams["processor"]
 
 
-def sent_submits(world: World) -> list[engine_pb2.Submit]:
+def sent_submits(world: RingSimulation) -> list[engine_pb2.Submit]:
     """What the processor wrote and nobody has read."""
     frames = [engine_pb2.AttachRequest.FromString(data) for data in processors_stream(world).commands]
     return [command.submit for frame in frames for command in frame.commands if command.HasField("submit")]

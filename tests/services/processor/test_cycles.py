@@ -21,7 +21,7 @@ from services.ring.errors import Code, Status
 from tests.services.processor.ring_requests import ask as ask_ring
 from tests.services.processor.ring_requests import settle
 from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write
-from tests.services.ring.world import World
+from tests.services.ring.ring_simulation import RingSimulation
 
 SERVICES = str(Path(services.__file__).parent)
 METHOD = f"/{DESCRIPTION.full_name}/"
@@ -130,7 +130,7 @@ async def test_requests_that_end_early_leave_no_cycles(
         await until(lambda: not harness.intake._streams)
 
 
-def test_answered_requests_leave_no_cycles(world: World) -> None:
+def test_answered_requests_leave_no_cycles(world: RingSimulation) -> None:
     world.ask(ask_ring(5))
     settle(world)
     world.received.clear()

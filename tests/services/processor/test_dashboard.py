@@ -18,7 +18,7 @@ from services.processor.peers import Peers
 from services.ring.identity import PeerId
 from services.ring.routes import Routes
 from tests.services.processor.model_specs import learned
-from tests.services.ring.world import MODEL_MESSAGE
+from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
 ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
 

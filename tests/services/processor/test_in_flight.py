@@ -26,10 +26,10 @@ from tests.services.processor.ring_requests import (
     settle,
     usage,
 )
-from tests.services.ring.world import MODEL_MESSAGE, ORPHAN_GRACE, World
+from tests.services.ring.ring_simulation import MODEL_MESSAGE, ORPHAN_GRACE, RingSimulation
 
 
-def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
+def test_only_the_choices_that_are_resumed_are_computed(world: RingSimulation) -> None:
     request = ask(n=3)
     request.resume.choices.add(choice=1)
     world.ask(request)
@@ -41,7 +41,7 @@ def test_only_the_choices_that_are_resumed_are_computed(world: World) -> None:
     assert ids(world, 1) == expected(20, 1)
 
 
-def test_resumed_ids_count_as_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_ids_count_as_computed(world: RingSimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else engines look so slow, beside what requests take, that others are refused."""
     computed: list[int] = []
     ended: list[int] = []
@@ -56,7 +56,7 @@ def test_resumed_ids_count_as_computed(world: World, monkeypatch: pytest.MonkeyP
     assert ended == [sum(computed)] == [usage(world).prompt_tokens + 20]
 
 
-def test_a_rejection_of_an_earlier_epoch_is_ignored(world: World) -> None:
+def test_a_rejection_of_an_earlier_epoch_is_ignored(world: RingSimulation) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.kill_engine("engine-0")
@@ -70,7 +70,7 @@ def test_a_rejection_of_an_earlier_epoch_is_ignored(world: World) -> None:
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_a_request_ends_once(world: World) -> None:
+def test_a_request_ends_once(world: RingSimulation) -> None:
     call = world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -81,7 +81,7 @@ def test_a_request_ends_once(world: World) -> None:
     assert world.quiet
 
 
-def test_an_ended_request_is_freed_without_the_garbage_collector(world: World) -> None:
+def test_an_ended_request_is_freed_without_the_garbage_collector(world: RingSimulation) -> None:
     world.ask(ask())
     settle(world)
     call = world.ask(ask())
@@ -98,7 +98,7 @@ def test_an_ended_request_is_freed_without_the_garbage_collector(world: World) -
         gc.enable()
 
 
-def test_a_done_lost_with_its_link_leaves_nothing(world: World) -> None:
+def test_a_done_lost_with_its_link_leaves_nothing(world: RingSimulation) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.in_flight.end(call, FinishReason.CANCELLED)
@@ -106,17 +106,17 @@ def test_a_done_lost_with_its_link_leaves_nothing(world: World) -> None:
     world.detach(processors_stream(world))
     world.heal()
     settle(world)
-    assert world.engines["engine-0"].board.num_ledgers == 1
+    assert world.engines["engine-0"].registry.num_ledgers == 1
     world.pass_time(2 * ORPHAN_GRACE)
     settle(world)
     assert world.quiet
 
 
-def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: World) -> None:
+def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: RingSimulation) -> None:
     wide.ask(ask(max_tokens=60))
     wide.flow(tokens=1)
     wide.flow(tokens=1)
-    (first,) = [engine for engine in wide.engines.values() if engine.board.num_ledgers]
+    (first,) = [engine for engine in wide.engines.values() if engine.registry.num_ledgers]
     route = next(iter(wide.in_flight._requests.values())).route
     assert route is not None
     # Its detokenizer dies, and the other one, to which the processor redirects, has just lost its link to the engine.
@@ -125,18 +125,18 @@ def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Wor
     wide.detach(first.streams[other])
     settle(wide)
     wide.pass_time(ORPHAN_GRACE / 2)
-    assert first.board.num_ledgers == 0
+    assert first.registry.num_ledgers == 0
     assert end(wide).finish_reason == FinishReason.LENGTH
     assert wide.quiet
 
 
-def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: World) -> None:
+def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: RingSimulation) -> None:
     wide.ask(ask(max_tokens=60))
     wide.flow(tokens=1)
     live = next(iter(wide.in_flight._requests.values()))
     assert live.route is not None
     engine = wide.engines[live.route.engine.name]
-    engine.board.draining = True
+    engine.registry.draining = True
     wide.link_events.engine_frame(
         engine.streams["processor"],  # type: ignore[arg-type]
         engine.me,
@@ -151,7 +151,7 @@ def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: Wo
 
 
 @pytest.mark.parametrize("numerics", ["numerics", "others"])
-def test_the_client_is_told_when_its_request_moves(world: World, numerics: str) -> None:
+def test_the_client_is_told_when_its_request_moves(world: RingSimulation, numerics: str) -> None:
     world.ask(ask())
     world.flow(tokens=2)
     world.flow(tokens=2)
@@ -166,7 +166,7 @@ def test_the_client_is_told_when_its_request_moves(world: World, numerics: str) 
     assert "engine-0" in started.reason
 
 
-def test_no_move_is_reported_before_the_first_output(world: World) -> None:
+def test_no_move_is_reported_before_the_first_output(world: RingSimulation) -> None:
     world.ask(ask())
     world.kill_engine("engine-0")
     world.heal()
@@ -175,7 +175,7 @@ def test_no_move_is_reported_before_the_first_output(world: World) -> None:
     assert ids(world) == expected(20)
 
 
-def test_a_client_resume_is_not_reported_as_a_move(world: World) -> None:
+def test_a_client_resume_is_not_reported_as_a_move(world: RingSimulation) -> None:
     """It went on from what another processor had delivered; here it has not moved."""
     request = ask()
     request.resume.choices.add(choice=0, token_ids=expected(5))
@@ -187,7 +187,7 @@ def test_a_client_resume_is_not_reported_as_a_move(world: World) -> None:
     assert usage(world).completion_tokens == 20
 
 
-def test_every_submit_carries_the_remaining_time(world: World) -> None:
+def test_every_submit_carries_the_remaining_time(world: RingSimulation) -> None:
     call = world.ask(ask())
     assert not sent_submits(world)[0].HasField("timeout_ms")
     call.deadline = time.monotonic() + 1000.0
@@ -202,7 +202,7 @@ def test_every_submit_carries_the_remaining_time(world: World) -> None:
     assert submit.epoch == 2
 
 
-def test_latencies_are_measured_per_choice(world: World) -> None:
+def test_latencies_are_measured_per_choice(world: RingSimulation) -> None:
     world.ask(ask(max_tokens=20, n=2))
     settle(world)
     metrics = {
@@ -217,7 +217,7 @@ def test_latencies_are_measured_per_choice(world: World) -> None:
     assert metrics["vllm:prompt_tokens"]["total"] == 2
 
 
-def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:
+def test_an_overshoot_is_neither_delivered_nor_counted(world: RingSimulation) -> None:
     letters = "".join(chr(ord("a") + token - min(expected(20))) for token in expected(20))
     request = ask()
     request.stopping.stop.append(letters[2:5])
@@ -230,7 +230,7 @@ def test_an_overshoot_is_neither_delivered_nor_counted(world: World) -> None:
     assert world.quiet
 
 
-def test_a_request_too_large_to_resubmit_ends_alone(world: World) -> None:
+def test_a_request_too_large_to_resubmit_ends_alone(world: RingSimulation) -> None:
     """Sent all the same, it would end the link for every request on it, again and again."""
     world.ask(ask())
     (submit,) = sent_submits(world)
@@ -253,7 +253,7 @@ def test_a_request_too_large_to_resubmit_ends_alone(world: World) -> None:
 
 
 @pytest.fixture
-def charged(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def charged(world: RingSimulation, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens, as they are taken out of a tenant's."""
     tokens: list[int] = []
     monkeypatch.setattr(world.rate_limiter, "computed", lambda tenant, amount, now: tokens.append(amount))
@@ -261,7 +261,7 @@ def charged(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_computed(
-    world: World, charged: list[int]
+    world: RingSimulation, charged: list[int]
 ) -> None:
     call = world.ask(ask())
     prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
@@ -278,7 +278,7 @@ def test_a_prompt_is_charged_once_and_also_when_it_is_cancelled_while_it_is_comp
 
 @pytest.mark.parametrize("finish_reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
 def test_a_request_given_up_before_its_first_report_is_charged_its_prompt(
-    finish_reason: FinishReason, world: World, charged: list[int]
+    finish_reason: FinishReason, world: RingSimulation, charged: list[int]
 ) -> None:
     call = world.ask(ask())
     prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
@@ -287,7 +287,7 @@ def test_a_request_given_up_before_its_first_report_is_charged_its_prompt(
     assert charged == [prompt]
 
 
-def test_a_prompt_without_an_engine_is_not_charged(world: World, charged: list[int]) -> None:
+def test_a_prompt_without_an_engine_is_not_charged(world: RingSimulation, charged: list[int]) -> None:
     world.kill_engine("engine-0")
     world.in_flight.end(world.ask(ask()), FinishReason.CANCELLED)
     world.heal()
@@ -298,7 +298,7 @@ def test_a_prompt_without_an_engine_is_not_charged(world: World, charged: list[i
     assert not charged
 
 
-def test_a_prompt_whose_time_runs_out_at_the_engine_is_charged(world: World, charged: list[int]) -> None:
+def test_a_prompt_whose_time_runs_out_at_the_engine_is_charged(world: RingSimulation, charged: list[int]) -> None:
     call = world.ask(ask())
     prompt = next(iter(world.in_flight._requests.values())).resolved.prompt_tokens
     world.in_flight._choice_ended(call.request_id, 1, 0, ChoiceEnd(FinishReason.DEADLINE, 0), set())

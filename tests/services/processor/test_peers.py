@@ -16,10 +16,10 @@ from services.ring.liveness import BEAT_LIMIT
 from services.rpc.protobuf import status_from_proto
 from services.text.chat_templates import ChatTemplates
 from tests.services.processor.ring_requests import SEED, ask, end, events, expected, ids, processors_stream, settle
-from tests.services.ring.world import MAX_GENERATIONS, NEXT, PRESENT, World
+from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT, RingSimulation
 
 
-def hear(world: World, **frame: object) -> None:
+def hear(world: RingSimulation, **frame: object) -> None:
     """The engine says something."""
     stream = processors_stream(world)
     response = engine_pb2.AttachResponse(**frame)  # type: ignore[arg-type]
@@ -27,7 +27,7 @@ def hear(world: World, **frame: object) -> None:
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: World, draining: bool) -> None:
+def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: RingSimulation, draining: bool) -> None:
     assert world.routes.any_joined()
     later = time.monotonic() + 2 * BEAT_LIMIT
     world.link_events.check_liveness(later)
@@ -41,7 +41,7 @@ def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: World
     assert world.routes.any_joined() == (not draining)
 
 
-def roll_out(world: World, *names: str) -> None:
+def roll_out(world: RingSimulation, *names: str) -> None:
     """These engines are replaced by such as serve the next model."""
     for name in names:
         world.kill_engine(name, NEXT)
@@ -49,12 +49,12 @@ def roll_out(world: World, *names: str) -> None:
     world.flow()
 
 
-def engine_of(world: World, call: Request) -> str:
+def engine_of(world: RingSimulation, call: Request) -> str:
     assert call.route is not None
     return call.route.engine.name
 
 
-def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: World) -> None:
+def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: RingSimulation) -> None:
     old = wide.ask(ask())
     other = {"engine-0": "engine-1", "engine-1": "engine-0"}[engine_of(wide, old)]
     roll_out(wide, other)
@@ -74,7 +74,7 @@ def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: 
     assert wide.quiet
 
 
-def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: World) -> None:
+def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: RingSimulation) -> None:
     wide.ask(ask())
     wide.flow(tokens=2)
     wide.flow(tokens=2)
@@ -88,7 +88,7 @@ def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: 
     assert wide.quiet
 
 
-def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
+def test_a_request_whose_model_is_gone_ends_and_says_so(wide: RingSimulation) -> None:
     wide.ask(ask())
     wide.flow(tokens=2)
     wide.flow(tokens=2)
@@ -102,7 +102,7 @@ def test_a_request_whose_model_is_gone_ends_and_says_so(wide: World) -> None:
     assert [held.model.model_digest for held in wide.models._held.values()] == [NEXT.digest], "none is kept"
 
 
-def test_a_rollback_makes_the_earlier_model_the_newest_again(wide: World) -> None:
+def test_a_rollback_makes_the_earlier_model_the_newest_again(wide: RingSimulation) -> None:
     for served in (NEXT, PRESENT):
         wide.kill_engine("engine-1", served)
         wide.heal()
@@ -110,7 +110,7 @@ def test_a_rollback_makes_the_earlier_model_the_newest_again(wide: World) -> Non
         assert wide.model.model.model_digest == served.digest
 
 
-def test_an_engine_with_one_model_too_many_is_not_linked(wide: World) -> None:
+def test_an_engine_with_one_model_too_many_is_not_linked(wide: RingSimulation) -> None:
     wide.ask(ask())  # a request of the present one, which keeps it
     stream = processors_stream(wide)
     for number in range(MAX_GENERATIONS - 1):
@@ -123,7 +123,7 @@ def test_an_engine_with_one_model_too_many_is_not_linked(wide: World) -> None:
     wide.models.add(another(9), CODEC)
 
 
-def test_an_engine_whose_model_was_dropped_before_it_was_linked_is_refused(world: World) -> None:
+def test_an_engine_whose_model_was_dropped_before_it_was_linked_is_refused(world: RingSimulation) -> None:
     stream = processors_stream(world)
     for number in range(MAX_GENERATIONS):
         world.models.add(another(number), CODEC)
@@ -131,7 +131,7 @@ def test_an_engine_whose_model_was_dropped_before_it_was_linked_is_refused(world
         world.link_events.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
 
 
-async def test_a_known_tokenizer_is_not_fetched_again(world: World) -> None:
+async def test_a_known_tokenizer_is_not_fetched_again(world: RingSimulation) -> None:
     class Stub:
         async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
             return another(1)

@@ -11,7 +11,7 @@ from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.poison import MAX_CRASH_RESUBMITS, RETURN_GRACE, WAITING_FACTOR
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle, usage
-from tests.services.ring.world import ORPHAN_GRACE, World
+from tests.services.ring.ring_simulation import ORPHAN_GRACE, RingSimulation
 
 
 @pytest.fixture
@@ -22,19 +22,19 @@ def later(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return passed
 
 
-def engine_dies_computing(world: World, name: str = "engine-0") -> None:
+def engine_dies_computing(world: RingSimulation, name: str = "engine-0") -> None:
     world.flow(tokens=1)
     world.flow(tokens=1)
     world.kill_engine(name)
 
 
-def engine_dies_before_it_begins(world: World) -> None:
+def engine_dies_before_it_begins(world: RingSimulation) -> None:
     processors_stream(world).read_commands()
-    assert world.engines["engine-0"].board.num_ledgers == 1
+    assert world.engines["engine-0"].registry.num_ledgers == 1
     world.kill_engine("engine-0")
 
 
-def test_a_request_survives_fewer_crashes_than_the_limit(world: World, later: list[float]) -> None:
+def test_a_request_survives_fewer_crashes_than_the_limit(world: RingSimulation, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(MAX_CRASH_RESUBMITS - 1):
         engine_dies_computing(world)
@@ -46,14 +46,14 @@ def test_a_request_survives_fewer_crashes_than_the_limit(world: World, later: li
     assert ids(world) == expected(20)
 
 
-def test_a_poison_request_is_not_resubmitted(world: World, later: list[float]) -> None:
+def test_a_poison_request_is_not_resubmitted(world: RingSimulation, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(MAX_CRASH_RESUBMITS):
         engine_dies_computing(world)
         world.heal()
     settle(world)
     assert not events(world, "request_finished"), "the last one may have been cut off, and come back"
-    assert not world.engines["engine-0"].board.num_ledgers
+    assert not world.engines["engine-0"].registry.num_ledgers
     later[0] += 2 * RETURN_GRACE
     settle(world)
     assert end(world).error.code == Code.INTERNAL
@@ -62,7 +62,7 @@ def test_a_poison_request_is_not_resubmitted(world: World, later: list[float]) -
     assert world.quiet
 
 
-def test_a_request_that_merely_waited_is_resubmitted(world: World, later: list[float]) -> None:
+def test_a_request_that_merely_waited_is_resubmitted(world: RingSimulation, later: list[float]) -> None:
     world.ask(ask())
     for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS - 1):
         engine_dies_before_it_begins(world)
@@ -75,7 +75,7 @@ def test_a_request_that_merely_waited_is_resubmitted(world: World, later: list[f
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_resubmits_of_a_waiting_request_are_bounded_too(world: World) -> None:
+def test_resubmits_of_a_waiting_request_are_bounded_too(world: RingSimulation) -> None:
     """What kills an engine before it can say what it begins would else do so for ever."""
     world.ask(ask())
     for _ in range(WAITING_FACTOR * MAX_CRASH_RESUBMITS):
@@ -87,7 +87,7 @@ def test_resubmits_of_a_waiting_request_are_bounded_too(world: World) -> None:
     assert end(world).error.code == Code.INTERNAL
 
 
-def test_engines_that_come_back_had_not_died(wide: World, later: list[float]) -> None:
+def test_engines_that_come_back_had_not_died(wide: RingSimulation, later: list[float]) -> None:
     """As if the processor's own network were gone: whatever it tries, it loses."""
     wide.ask(ask(max_tokens=60))
     streams = []
@@ -106,7 +106,7 @@ def test_engines_that_come_back_had_not_died(wide: World, later: list[float]) ->
     assert ids(wide) == expected(60)
 
 
-def test_a_hang_is_no_crash(world: World, later: list[float]) -> None:
+def test_a_hang_is_no_crash(world: RingSimulation, later: list[float]) -> None:
     world.ask(ask(max_tokens=60))
     for _ in range(2 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)
@@ -120,7 +120,7 @@ def test_a_hang_is_no_crash(world: World, later: list[float]) -> None:
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_cut_links_are_no_crashes(world: World) -> None:
+def test_cut_links_are_no_crashes(world: RingSimulation) -> None:
     world.ask(ask())
     for _ in range(3 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)
@@ -134,7 +134,7 @@ def test_cut_links_are_no_crashes(world: World) -> None:
     assert world.quiet
 
 
-def test_a_drain_is_no_crash(world: World) -> None:
+def test_a_drain_is_no_crash(world: RingSimulation) -> None:
     world.ask(ask(max_tokens=60))
     for _ in range(2 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)

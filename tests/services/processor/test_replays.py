@@ -15,7 +15,7 @@ from services.processor.request import Request
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle
-from tests.services.ring.world import World
+from tests.services.ring.ring_simulation import RingSimulation
 
 
 def text_beyond(call: Request, epoch: int) -> detokenizer_pb2.TextOutputs:
@@ -31,7 +31,7 @@ def text_beyond(call: Request, epoch: int) -> detokenizer_pb2.TextOutputs:
     )
 
 
-def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: World) -> None:
+def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: RingSimulation) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.flow(tokens=1)
@@ -48,7 +48,7 @@ def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: World) ->
 
 
 @pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
-def test_replays_in_a_row_are_bounded(world: World, times: int) -> None:
+def test_replays_in_a_row_are_bounded(world: RingSimulation, times: int) -> None:
     call = world.ask(ask())
     (live,) = world.in_flight._requests.values()
     for _ in range(times):
@@ -58,7 +58,7 @@ def test_replays_in_a_row_are_bounded(world: World, times: int) -> None:
 
 
 @pytest.mark.parametrize("fits_between", [False, True])
-def test_frames_that_never_fit_fail_the_request(world: World, fits_between: bool) -> None:
+def test_frames_that_never_fit_fail_the_request(world: RingSimulation, fits_between: bool) -> None:
     world.ask(ask(max_tokens=60))
     (detokenizer,) = world.detokenizers.values()
     world.flow(tokens=1)
@@ -86,7 +86,7 @@ def test_frames_that_never_fit_fail_the_request(world: World, fits_between: bool
         assert end(world).error.code == Code.INTERNAL
 
 
-def test_prompt_progress_comes_only_if_requested(world: World) -> None:
+def test_prompt_progress_comes_only_if_requested(world: RingSimulation) -> None:
     for name, progress in (("quiet", False), ("curious", True)):
         request = ask(max_tokens=1)
         request.request_id, request.output.prefill_progress = name, progress
@@ -95,7 +95,7 @@ def test_prompt_progress_comes_only_if_requested(world: World) -> None:
     assert {response.request_id for response in events(world, "prefill")} == {"curious"}
 
 
-def test_prompt_scores_come_once_across_failovers(world: World) -> None:
+def test_prompt_scores_come_once_across_failovers(world: RingSimulation) -> None:
     request = ask(max_tokens=3)
     request.text, request.output.prompt_logprobs = "ab" * 15, 2
     world.ask(request)
@@ -113,7 +113,7 @@ def test_prompt_scores_come_once_across_failovers(world: World) -> None:
     assert ids(world) == expected(3)
 
 
-def test_a_lost_frame_with_prompt_scores_is_replayed(world: World) -> None:
+def test_a_lost_frame_with_prompt_scores_is_replayed(world: RingSimulation) -> None:
     request = ask(max_tokens=3)
     request.text, request.output.prompt_logprobs = "ab" * 15, 2
     world.ask(request)
@@ -139,7 +139,7 @@ def test_a_lost_frame_with_prompt_scores_is_replayed(world: World) -> None:
     assert ids(world) == expected(3)
 
 
-def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> None:
+def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: RingSimulation) -> None:
     length, alternatives = 60_000, 20
     limits = replace(world.model.limits, max_model_len=length + 8)
     world.model = replace(world.model, limits=limits)
@@ -174,7 +174,7 @@ def test_prompt_scores_of_any_length_come_in_frames_that_fit(world: World) -> No
     assert scores[-1].top == ((length - 1, float(1 - length)),) * alternatives
 
 
-def test_prompt_scores_of_another_epoch_are_ignored(world: World) -> None:
+def test_prompt_scores_of_another_epoch_are_ignored(world: RingSimulation) -> None:
     request = ask()
     request.output.prompt_logprobs = 0
     call = world.ask(request)

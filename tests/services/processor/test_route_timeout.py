@@ -10,7 +10,7 @@ from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.liveness import BEAT_LIMIT
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, settle, usage
-from tests.services.ring.world import World
+from tests.services.ring.ring_simulation import RingSimulation
 
 
 @pytest.fixture
@@ -18,19 +18,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the world sees."""
     clock = SimpleNamespace(now=1000.0)
     modules = [f"services.processor.{name}" for name in ("in_flight", "failover", "routing")]
-    for module in (*modules, "tests.services.ring.world"):
+    for module in (*modules, "tests.services.ring.ring_simulation"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
-def wait(world: World, clock: SimpleNamespace, seconds: float) -> None:
+def wait(world: RingSimulation, clock: SimpleNamespace, seconds: float) -> None:
     """Time passes, in which every command is read and answered; engines compute nothing."""
     clock.now += seconds
     world.flow(tokens=0)
     world.flow(tokens=0)
 
 
-def test_the_timeout_ends_a_request_with_what_was_delivered(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_ends_a_request_with_what_was_delivered(world: RingSimulation, clock: SimpleNamespace) -> None:
     world.failover._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=2)
@@ -44,9 +44,9 @@ def test_the_timeout_ends_a_request_with_what_was_delivered(world: World, clock:
     assert usage(world).completion_tokens == len(ids(world)) > 0
 
 
-def test_the_timeout_goes_on_when_an_engine_refuses(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_goes_on_when_an_engine_refuses(world: RingSimulation, clock: SimpleNamespace) -> None:
     world.failover._route_timeout = 5.0
-    world.engines["engine-0"].board.draining = True  # nobody was told
+    world.engines["engine-0"].registry.draining = True  # nobody was told
     world.ask(ask())
     for _ in range(4):
         wait(world, clock, 1.0)
@@ -60,7 +60,7 @@ def test_the_timeout_goes_on_when_an_engine_refuses(world: World, clock: SimpleN
     assert world.quiet
 
 
-def test_the_timeout_begins_anew_after_output(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_begins_anew_after_output(world: RingSimulation, clock: SimpleNamespace) -> None:
     world.failover._route_timeout = 5.0
     world.failover._max_crash_resubmits = 3
     world.ask(ask())
@@ -75,7 +75,7 @@ def test_the_timeout_begins_anew_after_output(world: World, clock: SimpleNamespa
     assert end(world).finish_reason == FinishReason.LENGTH
 
 
-def test_the_timeout_applies_without_a_detokenizer_too(world: World, clock: SimpleNamespace) -> None:
+def test_the_timeout_applies_without_a_detokenizer_too(world: RingSimulation, clock: SimpleNamespace) -> None:
     world.failover._route_timeout = 5.0
     world.ask(ask())
     world.flow(tokens=1)
@@ -88,7 +88,7 @@ def test_the_timeout_applies_without_a_detokenizer_too(world: World, clock: Simp
     assert "detokenizer-0" in end(world).error.message
 
 
-def test_time_in_an_engines_queue_does_not_count(world: World, clock: SimpleNamespace) -> None:
+def test_time_in_an_engines_queue_does_not_count(world: RingSimulation, clock: SimpleNamespace) -> None:
     world.failover._route_timeout = 5.0
     world.ask(ask())
     for _ in range(5):
@@ -100,7 +100,9 @@ def test_time_in_an_engines_queue_does_not_count(world: World, clock: SimpleName
     assert end(world).error.code == Code.UNAVAILABLE
 
 
-def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(wide: World, clock: SimpleNamespace) -> None:
+def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(
+    wide: RingSimulation, clock: SimpleNamespace
+) -> None:
     """Each engine is attached to one of two detokenizers: another pair can take what it has."""
     for engine, detokenizer in (("engine-0", "detokenizer-1"), ("engine-1", "detokenizer-0")):
         wide.detach(wide.engines[engine].streams[detokenizer])

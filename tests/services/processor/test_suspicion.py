@@ -16,19 +16,19 @@ from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
 from services.ring.routes import Route, Routes
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, moves, settle, usage
-from tests.services.ring.world import World
+from tests.services.ring.ring_simulation import RingSimulation
 
 LONG = 60
 
 
-def beat(world: World, now: float, *, but: PeerId) -> None:
+def beat(world: RingSimulation, now: float, *, but: PeerId) -> None:
     """Everybody gives a sign of life, except one."""
     for node in [*world.peers._engines.values(), *world.peers._detokenizers.values()]:
         if node.peer != but:
             node.liveness.beat(now)
 
 
-def hang(world: World, peer: PeerId) -> None:
+def hang(world: RingSimulation, peer: PeerId) -> None:
     """So long that the peer is suspected."""
     start = time.monotonic()
     for look in range(round(1.5 * BEAT_LIMIT / BEAT_INTERVAL)):
@@ -39,7 +39,7 @@ def hang(world: World, peer: PeerId) -> None:
     world.in_flight.tick(time.monotonic())
 
 
-def come_back(world: World, peer: PeerId) -> None:
+def come_back(world: RingSimulation, peer: PeerId) -> None:
     """The peer gives a sign of life."""
     now = (world.peers._checked_at or 0.0) + BEAT_INTERVAL
     beat(world, now, but=PeerId("nobody", 1))
@@ -47,7 +47,7 @@ def come_back(world: World, peer: PeerId) -> None:
     assert not world.peers.suspects
 
 
-def begin(world: World) -> Route:
+def begin(world: RingSimulation) -> Route:
     """A long request that has a few tokens."""
     world.ask(ask(max_tokens=LONG))
     world.flow(tokens=3)
@@ -55,13 +55,13 @@ def begin(world: World) -> Route:
     return route_of(world)
 
 
-def route_of(world: World) -> Route:
+def route_of(world: RingSimulation) -> Route:
     (live,) = world.in_flight._requests.values()
     assert live.route is not None
     return live.route
 
 
-def test_requests_leave_an_engine_that_hangs(wide: World) -> None:
+def test_requests_leave_an_engine_that_hangs(wide: RingSimulation) -> None:
     route = begin(wide)
     hung = wide.engines[route.engine.name]
     hung.core.running.clear()  # it computes nothing, and reads nothing
@@ -78,14 +78,14 @@ def test_requests_leave_an_engine_that_hangs(wide: World) -> None:
     (started,) = moves(wide)
     assert started.identical
     assert route.engine.name in started.reason
-    assert hung.board.num_ledgers == 1
+    assert hung.registry.num_ledgers == 1
     stream.commands.extend([*commands, *told])  # it was a false alarm
     come_back(wide, route.engine)
     settle(wide)
     assert wide.quiet
 
 
-def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: World) -> None:
+def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: RingSimulation) -> None:
     route = begin(wide)
     (live,) = wide.in_flight._requests.values()
     epoch = live.delivery.epoch
@@ -100,7 +100,7 @@ def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: World) -> No
     assert wide.quiet
 
 
-def test_requests_stay_if_there_is_no_other_engine(world: World) -> None:
+def test_requests_stay_if_there_is_no_other_engine(world: RingSimulation) -> None:
     route = begin(world)
     hang(world, route.engine)
     assert route_of(world) == route
@@ -110,7 +110,7 @@ def test_requests_stay_if_there_is_no_other_engine(world: World) -> None:
     assert not moves(world)
 
 
-def test_requests_move_as_soon_as_there_is_another_engine(wide: World) -> None:
+def test_requests_move_as_soon_as_there_is_another_engine(wide: RingSimulation) -> None:
     route = begin(wide)
     (other,) = [name for name in wide.engines if name != route.engine.name]
     for stream in list(wide.engines[other].streams.values()):
@@ -125,7 +125,7 @@ def test_requests_move_as_soon_as_there_is_another_engine(wide: World) -> None:
     assert route_of(wide).engine.name == other
 
 
-def test_requests_leave_a_detokenizer_that_hangs(wide: World) -> None:
+def test_requests_leave_a_detokenizer_that_hangs(wide: RingSimulation) -> None:
     route = begin(wide)
     hang(wide, route.detokenizer)
     assert route_of(wide).engine == route.engine
@@ -136,7 +136,7 @@ def test_requests_leave_a_detokenizer_that_hangs(wide: World) -> None:
     assert wide.quiet
 
 
-def test_a_processor_that_was_suspended_suspects_no_peer(wide: World) -> None:
+def test_a_processor_that_was_suspended_suspects_no_peer(wide: RingSimulation) -> None:
     now = time.monotonic()
     wide.link_events.check_liveness(now)
     wide.link_events.check_liveness(now + 3 * BEAT_LIMIT)
@@ -146,7 +146,7 @@ def test_a_processor_that_was_suspended_suspects_no_peer(wide: World) -> None:
     assert len(wide.peers.suspects) == 4, "but then it counts"
 
 
-def hears(world: World, detokenizer: PeerId, *engines: str, now: float) -> None:
+def hears(world: RingSimulation, detokenizer: PeerId, *engines: str, now: float) -> None:
     """A detokenizer says what it hears."""
     heard = [link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
     changes = link_pb2.PeerChanges(revision=1, reset=True, added=heard)
@@ -154,7 +154,7 @@ def hears(world: World, detokenizer: PeerId, *engines: str, now: float) -> None:
     world.in_flight.tick(now)
 
 
-def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: World) -> None:
+def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: RingSimulation) -> None:
     """The link between the two is half open, and both give signs of life to the processor."""
     route = begin(wide)
     others = [name for name in wide.engines if name != route.engine.name]
@@ -170,7 +170,7 @@ def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: World) 
     assert wide.quiet
 
 
-def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: World) -> None:
+def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: RingSimulation) -> None:
     route, now = begin(wide), time.monotonic()
     others = [name for name in wide.engines if name != route.engine.name]
     for detokenizer in wide.detokenizers.values():
@@ -183,7 +183,7 @@ def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: World) -> None
 
 
 @pytest.mark.parametrize("taken_before", [False, True])
-def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: World, taken_before: bool) -> None:
+def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: RingSimulation, taken_before: bool) -> None:
     if taken_before:
         wide.kill_engine(begin(wide).engine.name)
     else:
@@ -205,7 +205,7 @@ def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: World, ta
     assert ids(wide) == expected(LONG)
 
 
-def test_a_tick_looks_only_at_requests_that_are_due(wide: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_looks_only_at_requests_that_are_due(wide: RingSimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are live, suspects have, or wait: what found no other route is looked at when routes change."""
     names = [f"request-{number}" for number in range(20)]
     for name in names:

@@ -15,14 +15,14 @@ from services.ring.identity import PeerId
 from services.ring.ledger import Submission
 from services.ring.logprobs import PackedLogprobs
 from services.ring.peer_list import PeerList
-from tests.services.ring.scores import Score, scores_of
+from tests.services.ring.token_logprobs import TokenLogprob, unpacked
 
 GRACE = 2.0
 MAX_LEDGERS = 5
 
 
-def logprob(position: int, token: int) -> Score:
-    return Score(-1.0, token + 1, (position,), (-1.0,))
+def logprob(position: int, token: int) -> TokenLogprob:
+    return TokenLogprob(-1.0, token + 1, (position,), (-1.0,))
 
 
 class RecordingCore:
@@ -58,7 +58,7 @@ class ExpectedRequest:
     resumed: dict[int, int]
     scored: bool
     delivered: dict[int, int]
-    prompt: list[Score] = field(default_factory=list)
+    prompt: list[TokenLogprob] = field(default_factory=list)
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     orphaned_at: float | None = None
 
@@ -141,7 +141,7 @@ class PeerReader:
             if expected[request_id].scored:
                 fresh = range(max(first, expected[request_id].resumed[choice]), first + count)
                 scored = [logprob(position, ids[position - first]) for position in fresh]
-                assert scores_of(logprobs.get(index)) == scored, "aligned to the end of the ids"
+                assert unpacked(logprobs.get(index)) == scored, "aligned to the end of the ids"
             else:
                 assert index not in logprobs
         assert start == len(frame.token_ids)

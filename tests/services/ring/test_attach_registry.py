@@ -19,7 +19,7 @@ from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers, Submission
 from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, ExpectedRequest, PeerReader, RecordingCore, logprob
-from tests.services.ring.scores import packed, scores_of
+from tests.services.ring.token_logprobs import packed, unpacked
 
 NAMES = ("p", "d", "q")
 names = st.sampled_from(NAMES)
@@ -301,7 +301,7 @@ class AttachRegistryMachine(RuleBasedStateMachine):
                 received = stream.received[request_id]
                 assert (received.epoch, received.delivered) == (expected.epoch, expected.delivered)
                 assert not received.closed
-                assert scores_of(received.prompt) == expected.prompt
+                assert unpacked(received.prompt) == expected.prompt
                 for choice, log in expected.logs.items():
                     # A stop may have cut what had been carried; then its end says where.
                     assert received.ids[choice][: len(log)] == log

@@ -8,7 +8,7 @@ from services.ring.events import Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import Ledgers
 from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, RecordingCore, logprob, submission
-from tests.services.ring.scores import packed
+from tests.services.ring.token_logprobs import packed
 
 
 def test_prompt_progress_and_scores_are_replayed(registry: AttachRegistry) -> None:

@@ -12,7 +12,7 @@ from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, LedgerEntry
-from tests.services.ring.scores import Score, packed
+from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 PEER = PeerId("p", 1)
 
@@ -22,7 +22,7 @@ def entry(name: str, choices: dict[int, list[int]], logprobs: int | None = None)
     logs = {choice: ChoiceLog((), logprobs is not None) for choice in choices}
     for choice, ids in choices.items():
         scores = tuple(range(logprobs or 0))
-        logs[choice].append(ids, packed(Score(-1.5, 2, scores, (-1.0,) * len(scores)) for _ in ids))
+        logs[choice].append(ids, packed(TokenLogprob(-1.5, 2, scores, (-1.0,) * len(scores)) for _ in ids))
     return LedgerEntry(name, name, 1, PEER, PEER.name, b"context", 3, logs)
 
 
@@ -169,7 +169,7 @@ def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:
 
 def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     link, one = OutboundLink(PEER), entry("1-1", {0: [1, 2]})
-    one.prompt_logprobs = packed(Score(-float(i), 1, (i,), (-1.0,)) for i in range(100))
+    one.prompt_logprobs = packed(TokenLogprob(-float(i), 1, (i,), (-1.0,)) for i in range(100))
     link.add(one)
     frames = []
     while (frame := link.take(600)) is not None:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.ledger import ChoiceLog
 from services.ring.logprobs import PackedLogprobs
-from tests.services.ring.scores import Score, packed
+from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 ids = st.lists(st.integers(0, 99), max_size=8)
 
 
 def scores(tokens: list[int]) -> PackedLogprobs:
-    return packed(Score(-float(token), 1) for token in tokens)
+    return packed(TokenLogprob(-float(token), 1) for token in tokens)
 
 
 @given(resumed=ids, computed=ids, more=ids, end=st.none() | st.sampled_from(FinishReason), position=st.integers(-1, 18))

@@ -15,7 +15,7 @@ from services.detokenizer.protobuf import outputs_of
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, Outboxes, RequestUpdate
-from tests.services.ring.scores import Score, packed, scores_of
+from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
 NAMES = st.sampled_from(["1-1", "1-2", "1-3"])
@@ -28,7 +28,7 @@ def text_of(ids: list[int]) -> str:
 
 
 def logprobs_of(ids: list[int], first_position: int) -> PackedLogprobs:
-    return packed(Score(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
+    return packed(TokenLogprob(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
 
 
 def an_outbox(outboxes: Outboxes | None = None) -> Outbox:
@@ -113,7 +113,7 @@ class OutboxMachine(RuleBasedStateMachine):
             assert sent.end is None, "nothing follows an end"
             assert part.first_position == sent.count
             assert "".join(part.texts) == text_of(part.ids), "ids and their text stay together"
-            scores = scores_of(part.logprobs)
+            scores = unpacked(part.logprobs)
             assert [entry.top_ids[1] for entry in scores] == [*range(sent.count, sent.count + len(part.ids))][
                 len(part.ids) - len(scores) :
             ], "aligned to the end of the ids"

@@ -12,7 +12,7 @@ from ringline.types.v1 import error_pb2, output_pb2
 from services.ring.errors import Code, Reason, Status, invalid_field
 from services.ring.events import FinishReason
 from services.rpc.protobuf import finish_from_proto, read_logprobs, status_from_proto, status_to_proto, write_logprobs
-from tests.services.ring.scores import Score, packed, scores_of
+from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
 floats = st.floats(max_value=0, width=32, allow_nan=False)
 ids = st.integers(0, 2**32 - 1)
@@ -82,15 +82,15 @@ def test_codes_are_those_of_grpc() -> None:
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> list[Score]:
+def entries(draw: st.DrawFn) -> list[TokenLogprob]:
     """Of consecutive tokens, with equally many alternatives each."""
     k = draw(st.integers(0, 4))
     tops = st.tuples(*[ids] * k), st.tuples(*[floats] * k)
-    return draw(st.lists(st.builds(Score, floats, ids, *tops), max_size=6))
+    return draw(st.lists(st.builds(TokenLogprob, floats, ids, *tops), max_size=6))
 
 
 @given(entries())
-def test_log_probabilities(entries: list[Score]) -> None:
+def test_log_probabilities(entries: list[TokenLogprob]) -> None:
     message = output_pb2.Logprobs()
     write_logprobs(message, packed(entries))
-    assert scores_of(read_logprobs(output_pb2.Logprobs.FromString(message.SerializeToString()))) == entries
+    assert unpacked(read_logprobs(output_pb2.Logprobs.FromString(message.SerializeToString()))) == entries

@@ -33,7 +33,7 @@ from services.security.certificate_checker import (
 )
 from services.security.credentials import certificate_interceptors, peer_credentials
 from services.security.tls import reloaded_tls_files, server_credentials
-from tests.services.secured import HOUR, Certificates
+from tests.services.secured_ring import HOUR, Certificates
 
 SERVICE = "ringline.inference.v1.InferenceService"
 SECONDS = 60.0

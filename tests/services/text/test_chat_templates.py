@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.text import template_sandbox
 from services.text.chat_templates import ChatTemplateError, ChatTemplates
-from tests.services.text import templates
+from tests.services.text import chat_template_samples
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
 TOOLS = [
@@ -68,7 +68,7 @@ def outcome(render, chat, **arguments):
         return "refused"
 
 
-STYLES = {name: getattr(templates, name) for name in ("HEADERS", "CHATML", "BRACKETS", "DOCUMENTS")}
+STYLES = {name: getattr(chat_template_samples, name) for name in ("HEADERS", "CHATML", "BRACKETS", "DOCUMENTS")}
 CHATS = {"plain": PLAIN, "system": SYSTEM, "calls": CALLS, "reasoned": REASONED, "parts": PARTS, "last": LAST}
 
 
@@ -125,7 +125,9 @@ def test_strftime_now_formats_the_clock():
 
 def test_messages_are_left_as_they_were():
     chat = json.loads(json.dumps(LAST_PARTS))
-    ChatTemplates({"default": templates.CHATML}).render(chat, add_generation_prompt=False, continue_final_message=True)
+    ChatTemplates({"default": chat_template_samples.CHATML}).render(
+        chat, add_generation_prompt=False, continue_final_message=True
+    )
     assert chat == LAST_PARTS
 
 
@@ -235,5 +237,5 @@ def test_what_grows_without_end_is_stopped(monkeypatch, template):
 
 def test_long_chats_are_within_the_limits():
     chat = [{"role": role, "content": "word " * 200} for role in ("user", "assistant") * 500]
-    rendered = ChatTemplates({"default": templates.CHATML}).render(chat)
+    rendered = ChatTemplates({"default": chat_template_samples.CHATML}).render(chat)
     assert rendered.count("<|im_start|>") == 1001

@@ -12,10 +12,14 @@ from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from services.text.incremental_decoder import MAX_UNFINISHED_TOKENS, left_context
 from services.text.tokenizer import Tokenizer as TextTokenizer
 from services.text.tokenizer import TokenizerError
-from tests.services.text import trained
-from tests.services.text.reference import Account
+from tests.services.text import trained_tokenizers
+from tests.services.text.reference_decoder import Account
 
-KINDS = {"byte_level": trained.byte_level, "sentencepiece_bpe": trained.sentencepiece_bpe, "unigram": trained.unigram}
+KINDS = {
+    "byte_level": trained_tokenizers.byte_level,
+    "sentencepiece_bpe": trained_tokenizers.sentencepiece_bpe,
+    "unigram": trained_tokenizers.unigram,
+}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 fuzz = settings(max_examples=60, deadline=None)
 
@@ -128,7 +132,7 @@ def check_byte_level(tokenizer, context, ids, skip=True):
 @pytest.mark.parametrize("skip", [True, False])
 def test_random_ids_byte_level(byte_level, skip):
     of_byte = token_of_byte(byte_level)
-    special = [byte_level.token_id(text) for text in trained.SPECIAL]
+    special = [byte_level.token_id(text) for text in trained_tokenizers.SPECIAL]
     any_id = st.integers(0, byte_level.vocab_size + 2) | st.sampled_from(of_byte[0xC0:]) | st.sampled_from(special)
     any_id |= st.sampled_from([of_byte[byte] for byte in "é中😀".encode()])
     losses = []
@@ -210,7 +214,7 @@ def check_byte_fallback(tokenizer, context, ids, skip=True):
 def test_random_ids_byte_fallback(sentencepiece_bpe, skip):
     tokenizer = sentencepiece_bpe
     bytes_ = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
-    special = [tokenizer.token_id(text) for text in trained.SPECIAL]
+    special = [tokenizer.token_id(text) for text in trained_tokenizers.SPECIAL]
     any_id = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(bytes_) | st.sampled_from(bytes_[0xC0:])
     any_id |= st.sampled_from([bytes_[b] for b in "é中😀".encode()]) | st.sampled_from(special)
     plain, losses = [], []
@@ -336,7 +340,7 @@ def test_special_tokens_do_not_hide_the_text_before_them(sentencepiece_bpe):
 @cache
 def across_characters():
     """A byte-level tokenizer with tokens that end one character and begin the next."""
-    bytes_ = trained.byte_level()
+    bytes_ = trained_tokenizers.byte_level()
     alphabet = [bytes_._tokenizer.id_to_token(token_id) for token_id in token_of_byte(bytes_)]
     parts = [bytes([byte]) for byte in range(256)]
     parts += ["า".encode()[:2], "าา".encode()[2:5], "😀😀".encode()[3:6], b"\xa9\xe2", b"\xa9A\xe2", b"\xbfB", b""]

@@ -9,9 +9,13 @@ from transformers import PreTrainedTokenizerFast
 
 from services.text.tokenizer import Tokenizer, TokenizerError
 from services.text.tokenizer_files import TOKENIZER_FILES, fingerprint, is_tokenizer_file, read_tokenizer_files
-from tests.services.text import trained
+from tests.services.text import trained_tokenizers
 
-KINDS = {"byte_level": trained.byte_level, "sentencepiece_bpe": trained.sentencepiece_bpe, "unigram": trained.unigram}
+KINDS = {
+    "byte_level": trained_tokenizers.byte_level,
+    "sentencepiece_bpe": trained_tokenizers.sentencepiece_bpe,
+    "unigram": trained_tokenizers.unigram,
+}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 TEXTS = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from services.ring.logprobs import LogprobArrays, PackedLogprobs
 
 
-class Score(NamedTuple):
+class TokenLogprob(NamedTuple):
     """Log probabilities at one position."""
 
     logprob: float
@@ -17,7 +17,7 @@ class Score(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
-def packed(scores: Iterable[Score]) -> PackedLogprobs:
+def packed(scores: Iterable[TokenLogprob]) -> PackedLogprobs:
     """All of them; they have equally many alternatives."""
     scores = list(scores)
     return PackedLogprobs(
@@ -29,13 +29,13 @@ def packed(scores: Iterable[Score]) -> PackedLogprobs:
     )
 
 
-def scores_of(arrays: LogprobArrays | None) -> list[Score]:
+def unpacked(arrays: LogprobArrays | None) -> list[TokenLogprob]:
     """The inverse; nothing is no score."""
     if arrays is None:
         return []
     k = arrays.top_count
     return [
-        Score(
+        TokenLogprob(
             logprob,
             rank,
             tuple(arrays.top_ids[place * k : place * k + k]),

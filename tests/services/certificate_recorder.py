@@ -7,12 +7,12 @@ import ssl
 import threading
 from typing import Self
 
-from tests.services.secured import Certificates
+from tests.services.secured_ring import Certificates
 
 SECONDS = 60.0
 
 
-class Door:
+class CertificateRecorder:
     """Passes for an engine or a detokenizer as far as the handshake."""
 
     def __init__(self, certificates: Certificates) -> None:

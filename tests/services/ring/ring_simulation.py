@@ -40,7 +40,7 @@ from services.ring.poison import MAX_CRASH_RESUBMITS
 from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.processor_core import ProcessorCore
-from tests.services.ring.scores import Score, packed
+from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 ALPHABET = "abc"
 MAX_MODEL_LEN = 64
@@ -105,24 +105,24 @@ TOKENIZER, MODEL_MESSAGE, EOS = PRESENT.tokenizer, PRESENT.message, PRESENT.eos
 token_at = PRESENT.token_at
 
 
-def logprob_at(position: int, token_id: int, alternatives: int) -> Score:
+def logprob_at(position: int, token_id: int, alternatives: int) -> TokenLogprob:
     """A log probability that tells where it belongs."""
     tops = range(alternatives)
-    return Score(
+    return TokenLogprob(
         -position / 3, token_id + 1, tuple(token_id + i for i in tops), tuple(-position / (i + 7) for i in tops)
     )
 
 
-def prompt_logprob_at(position: int, alternatives: int) -> Score:
+def prompt_logprob_at(position: int, alternatives: int) -> TokenLogprob:
     """A log probability of a prompt's token that tells where it belongs."""
-    return Score(-float(position), position, (position,) * alternatives, (-float(position),) * alternatives)
+    return TokenLogprob(-float(position), position, (position,) * alternatives, (-float(position),) * alternatives)
 
 
 class FakeCore:
     """Computes ``token_at``; the attach registry adds and cancels its requests, as for the step loop."""
 
     def __init__(self, served: Served) -> None:
-        self.board: AttachRegistry
+        self.registry: AttachRegistry
         self.served = served
         self.running: dict[str, dict[int, int]] = {}
         self.requests: dict[str, Request] = {}
@@ -143,10 +143,10 @@ class FakeCore:
 
     def step(self, tokens: int) -> None:
         for core_id, choices in list(self.running.items()):
-            self.board.started(core_id)
+            self.registry.started(core_id)
             if not self._score(core_id, tokens):
                 continue
-            self.board.prefilled(core_id, None, 0)
+            self.registry.prefilled(core_id, None, 0)
             for choice in list(choices):
                 self._advance(core_id, choice, tokens)
             if not choices:
@@ -160,7 +160,7 @@ class FakeCore:
         if alternatives is None or start == stop:
             return True
         self.scored[core_id] = stop
-        self.board.prompt_scored(
+        self.registry.prompt_scored(
             core_id, packed(prompt_logprob_at(position, alternatives) for position in range(start + 1, stop + 1))
         )
         return False
@@ -176,7 +176,7 @@ class FakeCore:
         logprobs = None
         if (alternatives := params.logprobs) is not None:
             logprobs = packed(logprob_at(first + i, token, alternatives) for i, token in enumerate(ids))
-        self.board.progress(core_id, choice, ids, logprobs, end)
+        self.registry.progress(core_id, choice, ids, logprobs, end)
         choices[choice] = first + len(ids)
         if end is not None:
             del choices[choice]
@@ -230,26 +230,26 @@ class Engine:
     def __init__(self, me: PeerId, served: Served) -> None:
         self.me = me
         self.core = FakeCore(served)
-        self.board = AttachRegistry(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
-        self.core.board = self.board
+        self.registry = AttachRegistry(self.core, Ledgers(orphan_grace=ORPHAN_GRACE, max_entries=1000))
+        self.core.registry = self.registry
         self.streams: dict[str, AttachStream] = {}
 
     def command(self, stream: AttachStream, command: engine_pb2.Command) -> None:
-        board, peer = self.board, stream.peer
+        registry, peer = self.registry, stream.peer
         kind = command.WhichOneof("command")
         try:
             match kind:
                 case "submit":
-                    board.submit(peer, submission_of(command.submit, MODEL, 0.0))
+                    registry.submit(peer, submission_of(command.submit, MODEL, 0.0))
                 case "stop":
                     stop = command.stop
-                    board.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
+                    registry.stop(peer, stop.request_id, stop.epoch, stop.choice, stop.position)
                 case "redirect":
                     redirect = command.redirect
                     delivered = {one.choice: one.count for one in redirect.delivered}
-                    board.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
+                    registry.redirect(peer, redirect.request_id, redirect.epoch, redirect.deliver_to, delivered)
                 case "done":
-                    board.done(peer, command.done.request_id, command.done.epoch)
+                    registry.done(peer, command.done.request_id, command.done.epoch)
                 case other:
                     raise AssertionError(other)
         except Refused as refused:
@@ -272,7 +272,7 @@ class Detokenizer:
             self.texts.append(outputs_of(self.subscriber.outbox.take(max_bytes)).SerializeToString())
 
 
-class World(ProcessorCore):
+class RingSimulation(ProcessorCore):
     """One processor with one client, and as many engines and detokenizers as there are names."""
 
     def __init__(
@@ -319,7 +319,7 @@ class World(ProcessorCore):
     # Lives and links
 
     def attach(self, engine: Engine, peer: PeerId, owner: LinkEvents | Engines) -> None:
-        link, _ = engine.board.attach(peer, self.now)
+        link, _ = engine.registry.attach(peer, self.now)
         stream = engine.streams[peer.name] = AttachStream(engine, peer, link, owner)
         model = engine_pb2.GetModelResponse()
         model.CopyFrom(self.described[engine.me.name])
@@ -333,7 +333,7 @@ class World(ProcessorCore):
 
     def detach(self, stream: AttachStream) -> None:
         del stream.engine.streams[stream.peer.name]
-        stream.engine.board.detach(stream.link, self.now)
+        stream.engine.registry.detach(stream.link, self.now)
         stream.owner.engine_down(stream, stream.engine.me)  # type: ignore[arg-type]
 
     def unsubscribe(self, detokenizer: Detokenizer) -> None:
@@ -419,7 +419,7 @@ class World(ProcessorCore):
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for engine in self.engines.values():
-            engine.board.expire(self.now)
+            engine.registry.expire(self.now)
 
     def flow(self, tokens: int = 5, max_bytes: int = LARGE) -> None:
         """Everything moves one step on, and whatever lies around is read."""
@@ -444,6 +444,6 @@ class World(ProcessorCore):
             self.client.num_live == 0
             and self.in_flight.num_live == 0
             and not self.routes._held
-            and all(engine.board.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
+            and all(engine.registry.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
             and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
         )

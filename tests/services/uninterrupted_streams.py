@@ -9,7 +9,7 @@ from typing import Any
 import ringline
 from ringline.engine.v1 import engine_pb2
 
-from tests.services.secured import SECONDS, SecuredRing, engine_load
+from tests.services.secured_ring import SECONDS, SecuredRing, engine_load
 
 STREAMS = 4
 TOKENS = 800
@@ -19,7 +19,7 @@ ATTEMPTS = 20
 _ASKED: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
 
 
-async def check_streams_outlast(
+async def check_streams_uninterrupted(
     secured: SecuredRing, client: ringline.AsyncClient, replace: Callable[[], Awaitable[None]]
 ) -> None:
     """Streams that begin before ``replace`` and are computed after it end as if nothing had been.
