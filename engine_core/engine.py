@@ -10,7 +10,7 @@ from engine_core.config import EngineConfig
 from engine_core.errors import StandstillError
 from engine_core.executor.base import Executor, PendingResult
 from engine_core.request import FinishReason, Request
-from engine_core.scheduling import Scheduler, SchedulerStats
+from engine_core.scheduling import Drafter, Scheduler, SchedulerStats
 from engine_core.step import SequenceOutput, StepPlan
 from engine_core.validation import validate_request
 
@@ -18,8 +18,16 @@ from engine_core.validation import validate_request
 class EngineCore:
     """Add requests, call ``step`` while there is work, cancel at any time between steps. Used from one thread."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
+    ) -> None:
         """``executor`` has been started and stays the caller's to close; ``clock`` is the one deadlines are on.
+
+        A ``drafter`` changes how many tokens a step brings, and none of the tokens.
 
         Raises ``ConfigError`` and ``OutOfMemoryError`` where the options do not go with the model and its cache.
         """
@@ -27,7 +35,7 @@ class EngineCore:
         self._executor = executor
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         """Oldest first; between two calls of ``step`` fewer than the executor takes, but after an interrupted wait."""
-        self._scheduler = Scheduler(config.scheduler, config.cache, executor.cache_size, executor.model, clock)
+        self._scheduler = Scheduler(config.scheduler, config.cache, executor.cache_size, executor.model, clock, drafter)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""

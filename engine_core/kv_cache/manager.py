@@ -92,10 +92,15 @@ class KVCache:
         seq.num_published = len(prefix)
         return True
 
-    def grow(self, seq: Sequence, num_tokens: int) -> list[int] | None:
-        """Give ``seq`` room for ``num_tokens`` tokens; the blocks added, or None if too few are free."""
+    def grow(self, seq: Sequence, num_tokens: int, headroom: int = 0) -> list[int] | None:
+        """Give ``seq`` room for ``num_tokens`` tokens; the blocks added, or None if too few are free.
+
+        ``headroom`` blocks must stay free if any are added.
+        """
         count = -(-num_tokens // self.block_size) - len(seq.block_ids)
-        if count > self.pool.num_free:
+        if count <= 0:
+            return []
+        if count + headroom > self.pool.num_free:
             return None
         added = self.pool.allocate(count)
         seq.block_ids.extend(added)

@@ -5,10 +5,13 @@ step spends one token budget over all of them. Running sequences come first, in 
 When blocks run out, the lowest-ranked running sequence gives up all of its own and later computes them anew.
 
 ``schedule`` and ``update`` alternate, but further steps may be scheduled before the results of earlier ones are in,
-as long as results arrive in order: a token that is still being drawn has its place already, and workers know it by
-then. What is learned late changes nothing that anybody sees: results for a sequence that has ended or was preempted
-meanwhile are ignored, its blocks come back with the last step that uses them, and blocks are found by others only
-when the results of the step that filled them are in.
+as long as results arrive in order: a pending token has its place already, and workers know it by then. What is learned
+late changes nothing that anybody sees: results for a sequence that has ended or was preempted meanwhile are ignored,
+its blocks come back with the last step that uses them, and blocks are found by others only when the results of the step
+that filled them are in.
+
+With a drafter a step may sample several tokens of a sequence. What was not accepted is rolled back as soon as the
+results are in, before any block is published.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from engine_core.config import CacheConfig, CacheSize, ModelSpec, SchedulerConfi
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCache
 from engine_core.request import Finish, FinishReason, Request
+from engine_core.scheduling.drafting import Drafter
 from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
@@ -41,11 +45,15 @@ class Scheduler:
         cache_size: CacheSize,
         model: ModelSpec,
         clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
     ) -> None:
-        """``clock`` tells the time that deadlines are on. Raises ``ConfigError`` and ``OutOfMemoryError``."""
+        """``clock`` tells the time that deadlines are on. With a ``drafter`` no sequence is planned while it has a
+        pending token, because drafts follow tokens that are known. Raises ``ConfigError`` and ``OutOfMemoryError``.
+        """
         _check_limits(config, cache_size, model)
         self._config = config
         self._clock = clock
+        self._drafter = drafter
         self._counters = Counters()
         self._kv = KVCache(cache_size, prefix_caching=cache.enable_prefix_caching)
         # Rounds are computed, not walked through, so a quantum may be as small as there is: the smaller, the sooner is
@@ -115,25 +123,33 @@ class Scheduler:
                 self._schedule_waiting(step, now)
         if not step.sequences:
             return None
+        if self._drafter is not None and not step.short_of_blocks:
+            self._add_drafts(step, self._drafter)
         self._sequences.in_flight[step.step_id] = step
         return step.plan(self._sequences.take_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Take in the results of ``plan``. Raises ``ExecutorError`` if they are not what the plan asked for."""
         step = self._sequences.in_flight.pop(plan.step_id)
-        if result.step_id != plan.step_id or [bool(drawn) for drawn in result.token_ids] != step.samples:
+        if result.step_id != plan.step_id or [bool(sampled) for sampled in result.token_ids] != step.samples:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
+        for seq_id, drafts in step.draft_token_ids.items():
+            if len(result.token_ids[plan.seq_ids.index(seq_id)]) > 1 + len(drafts):
+                raise ExecutorError(f"step {result.step_id} sampled more tokens than its plan has rows for")
         self._counters.steps += 1
         self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         for block_ids in step.deferred:
             self._kv.release(block_ids)
         outputs = []
-        for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
+        for place, (seq, token_ids) in enumerate(zip(step.sequences, result.token_ids, strict=True)):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
-            if end >= seq.watch_at:
+            if seq.seq_id in step.draft_token_ids:
+                step.roll_back(place, len(token_ids))
+            output = output_of_step(seq, step.ends[place], token_ids, result)
+            # Of drafts, those behind a token that ends the sequence are computed, and nobody knows them.
+            if (end := min(step.ends[place], seq.num_known)) >= seq.watch_at:
                 self._sequences.advance(seq, end)
-            output = output_of_step(seq, end, token_ids, result)
             if output is None:
                 continue
             outputs.append(output)
@@ -183,8 +199,8 @@ class Scheduler:
         while index < len(running) and step.budget > 0:
             seq = running[index]
             index += 1
-            if seq.num_computed == seq.group.max_computed:
-                continue  # The last token there may be is being drawn.
+            if not self._can_go_on(seq):
+                continue
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
                 # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
@@ -200,12 +216,41 @@ class Scheduler:
                 step.new_block_ids[seq.seq_id] = added
             step.add(seq, wanted)
 
+    def _can_go_on(self, seq: Sequence) -> bool:
+        """Whether there is something to compute: not where the last token there may be is pending."""
+        if self._drafter is not None and seq.has_pending_token:
+            return False
+        return seq.num_computed != seq.group.max_computed
+
+    def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
+        """Fill what is left of the step with drafts of sequences that decode.
+
+        No more rows are sampled than there may be sequences, since the memory of their logits was measured with that.
+        Nothing is taken from others: as many blocks stay free as sequences run.
+        """
+        rows = self._config.max_num_seqs - sum(step.samples)
+        introduced = {new.seq_id for new in step.new}
+        for place, seq in enumerate(step.sequences):
+            room = min(rows, step.budget, seq.group.max_computed - seq.num_computed)
+            decodes = step.samples[place] and step.num_tokens[place] == 1 and seq.seq_id not in introduced
+            if not decodes or room <= 0:
+                continue
+            drafts = list(drafter.propose(seq.tokens(0, seq.num_known), room))[:room]
+            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=len(self._sequences.running))
+            if added is None:
+                drafts = drafts[: seq.capacity - seq.num_computed]
+            elif added:
+                step.new_block_ids.setdefault(seq.seq_id, []).extend(added)
+            if drafts:
+                step.add_drafts(place, drafts)
+                rows -= len(drafts)
+
     def _extend_prompts(self, step: StepInFlight) -> None:
         """Compute more of prompts that run, whose blocks they have since they started."""
         places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
         for seq in self._sequences.running:
             place = places.get(seq.seq_id)
-            if seq.num_computed == seq.group.max_computed or (place is not None and step.samples[place]):
+            if not self._can_go_on(seq) or (place is not None and step.samples[place]):
                 continue
             missing = seq.num_tokens - seq.num_computed
             more = self._tenants.prompt_room(seq.group.tenant, min(missing, step.budget))

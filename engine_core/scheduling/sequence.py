@@ -151,8 +151,9 @@ class Sequence:
     """One choice: its output, its place in the KV cache, and how far it is computed.
 
     ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` is prompt and
-    output, a token that a planned step draws included (``output`` has it when the results are in). There is no prefill
-    and no decode, only the one chasing the other.
+    output, pending tokens included, which a planned step samples (``output`` has them when the results are in). There
+    is no prefill and no decode, only the one chasing the other. With drafts both count all of these as accepted, until
+    the results are in and the rest is rolled back.
     """
 
     __slots__ = (
@@ -196,6 +197,16 @@ class Sequence:
         """Computed tokens at which there is a block to publish or a prompt to share."""
         self.last_step: int | None = None
         """The last step this sequence was planned in."""
+
+    @property
+    def has_pending_token(self) -> bool:
+        """Whether a step in flight samples a token for it."""
+        return self.num_tokens > self.num_known
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that the scheduler knows: prompt and output."""
+        return self.group.num_prompt_tokens + len(self.output)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Token ids at positions ``start … stop − 1``."""

@@ -16,6 +16,7 @@ class StepInFlight:
     __slots__ = (
         "budget",
         "deferred",
+        "draft_token_ids",
         "dropped",
         "ends",
         "new",
@@ -40,17 +41,19 @@ class StepInFlight:
         """Tokens of each sequence that are computed when this step is."""
         self.new: list[NewSequence] = []
         self.new_block_ids: dict[int, list[int]] = {}
+        self.draft_token_ids: dict[int, list[int]] = {}
+        """By seq_id."""
         self.dropped: set[int] = set()
         """seq_ids whose results are to be ignored."""
         self.deferred: list[list[int]] = []
         """Block tables to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
-        """Compute the next ``num_tokens`` tokens of ``seq``, and draw one if that reaches its end."""
+        """Compute the next ``num_tokens`` tokens of ``seq``, and sample one if that reaches its end."""
         end = seq.num_computed + num_tokens
         samples = end == seq.num_tokens
         if samples:
-            seq.num_tokens += 1  # The drawn one has its place from now on; workers know it before the scheduler does.
+            seq.num_tokens += 1  # The pending token has its place from now on; workers know it before the scheduler.
         seq.num_computed = end
         seq.last_step = self.step_id
         self.budget -= num_tokens
@@ -69,6 +72,24 @@ class StepInFlight:
         if seq.num_computed == seq.num_tokens:
             seq.num_tokens += 1
             self.samples[place] = True
+
+    def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
+        """Compute drafts behind the sequence at ``place``, as if all were accepted: ``roll_back`` what is not."""
+        seq, count = self.sequences[place], len(draft_token_ids)
+        seq.num_computed += count
+        seq.num_tokens += count
+        self.budget -= count
+        self.num_tokens[place] += count
+        self.ends[place] += count
+        self.draft_token_ids[seq.seq_id] = draft_token_ids
+
+    def roll_back(self, place: int, num_sampled: int) -> None:
+        """``num_sampled`` tokens were accepted of the sequence at ``place``, the one behind its drafts included."""
+        seq = self.sequences[place]
+        rejected = 1 + len(self.draft_token_ids[seq.seq_id]) - num_sampled
+        seq.num_computed -= rejected
+        seq.num_tokens -= rejected
+        self.ends[place] -= rejected
 
     def introduce(self, seq: Sequence) -> None:
         """Tell workers about ``seq``; call it before ``add``."""
@@ -95,4 +116,5 @@ class StepInFlight:
             num_tokens=self.num_tokens,
             samples=self.samples,
             new_block_ids=self.new_block_ids,
+            draft_token_ids=self.draft_token_ids,
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from engine_core.engine import EngineCore
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
+from engine_core.scheduling import Drafter
 from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
 
@@ -17,10 +20,13 @@ BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4
 
 
 @contextmanager
-def started(model: Path, **options: object) -> Iterator[StartedEngine]:
+def started(model: Path, drafter: Drafter | None = None, **options: object) -> Iterator[StartedEngine]:
     """An engine that is closed at the end; its cache is of 8 MiB unless ``options`` say otherwise."""
     options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, **options}
-    engine = start_engine(configure(model=str(model), **options), StartupProgress())
+    config = configure(model=str(model), **options)
+    engine = start_engine(config, StartupProgress())
+    if drafter is not None:
+        engine = replace(engine, core=EngineCore(config, engine.executor, drafter=drafter))
     try:
         yield engine
     finally:

@@ -1,7 +1,7 @@
 """A sequence's tokens and log probabilities depend on nothing but its request, to the last bit, in float32.
 
 The same 50 sampled requests are run alone, together, in small chunks, under a cache so small that sequences are
-preempted, with steps that overlap, and continued from places in the middle.
+preempted, with steps that overlap, with drafts, and continued from places in the middle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from engine_core.request import SamplingParams
 from engine_core.startup import StartedEngine
 from engine_core.worker.input_batch import Index, InputBatch, StepInputs
 
+from .drafters import ScriptedDrafter
 from .engines import BLOCK_BYTES, run, started
 from .models.tiny_models import CASES, make_model, save_model
 
@@ -170,6 +171,25 @@ def reads_tokens(params: SamplingParams) -> bool:
     """Whether what may be drawn depends on the tokens before."""
     penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
     return bool(penalties or any(len(word) > 1 for word in params.bad_words_token_ids))
+
+
+@pytest.mark.parametrize("way", ["right", "mixed"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_with_drafts(
+    way: str, asynchronous: bool, directory: Path, together: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right, wrong and half right ones, some behind the last token: with room for all, and under preemption."""
+    monkeypatch.setattr(CpuPlatform, "is_asynchronous", asynchronous)
+    texts = [[*WORKLOAD.prompts[name], *token_ids] for (name, _), (token_ids, _) in together.items()]
+    small = 80 * 4 * BLOCK_BYTES * 2 // 16
+    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
+    for options in ({"max_num_seqs": 150}, limits):
+        drafter = ScriptedDrafter(lambda: texts, VOCAB, way)
+        with started(directory, drafter, **options) as other:
+            assert streams(other) == together
+            assert drafter.proposed > 200
+            assert bool(other.core.stats().preemptions) == ("max_num_seqs" not in options)
+            assert other.core.stats().kv_blocks_used == 0
 
 
 def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:

@@ -81,7 +81,8 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
     if config.enable_chunked_prefill:
         new = {new.seq_id for new in plan.new}
         prompts: Counter[str] = Counter()
-        for seq, count, samples in zip(planned, plan.num_tokens, plan.samples, strict=True):
+        for seq, planned_tokens, samples in zip(planned, plan.num_tokens, plan.samples, strict=True):
+            count = planned_tokens - len(plan.draft_token_ids.get(seq.seq_id, ()))
             prompts[seq.group.tenant] += count if count > 1 or not samples or seq.seq_id in new else 0
         quarter = max(1, config.max_num_batched_tokens // 4)
         running = {seq.group.tenant for seq in scheduler._sequences.running}

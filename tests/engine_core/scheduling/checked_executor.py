@@ -106,6 +106,7 @@ class Pending:
     def result(self) -> StepResult:
         assert self.step.step_id == next(iter(self.executor.in_use)), "results are asked for in order"
         del self.executor.in_use[self.step.step_id]
+        del self.executor.drafting[self.step.step_id]
         return self.step
 
 
@@ -132,6 +133,8 @@ class CheckedExecutor(Executor):
         self.workers: dict[int, _Worker] = {}
         self.in_use: dict[int, set[int]] = {}
         """Blocks of the steps in flight, by step id, oldest first."""
+        self.drafting: dict[int, set[int]] = {}
+        """Sequences with drafts in the steps in flight, by step id."""
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
 
@@ -155,6 +158,7 @@ class CheckedExecutor(Executor):
         # Last first: no sequence may rely on what another one computes in the same step.
         for index in reversed(range(len(plan.seq_ids))):
             self._compute(plan, index, result)
+        self.drafting[plan.step_id] = set(plan.draft_token_ids)
         self.in_use[plan.step_id] = {block for seq_id in plan.seq_ids for block in self.workers[seq_id].table}
         return Pending(self, result)
 
@@ -191,6 +195,11 @@ class CheckedExecutor(Executor):
         assert plan.total_tokens <= self.limits.max_num_batched_tokens
         if not self.limits.enable_chunked_prefill:
             assert all(plan.samples)
+        assert sum(plan.samples) + sum(map(len, plan.draft_token_ids.values())) <= self.limits.max_num_seqs
+        known = set(plan.seq_ids) - {new.seq_id for new in plan.new}
+        assert all(known.isdisjoint(drafting) for drafting in self.drafting.values()), "what is accepted is not known"
+        assert all(plan.draft_token_ids.values())
+        assert known.issuperset(plan.draft_token_ids)
         writers: dict[int, int] = {}
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             worker = self.workers[seq_id]
@@ -208,30 +217,49 @@ class CheckedExecutor(Executor):
         worker = self.workers[seq_id]
         params = worker.new.params
         start, end = worker.computed, worker.computed + count
+        num_known, drafts = len(worker.tokens), plan.draft_token_ids.get(seq_id, [])
+        worker.tokens += drafts
         assert plan.samples[index] == (end == len(worker.tokens))
+        assert not drafts or start == num_known - 1
         assert end < min(worker.new.num_prompt_tokens + params.max_tokens, self.model.max_model_len), "in vain"
         for position in range(start):
             assert self._read(worker, position) == worker.expected(position), "a block does not hold what it should"
         state = self._read(worker, start - 1) if start else b""
         oldest = self.rests_on[self._slot(worker, start - 1)] if start else self.generation
+        states = []
         for position in range(start, end):
             state = digest(state, worker.tokens[position])
+            states.append(state)
             block, offset = self._slot(worker, position)
             self.kv[block][offset] = state
             self.rests_on[block, offset] = oldest
-        worker.computed = end
         if plan.samples[index]:
-            position = len(worker.tokens) - worker.new.num_prompt_tokens
-            token_id = draw(state, params, worker.new.choice, position, self.model)
-            worker.tokens.append(token_id)
-            result.token_ids[index].append(token_id)
+            self._sample(worker, num_known, drafts, states, result.token_ids[index])
             if params.logprobs is not None:
-                result.logprobs[seq_id] = packed(TokenLogprobs(-float(position), token_id + 1, (), ()))
+                first = num_known - worker.new.num_prompt_tokens
+                entries = [
+                    TokenLogprobs(-float(position), token_id + 1, (), ())
+                    for position, token_id in enumerate(result.token_ids[index], start=first)
+                ]
+                result.logprobs[seq_id] = packed(*entries)
+        worker.computed = end if not drafts else len(worker.tokens) - 1
         if params.prompt_logprobs is not None:
             last = min(end, worker.new.num_prompt_tokens - 1)
-            entries = [prompt_entry(worker.tokens, at) for at in range(start + 1, last + 1)]
-            if entries:
-                result.prompt_logprobs[seq_id] = packed(*entries)
+            scores = [prompt_entry(worker.tokens, at) for at in range(start + 1, last + 1)]
+            if scores:
+                result.prompt_logprobs[seq_id] = packed(*scores)
+
+    def _sample(
+        self, worker: _Worker, num_known: int, drafts: list[int], states: list[bytes], sampled: list[int]
+    ) -> None:
+        """Fill ``sampled``, from the ``states`` of the last rows, up to the first draft that is not sampled."""
+        del worker.tokens[num_known:]
+        for state, draft in zip(states[len(states) - 1 - len(drafts) :], [*drafts, None], strict=True):
+            position = len(worker.tokens) - worker.new.num_prompt_tokens
+            sampled.append(draw(state, worker.new.params, worker.new.choice, position, self.model))
+            worker.tokens.append(sampled[-1])
+            if sampled[-1] != draft:
+                return
 
     def _slot(self, worker: _Worker, position: int) -> tuple[int, int]:
         return worker.table[position // self.cache_size.block_size], position % self.cache_size.block_size

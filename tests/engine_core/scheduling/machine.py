@@ -20,6 +20,7 @@ from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 from engine_core.scheduling.fairness import LATELY
 
+from ..drafters import ScriptedDrafter
 from .audit import Stream, check_holders, check_idle, check_room_for_others
 from .checked_executor import CheckedExecutor, model_spec
 
@@ -66,8 +67,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["priority", "fcfs"]),
+        drafts=st.sampled_from([None, None, "right", "wrong", "mixed"]),
     )
-    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy):
+    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts):
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
             max_num_seqs=max_num_seqs,
@@ -77,8 +79,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         size = CacheSize(-(-MODEL.max_model_len // block_size) + spare_tokens // block_size, block_size, 1)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now)
+        drafter = None if drafts is None else ScriptedDrafter(self.texts, MODEL.vocab_size, drafts)
+        self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now, drafter=drafter)
         self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3)
+
+    def texts(self):
+        """Prompt and output of every choice, as they will be."""
+        for stream in self.streams.values():
+            for expected, _ in stream.expected.values():
+                yield [*stream.request.prompt_token_ids, *expected]
 
     @rule(
         prompt=prompts,

@@ -5,12 +5,13 @@ from functools import reduce
 from operator import or_
 
 import numpy as np
+import pytest
 
 from engine_core.request import SamplingParams
 from engine_core.sampling import metadata
 from engine_core.sampling.logits_processors import BannedTokens, Penalties
 from engine_core.step import NewSequence, StepPlan
-from engine_core.worker.input_batch import BatchLimits, InputBatch
+from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
 LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
 VOCAB = 100
@@ -190,3 +191,68 @@ def test_a_step_can_be_prepared_before_the_tokens_of_the_one_before_it_are_known
             driver.step()
         fed += driver.fed
     assert fed > 1000
+
+
+def with_drafts() -> tuple[InputBatch, StepInputs]:
+    """A step of a prompt, of a sequence with three drafts behind its 6 tokens, and of one that decodes."""
+    batch = InputBatch(LIMITS, VOCAB, [0])
+    params = SamplingParams(temperature=0.0, min_tokens=4)
+    new = [
+        NewSequence(0, 0, [1] * 9, 9, 0, [1, 2, 3], params),
+        NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 4, [4, 5, 6], params),
+        NewSequence(2, 0, [20, 21], 1, 0, [7], params),
+    ]
+    batch.commit(inputs := prepared(batch, StepPlan(0, [], new, [1], [1], [False], {})), np.empty(0, np.int64))
+    assert not len(inputs.sampled)
+    plan = StepPlan(1, [], [], [0, 1, 2], [4, 4, 2], [False, True, True], {}, {1: [16, 17, 18]})
+    return batch, prepared(batch, plan)
+
+
+def prepared(batch: InputBatch, plan: StepPlan) -> StepInputs:
+    batch.update(plan)
+    inputs = batch.prepare(plan)
+    batch.advance(inputs)
+    return inputs
+
+
+def test_a_row_is_sampled_behind_the_last_token_and_behind_every_draft() -> None:
+    _, inputs = with_drafts()
+    assert inputs.input_ids.tolist() == [1] * 4 + [15, 16, 17, 18] + [20, 21]
+    assert inputs.sampled.tolist() == [1, 1, 1, 1, 2]
+    assert inputs.sampled_rows.tolist() == [4, 5, 6, 7, 9]
+    rows = inputs.sampling_rows
+    assert rows.num_tokens.tolist() == [6, 7, 8, 9, 2]
+    assert rows.num_drafts.tolist() == [0, 1, 2, 3, 0]
+    assert [rows.tokens_before(row).tolist()[5:] for row in range(4)] == [
+        [15],
+        [15, 16],
+        [15, 16, 17],
+        [15, 16, 17, 18],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "accepted"), [([16, 17, 18, 19], 4), ([16, 17, 3, 4], 3), ([16, 9, 18, 19], 2), ([9, 17, 18, 19], 1)]
+)
+def test_drafts_are_accepted_as_far_as_they_are_sampled(sampled: list[int], accepted: int) -> None:
+    batch, inputs = with_drafts()
+    kept = batch.commit(inputs, np.array([*sampled, 22]))
+    assert kept.tolist() == [True] * accepted + [False] * (4 - accepted) + [True]
+    plan = StepPlan(2, [], [], [1, 2], [1, 1], [True, True], {})
+    inputs = prepared(batch, plan)
+    assert inputs.input_ids.tolist() == [sampled[accepted - 1], 22]
+    assert inputs.positions.tolist() == [5 + accepted, 2]
+    assert inputs.sampling_rows.tokens_before(0).tolist() == [*range(10, 16), *sampled[:accepted]]
+    # One token of output before the steps, so that the minimum of four is reached with two that are accepted.
+    expires = batch.sampling.features[inputs.slots] & metadata.EXPIRES
+    assert (expires > 0).tolist() == [1 + accepted + 1 < 4, True]
+
+
+def test_drafts_of_a_sequence_whose_slot_was_taken_are_forgotten() -> None:
+    batch, inputs = with_drafts()
+    again = NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 0, [8, 9, 10], SamplingParams())
+    following = prepared(batch, StepPlan(2, [1], [again], [1], [6], [True], {}))
+    assert [len(each) for each in batch.pending_tokens(following, inputs)] == [0, 0]
+    batch.commit(inputs, np.array([16, 17, 18, 19, 22]))
+    assert following.sampling_rows.num_tokens.tolist() == [6]
+    assert prepared(batch, StepPlan(3, [], [], [1], [1], [True], {})).positions.tolist() == [6]
