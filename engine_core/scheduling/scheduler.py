@@ -133,23 +133,20 @@ class Scheduler:
         step = self._sequences.in_flight.pop(plan.step_id)
         if result.step_id != plan.step_id or [bool(sampled) for sampled in result.token_ids] != step.samples:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
-        for seq_id, drafts in step.draft_token_ids.items():
-            if len(result.token_ids[plan.seq_ids.index(seq_id)]) > 1 + len(drafts):
-                raise ExecutorError(f"step {result.step_id} sampled more tokens than its plan has rows for")
+        if step.draft_token_ids:
+            step.roll_back(result.token_ids)
         self._counters.steps += 1
         self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         for block_ids in step.deferred:
             self._kv.release(block_ids)
         outputs = []
-        for place, (seq, token_ids) in enumerate(zip(step.sequences, result.token_ids, strict=True)):
+        for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
-            if seq.seq_id in step.draft_token_ids:
-                step.roll_back(place, len(token_ids))
-            output = output_of_step(seq, step.ends[place], token_ids, result)
-            # Of drafts, those behind a token that ends the sequence are computed, and nobody knows them.
-            if (end := min(step.ends[place], seq.num_known)) >= seq.watch_at:
-                self._sequences.advance(seq, end)
+            output = output_of_step(seq, end, token_ids, result)
+            if end >= seq.watch_at:
+                # Drafts behind a token that ends the sequence were computed and accepted, but are not part of it.
+                self._sequences.advance(seq, min(end, seq.num_known))
             if output is None:
                 continue
             outputs.append(output)
@@ -194,13 +191,13 @@ class Scheduler:
             )
 
     def _schedule_running(self, step: StepInFlight) -> None:
-        running = self._sequences.running
+        running, drafting = self._sequences.running, self._drafter is not None
         index = 0
         while index < len(running) and step.budget > 0:
             seq = running[index]
             index += 1
-            if not self._can_go_on(seq):
-                continue
+            if seq.num_computed == seq.group.max_computed or (drafting and seq.has_pending_token):
+                continue  # The last token there may be is pending, or one that drafts could follow.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
                 # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
@@ -215,12 +212,6 @@ class Scheduler:
                     continue
                 step.new_block_ids[seq.seq_id] = added
             step.add(seq, wanted)
-
-    def _can_go_on(self, seq: Sequence) -> bool:
-        """Whether there is something to compute: not where the last token there may be is pending."""
-        if self._drafter is not None and seq.has_pending_token:
-            return False
-        return seq.num_computed != seq.group.max_computed
 
     def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
         """Fill what is left of the step with drafts of sequences that decode.
@@ -247,10 +238,13 @@ class Scheduler:
 
     def _extend_prompts(self, step: StepInFlight) -> None:
         """Compute more of prompts that run, whose blocks they have since they started."""
+        drafting = self._drafter is not None
         places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
         for seq in self._sequences.running:
             place = places.get(seq.seq_id)
-            if not self._can_go_on(seq) or (place is not None and step.samples[place]):
+            if seq.num_computed == seq.group.max_computed or (place is not None and step.samples[place]):
+                continue
+            if drafting and seq.has_pending_token:
                 continue
             missing = seq.num_tokens - seq.num_computed
             more = self._tenants.prompt_room(seq.group.tenant, min(missing, step.budget))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_core.errors import ExecutorError
 from engine_core.scheduling.sequence import Sequence
 from engine_core.step import NewSequence, StepPlan
 
@@ -83,13 +84,18 @@ class StepInFlight:
         self.ends[place] += count
         self.draft_token_ids[seq.seq_id] = draft_token_ids
 
-    def roll_back(self, place: int, num_sampled: int) -> None:
-        """``num_sampled`` tokens were accepted of the sequence at ``place``, the one behind its drafts included."""
-        seq = self.sequences[place]
-        rejected = 1 + len(self.draft_token_ids[seq.seq_id]) - num_sampled
-        seq.num_computed -= rejected
-        seq.num_tokens -= rejected
-        self.ends[place] -= rejected
+    def roll_back(self, token_ids: list[list[int]]) -> None:
+        """Take back drafts that were not accepted: ``token_ids`` are the step's result."""
+        for place, seq in enumerate(self.sequences):
+            drafts = self.draft_token_ids.get(seq.seq_id)
+            if drafts is None or seq.seq_id in self.dropped:
+                continue
+            rejected = 1 + len(drafts) - len(token_ids[place])
+            if rejected < 0:
+                raise ExecutorError(f"step {self.step_id} sampled more tokens than its plan has rows for")
+            seq.num_computed -= rejected
+            seq.num_tokens -= rejected
+            self.ends[place] -= rejected
 
     def introduce(self, seq: Sequence) -> None:
         """Tell workers about ``seq``; call it before ``add``."""
