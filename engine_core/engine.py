@@ -56,9 +56,9 @@ class EngineCore:
         """Submit a step, wait for the oldest one if no more fit, and return all news since the last call.
 
         With an executor that takes one step at a time these are the same step; with one that takes two, a step is
-        planned while the one before it is computed. ``starting`` is told, before it is submitted, of requests that the
-        step is the first one to compute. After ``ExecutorError`` the engine is of no more use, nor after
-        ``StandstillError``, which a defect of the scheduler raises instead of letting its callers wait for ever.
+        planned while the one before it is computed. ``starting`` is called before it is submitted, with the
+        requests that the step is the first one to compute. After ``ExecutorError`` the engine is of no more use, nor
+        after ``StandstillError``, which a defect of the scheduler raises instead of letting its callers wait for ever.
         """
         most = self._executor.max_concurrent_steps
         plan = self._scheduler.schedule() if len(self._in_flight) < most else None
@@ -72,7 +72,7 @@ class EngineCore:
         if self._in_flight and (plan is None or len(self._in_flight) == most):
             plan, pending = self._in_flight[0]
             outputs += self._scheduler.update(plan, pending.result())
-            self._in_flight.popleft()  # not before: whoever is interrupted while waiting may wait again
+            self._in_flight.popleft()  # not before: a caller that is interrupted while waiting may call again
         return outputs
 
     def has_work(self) -> bool:

@@ -12,9 +12,9 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float
     rank: int
-    """1 for the likeliest token."""
+    """1 for the most likely token."""
     top_ids: tuple[int, ...]
-    """Likeliest first; ties by lower id."""
+    """Most likely first; ties by lower id."""
     top_logprobs: tuple[float, ...]
 
 

@@ -21,7 +21,7 @@ class SamplingParams:
     top_p: float = 1.0
     """In (0, 1]; keep the smallest set of tokens whose probability reaches it."""
     min_p: float = 0.0
-    """In [0, 1]; drop tokens less likely than this share of the likeliest one."""
+    """In [0, 1]; drop tokens less likely than this share of the most likely one."""
     frequency_penalty: float = 0.0
     """In [-2, 2]; subtracted per occurrence in the output."""
     presence_penalty: float = 0.0
@@ -32,7 +32,7 @@ class SamplingParams:
     """Added to the logits, by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be completed in the output. Where these, or ``min_tokens``, would leave no token
-    to sample, both are passed over for that one token: what is allowed wins over what is banned."""
+    to sample, both are ignored for that one token."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens can be sampled."""
     seed: int = 0
@@ -54,7 +54,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, without noise."""
+        """Whether the argmax is taken, without noise."""
         return self.temperature == 0.0
 
 

@@ -1,4 +1,4 @@
-"""What one tenant may not take while another was here lately: room for whoever comes next.
+"""Fairness across tenants: room that one tenant may not take if another one brought a request lately.
 
 A flood would else take every running place in one step, and as its sequences begin together, none would give its place
 back before they end together; and its long prompts would fill step after step. So the last sixteenth of places and
@@ -30,10 +30,10 @@ def _kept(count: int) -> int:
 
 
 class Tenants:
-    """Who came, who runs, and what is kept from whom."""
+    """Which tenants have requests and running sequences, and what is kept from each."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, prompt_tokens: int) -> None:
-        """``prompt_tokens``: as many may one tenant's prompts have of a step."""
+        """``prompt_tokens``: the most that one tenant's prompts may have of a step."""
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._prompt_tokens = prompt_tokens
@@ -52,7 +52,7 @@ class Tenants:
         """Who brought the last requests, and when; of a tenant no more than are remembered of it in a row."""
 
     def came(self, tenant: str, now: float) -> None:
-        """It brought a request, which is live from now on."""
+        """``tenant`` brought a request, which is live from now on."""
         self._requests[tenant] += 1
         arrivals = self._arrivals
         in_a_row = sum(1 for _ in takewhile(lambda arrival: arrival[0] == tenant, reversed(arrivals)))
@@ -61,17 +61,17 @@ class Tenants:
         arrivals.append((tenant, now))
 
     def left(self, tenant: str) -> None:
-        """One of its requests has ended."""
+        """A request of ``tenant`` has ended."""
         self._requests[tenant] -= 1
         if not self._requests[tenant]:
             del self._requests[tenant]
 
     def started(self, tenant: str) -> None:
-        """A sequence of it runs."""
+        """A sequence of ``tenant`` begins to run."""
         self._running[tenant] += 1
 
     def stopped(self, tenant: str) -> None:
-        """One runs no more."""
+        """A sequence of ``tenant`` ceases to run."""
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
@@ -84,11 +84,11 @@ class Tenants:
         self._wants_more.clear()
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
-        """The step computes so many tokens of a prompt of it."""
+        """The step computes ``tokens`` tokens of one of its prompts."""
         self._planned[tenant] += tokens
 
     def prompt_room(self, tenant: str, wanted: int) -> int:
-        """How many of ``wanted`` further ones it may compute."""
+        """How many of ``wanted`` further prompt tokens the step may compute for ``tenant``."""
         if not self.others_came(tenant):
             return wanted
         room = max(0, self._limit - self._planned[tenant])
@@ -105,13 +105,13 @@ class Tenants:
         return True
 
     def may_start(self, tenant: str, free: int) -> bool:
-        """Whether a further sequence of it may have one of ``free`` places."""
+        """Whether a further sequence of ``tenant`` may have one of ``free`` places."""
         return free > _kept(self._max_num_seqs) or not self._has_its_share(
             tenant, self._running[tenant], self._max_num_seqs
         )
 
     def blocks_kept(self, tenant: str, held: int) -> int:
-        """Blocks that its next sequence must leave free when it starts, if its others hold so many."""
+        """Blocks that its next sequence must leave free when it starts, if its others hold ``held``."""
         return _kept(self._num_blocks) if self._has_its_share(tenant, held, self._num_blocks) else 0
 
     def others_came(self, tenant: str) -> bool:

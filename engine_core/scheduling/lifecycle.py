@@ -100,13 +100,13 @@ class Lifecycle:
         self._tenants.started(group.tenant)
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
-            group.num_prompt_scores = 0  # whatever a predecessor came to is computed again
+            group.num_prompt_scores = 0  # what a predecessor computed of them is computed again
         if group.shared_blocks is None:
             group.leader = seq
             if seq.num_computed >= group.share_at:
                 self._share_prompt(seq)
         self._watch(seq)
-        self._settle(group)
+        self._clean_up(group)
 
     def wait_for_leader(self, seq: Sequence) -> None:
         """``seq``, popped from the queue, waits until its group's leader has computed the prompt."""
@@ -161,7 +161,7 @@ class Lifecycle:
         else:
             self._queue.remove(seq)
         seq.state = SequenceState.ENDED
-        self._settle(group)
+        self._clean_up(group)
 
     def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
         """Give up the prompt that the lowest-ranked group holds for waiting choices while none runs; False if none.
@@ -175,17 +175,17 @@ class Lifecycle:
         return True
 
     def take_released(self) -> list[int]:
-        """seq_ids that workers have to forget, each told once."""
+        """seq_ids that workers have to forget, each returned once."""
         released, self._released = self._released, []
         return released
 
     def take_started(self) -> list[str]:
-        """Requests that the next step begins to compute, or begins again, each told once."""
+        """Requests that the next step begins to compute, or begins again, each returned once."""
         started, self._started = self._started, []
         return started
 
     def take_ended(self) -> list[SequenceOutput]:
-        """Ends that no step brought about, each told once."""
+        """Ends that no step brought about, each returned once."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -241,7 +241,7 @@ class Lifecycle:
         self._release_followers(leader.group)
 
     def _release_followers(self, group: SequenceGroup) -> None:
-        """Nobody leads any more; whoever waited for that goes to the front of the queue."""
+        """The group has no leader any more: choices that waited for it go to the front of the queue."""
         group.leader = None
         for seq in group.pending:
             self._queue.put_back(seq)
@@ -256,8 +256,8 @@ class Lifecycle:
             self._kv.drop_prompt(group)
             del self._holding[group.request.request_id]
 
-    def _settle(self, group: SequenceGroup) -> None:
-        """After a choice started or ended: keep nothing that nobody waits for."""
+    def _clean_up(self, group: SequenceGroup) -> None:
+        """After a choice started or ended: drop what no choice needs any more."""
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:

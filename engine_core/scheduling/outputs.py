@@ -1,4 +1,4 @@
-"""From drawn tokens to what the caller sees: when a sequence ends, and the news a step brings about it."""
+"""From sampled tokens to what the caller sees: when a sequence ends, and what a step reports of it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:
-    """Append what a step drew for ``seq``, up to the token that ends it, and say so; None when there is no news.
+    """Append what a step sampled for ``seq``, up to the one that ends it; None if nothing is to be reported.
 
     ``num_computed`` tokens of ``seq`` are computed now.
     """
     group = seq.group
     first_position = len(seq.output)
     finish = None
-    for drawn, token_id in enumerate(token_ids, start=1):
+    for count, token_id in enumerate(token_ids, start=1):
         seq.output.append(token_id)
         finish = end_of(group, seq.output)
         if finish is not None:
-            token_ids = token_ids[:drawn]
+            token_ids = token_ids[:count]
             break
     cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
@@ -81,7 +81,7 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
     """``prefilled_tokens`` to report now; a prompt that takes one step reports none."""
     length = group.num_prompt_tokens
     reached = min(num_computed, length)
-    # A choice that computes the prompt again, after a preemption, makes no progress worth telling.
+    # A choice that computes the prompt again, after a preemption, makes no progress to report.
     if reached <= group.prefilled_tokens:
         return None
     prefilled = reached if reached < length or group.prefilled_tokens > 0 else None
@@ -90,12 +90,12 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
 
 
 def _kept(logprobs: Logprobs | None, num_tokens: int) -> Logprobs | None:
-    """Those of the tokens that a step drew which are reported."""
+    """Those of the tokens that are reported."""
     return logprobs if logprobs is None or len(logprobs) == num_tokens else logprobs[:num_tokens]
 
 
 def _fresh_scores(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
-    """Those of the prompt's log probabilities that nobody has reported; None if there are none."""
+    """Those of the prompt's log probabilities that were not reported yet; None if there are none."""
     if entries is None:
         return None
     start = group.num_prompt_scores

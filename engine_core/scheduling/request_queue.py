@@ -138,7 +138,7 @@ class WaitingQueue:
         """Fresh requests; tenants that have any."""
         self.num_requests = 0
         self.num_tokens = 0
-        """Tokens to compute before each of the fresh requests draws its first one."""
+        """Tokens to compute before each of the fresh requests samples its first one."""
 
     def __bool__(self) -> bool:
         return bool(self._priorities)

@@ -200,7 +200,7 @@ class Scheduler:
                 continue  # The last token there may be is pending, or one that drafts could follow.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
-                # Everyone behind is left a token, so that a long prompt in front does not interrupt them.
+                # Each sequence behind is left a token, so that a long prompt in front does not interrupt it.
                 wanted = min(wanted, max(1, step.budget - (len(running) - index)))
                 wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
                 if not wanted:
@@ -267,14 +267,14 @@ class Scheduler:
             if sequences.drop_idle_prompt():
                 continue
             if any(flight.deferred for flight in sequences.in_flight.values()):
-                return None  # Blocks are about to come back: nobody has to give up its own.
+                return None  # Blocks are about to come back: no sequence has to give up its own.
             victim = sequences.running[-1]
             sequences.preempt(victim)
             if victim is seq:
                 return None
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        passed: set[str] = set()  # tenants that have their share for now: others go before them
+        passed: set[str] = set()  # tenants that have their share for now: others are admitted before them
         while step.budget > 0 and (free := self._config.max_num_seqs - len(self._sequences.running)) > 0:
             seq = self._queue.peek(passed)
             if seq is None:
@@ -305,7 +305,7 @@ class Scheduler:
             self._tenants.plan_prompt(tenant, wanted)
 
     def _blocks_kept(self, tenant: str) -> int:
-        """Blocks that are not for this tenant now."""
+        """Blocks that must stay free if a sequence of ``tenant`` starts now."""
         pool = self._kv.pool
         if pool.num_free > pool.num_blocks // 2 or not self._tenants.others_came(tenant):
             return 0
@@ -313,7 +313,7 @@ class Scheduler:
         return self._tenants.blocks_kept(tenant, held)
 
     def _admit(self, seq: Sequence, prefix: list[int], kept: int) -> bool:
-        """Give blocks to who is next, if there are enough without taking any from running sequences.
+        """Give ``seq`` its blocks, if there are enough without taking any from running sequences.
 
         ``kept`` more have to stay free; where any are kept, none are taken from idle prompts either.
         """

@@ -113,15 +113,15 @@ class SequenceGroup:
         self.prompt_hashes: list[bytes] | None = None
 
         self.num_prompt_scores = 0
-        """Log probabilities of prompt tokens that whoever computes the prompt has come to."""
+        """Log probabilities of prompt tokens that the choice which computes the prompt has computed."""
         self.prompt_scores_told = 0
-        """Of these, how many have been reported, now or by a predecessor."""
+        """How many have been reported, by it or by a predecessor."""
         self.share_at = self.num_shared_blocks * block_size
         self.plain_params = params
         """For sequences that need not report prompt log probabilities."""
         if params.prompt_logprobs is not None:
             self.plain_params = replace(params, prompt_logprobs=None)
-            # Whoever starts from shared blocks cannot report on the prompt, so it must be complete by then.
+            # A choice that starts from shared blocks cannot report on the prompt, so it must be complete by then.
             self.share_at = self.num_prompt_tokens - 1
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache, from the first admission until reported."""
@@ -190,7 +190,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         """Hash chain over the leading full blocks, as far as it was needed."""
         self.num_published = 0
-        """Leading blocks that the prefix cache has been told of."""
+        """Leading blocks that are published to the prefix cache."""
         self.generation = 0
         """That of the prefix cache which ``block_ids`` rest on."""
         self.watch_at = NEVER

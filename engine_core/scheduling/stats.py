@@ -29,20 +29,20 @@ class SchedulerStats:
     waiting_seqs: int
     """Choices not running: of waiting requests, preempted, or waiting for their prompt."""
     queued_tokens: int
-    """Tokens to compute before everything in the queue draws its next token, prefix hits not foreseen."""
+    """Tokens to compute before every sequence in the queue samples its next token; prefix hits are not foreseen."""
     kv_blocks: int
     kv_blocks_used: int
-    """Blocks somebody holds; cached blocks nobody holds count as free."""
+    """Blocks that have holders; cached blocks without any count as free."""
     steps: int
     computed_tokens: int
     """Rows of all forward passes whose results are in."""
     generated_tokens: int
-    """Tokens drawn and delivered."""
+    """Tokens sampled and delivered."""
     preemptions: int
     prefix_query_tokens: int
-    """Tokens of requests at their first admission, where the prefix cache was asked."""
+    """Tokens of requests at their first admission, where the prefix cache was searched."""
     prefix_hit_tokens: int
-    """Those of them that it held."""
+    """Those of them that were found."""
 
     @property
     def kv_usage(self) -> float:

@@ -34,7 +34,7 @@ class StepInFlight:
         self.budget = budget
         """Tokens that may still be planned."""
         self.short_of_blocks = False
-        """A running sequence lacked blocks, so nobody is admitted in this step."""
+        """A running sequence lacked blocks, so none is admitted in this step."""
         self.sequences: list[Sequence] = []
         self.num_tokens: list[int] = []
         self.samples: list[bool] = []

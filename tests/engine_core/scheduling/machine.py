@@ -180,14 +180,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, steps):
         for _ in range(steps):
             self.plan()
-            self.settle(keep=0)
+            self.take_result(keep=0)
 
     @rule(keep=st.integers(0, 2), steps=st.integers(1, 10))
     def overlap(self, keep, steps):
         """Plan ahead of results that are not in yet: ends and tokens are learned late."""
         for _ in range(steps):
             self.plan()
-            self.settle(keep)
+            self.take_result(keep)
 
     @rule(
         count=st.integers(2, 5),
@@ -266,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         others = [at for other, at in self.came.items() if other != tenant]
         return self.config.policy == "priority" and any(self.now - at < LATELY for at in others)
 
-    def settle(self, keep):
+    def take_result(self, keep):
         while len(self.results) > keep:
             plan, pending = self.results.popleft()
             self.take(self.scheduler.update(plan, pending.result()))
@@ -280,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Nobody starves: whoever is first in rank advances in every step, so the work left bounds the steps."""
         if not hasattr(self, "scheduler"):
             return
-        self.settle(keep=0)
+        self.take_result(keep=0)
         live = [stream for stream in self.streams.values() if not stream.done]
         bound = sum(
             len(stream.request.prompt_token_ids) + len(stream.expected[choice][0]) + 1
@@ -292,6 +292,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_work():
                 break
             self.plan()
-            self.settle(keep=0)
+            self.take_result(keep=0)
         assert all(stream.done for stream in self.streams.values())
         check_idle(self.scheduler)

@@ -14,7 +14,7 @@ from .harness import Harness
 
 
 class Overlapped(Harness):
-    """Plans and results apart: ``plan_ahead`` submits a step, ``settle`` takes in the oldest one's results."""
+    """Plans and results apart: ``plan_ahead`` submits a step, ``take_result`` takes in the oldest one's results."""
 
     max_concurrent_steps = 64
 
@@ -28,7 +28,7 @@ class Overlapped(Harness):
             self.waiting.append((plan, self.executor.submit(plan)))
         return plan
 
-    def settle(self):
+    def take_result(self):
         plan, pending = self.waiting.pop(0)
         outputs = self.scheduler.take_ended() + self.scheduler.update(plan, pending.result())
         check_holders(self.scheduler)
@@ -36,9 +36,9 @@ class Overlapped(Harness):
             self.streams[output.request_id].take(output)
         return outputs
 
-    def settle_all(self):
+    def take_results(self):
         while self.waiting:
-            self.settle()
+            self.take_result()
 
 
 def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_says_nothing():
@@ -47,7 +47,7 @@ def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_s
     engine.plan_ahead()
     engine.cancel("a")
     assert engine.used == 3
-    (end,) = engine.settle()
+    (end,) = engine.take_result()
     assert (end.token_ids, end.finish.finish_reason) == ([], FinishReason.CANCELLED)
     assert engine.used == 0
     check_idle(engine.scheduler)
@@ -60,7 +60,7 @@ def test_blocks_of_a_step_in_flight_are_not_handed_out():
     engine.cancel("a")
     engine.add("b", 40)
     assert engine.plan_ahead() is None
-    engine.settle()
+    engine.take_result()
     assert engine.plan_ahead() is not None
 
 
@@ -71,7 +71,7 @@ def test_blocks_come_back_with_the_last_step_that_uses_them():
         engine.plan_ahead()
     engine.cancel("a")
     for left in (8, 8, 0):
-        engine.settle()
+        engine.take_result()
         assert engine.used == left
     check_idle(engine.scheduler)
 
@@ -80,7 +80,7 @@ def test_a_sequence_goes_on_while_the_results_of_its_chunks_and_tokens_are_await
     engine = Overlapped(max_num_batched_tokens=8)
     engine.add("a", 20, max_tokens=3)
     assert [engine.plan_ahead().num_tokens for _ in range(5)] == [[8], [8], [4], [1], [1]]
-    engine.settle_all()
+    engine.take_results()
     engine.finish()
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_planned_beyond_the_last_token_there_may_be():
     engine.add("b", 62, max_tokens=9)  # of 64 tokens that the model takes
     assert [engine.plan_ahead().num_tokens for _ in range(3)] == [[10, 54], [1, 8], [1]]
     assert engine.plan_ahead() is None
-    engine.settle_all()
+    engine.take_results()
     check_idle(engine.scheduler)
 
 
@@ -101,12 +101,12 @@ def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn
     assert engine.streams["a"].expected[0][1] == Finish(FinishReason.STOP, EOS)
     for _ in range(length + 2):
         engine.plan_ahead()
-    *_, last = [output for _ in range(length) for output in engine.settle()]
+    *_, last = [output for _ in range(length) for output in engine.take_result()]
     assert last.finish == Finish(FinishReason.STOP, EOS)
     assert engine.used > 0
-    assert engine.settle() == []
+    assert engine.take_result() == []
     assert engine.used > 0
-    assert engine.settle() == []
+    assert engine.take_result() == []
     check_idle(engine.scheduler)
     assert engine.scheduler.stats().generated_tokens == length
     assert engine.scheduler.stats().computed_tokens == 10 + length - 1 + 2
@@ -118,10 +118,10 @@ def test_blocks_are_found_by_others_only_when_the_results_of_their_step_are_in()
     engine.plan_ahead()
     engine.add("b", range(2, 12))
     engine.plan_ahead()
-    engine.settle()
+    engine.take_result()
     engine.add("c", range(2, 12))
     engine.plan_ahead()
-    engine.settle_all()
+    engine.take_results()
     assert [engine.streams[name].cached_tokens for name in "abc"] == [0, 0, 8]
     engine.finish()
 
@@ -133,8 +133,8 @@ def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
     engine.cancel("a", finish_reason=None)
     engine.add("a", 12)
     engine.plan_ahead()
-    assert engine.settle() == []
-    (output,) = engine.settle()
+    assert engine.take_result() == []
+    (output,) = engine.take_result()
     assert output.first_position == 0
     engine.finish()
 
@@ -158,9 +158,9 @@ def test_nobody_is_preempted_for_blocks_that_are_about_to_come_back():
     engine.cancel("second")
     assert engine.plan_ahead() is None
     assert engine.scheduler.stats().preemptions == 0
-    engine.settle()
+    engine.take_result()
     assert engine.plan_ahead().num_tokens == [1]
-    engine.settle()
+    engine.take_result()
     engine.finish()
 
 
@@ -170,7 +170,7 @@ def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
     assert engine.plan_ahead() is None
     assert engine.scheduler.stats().preemptions == 1
     assert engine.used == 16
-    assert [output.request_id for output in engine.settle()] == ["first"]
+    assert [output.request_id for output in engine.take_result()] == ["first"]
     assert len(second.output) == had
     assert second.num_tokens == 2 + had
     assert engine.used < 16
