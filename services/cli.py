@@ -35,15 +35,15 @@ COMMANDS = {
 
 
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
-"""Whoever read the output has enough: the exit code of every other program whose pipe breaks."""
+"""The exit code of other programs whose output pipe is closed, as by ``head``."""
 
 
 class _OutputClosed(Exception):
-    """The pipe that was printed to is closed. Not an ``OSError``: click would end the process on its own terms."""
+    """The output pipe is closed. Not an ``OSError``: click would handle that itself."""
 
 
 class _Lazy(click.Group):
-    """A group that imports a subcommand's module when it is asked for, so that each starts as fast as it can."""
+    """A group that imports a subcommand's module only when it is used, so that each starts fast."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _broken_pipe_as_own_error():
@@ -83,9 +83,11 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit with its code; what a person should know is one line, without a traceback."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: it prints lines of its own to stderr
-    if "RINGLINE_PARENT_PID" in os.environ:  # before anything slow: a parent killed meanwhile must leave no orphan
+    """Run the command line and exit with its code; expected errors are one line, without a traceback."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: it would print to stderr
+    if (
+        "RINGLINE_PARENT_PID" in os.environ
+    ):  # before slow imports: if the parent is killed meanwhile, no orphan may remain
         from services.process.run import die_with_parent
 
         die_with_parent()
@@ -95,7 +97,7 @@ def main() -> None:
     except (_OutputClosed, BrokenPipeError):
         code = _BROKEN_PIPE_CODE
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in (1, 2):  # the interpreter flushes what is left
+        for descriptor in (1, 2):  # the interpreter still flushes both
             os.dup2(nowhere, descriptor)
     sys.exit(code)
 

@@ -21,23 +21,22 @@ from services.security.tokens import reloaded_tokens
 def closed_by_interrupt(stream: ringline.Stream) -> Iterator[None]:
     """Ctrl-C closes the stream, and ``KeyboardInterrupt`` is raised at the end of the block.
 
-    Raised wherever the thread is, it would leave gRPC's locks held, and whoever takes one then would wait for ever. The
-    second Ctrl-C is raised at once.
+    Raised at an arbitrary place, it could leave one of gRPC's locks held for ever. The second Ctrl-C is raised at once.
     """
     if threading.current_thread() is not threading.main_thread():  # others get no signals
         yield
         return
     pressed: list[bool] = []
-    told: SimpleQueue[bool] = SimpleQueue()  # the one kind of queue that a signal handler may put into
+    pressed_or_done: SimpleQueue[bool] = SimpleQueue()  # the only queue that a signal handler may put into
 
     def press(number: int, frame: FrameType | None) -> None:
         if pressed:
             raise KeyboardInterrupt
         pressed.append(True)
-        told.put(True)
+        pressed_or_done.put(True)
 
     def close() -> None:
-        if told.get():
+        if pressed_or_done.get():
             stream.close()
 
     threading.Thread(target=close, daemon=True).start()
@@ -49,14 +48,14 @@ def closed_by_interrupt(stream: ringline.Stream) -> Iterator[None]:
             raise
     finally:
         signal.signal(signal.SIGINT, previous)
-        told.put(False)
+        pressed_or_done.put(False)
     if pressed:
         raise KeyboardInterrupt
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How a command reaches a server: its TLS files, and the token it shows."""
+    """How a command connects: TLS files and token."""
 
     tls: bool
     tls_ca_file: str | None
@@ -67,18 +66,18 @@ class Connection:
 
     @property
     def encrypted(self) -> bool:
-        """Whether by TLS. A certificate alone is a service's own, whose variables a command beside it may see."""
+        """Whether to use TLS. A certificate alone does not say so: its variable may be set for a service beside."""
         return self.tls or self.tls_ca_file is not None
 
     def for_client(self) -> dict[str, Any]:
-        """As arguments of the library's clients."""
+        """As arguments of the client library's clients."""
         shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
         token = None if self.token_file is None else reloaded_tokens("--token-file", self.token_file).value[0]
         name = self.tls_server_name if self.encrypted else None
         return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
 
     def credentials(self) -> PeerCredentials:
-        """As what channels of the ring are opened with."""
+        """As credentials for ``open_channel``."""
         return peer_credentials(
             tls=self.encrypted,
             ca_file=self.tls_ca_file,

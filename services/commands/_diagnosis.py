@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from services.commands._connection import Connection
 
 _SECONDS = 2.0
-"""For each step of a handshake; who is slower is not diagnosed."""
+"""Timeout of each step of a handshake; a slower server is not diagnosed."""
 
 _NOT_LET_IN = (
     "the TLS handshake failed, the server ended it: it may want a certificate that its authority issued, "
@@ -34,15 +34,15 @@ FULL_NAMES = {
     "engine": engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name,
     "detokenizer": detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"].full_name,
 }
-"""What each service of the ring is called in gRPC."""
+"""Each service's full name in gRPC."""
 _WITH_ARTICLE = {"processor": "a processor", "engine": "an engine", "detokenizer": "a detokenizer"}
 _METRICS_OF = {server_header(service): service for service in FULL_NAMES}
 
 
 def tls_trouble(address: str, connection: Connection) -> str | None:
-    """What is wrong between the server at ``address`` and the flags for TLS, and which of them may help.
+    """Why the TLS flags do not fit the server at ``address``, and which of them may help.
 
-    None: nothing that a handshake shows, be it that nobody listens or that all is well.
+    None if a handshake shows no problem, or if nothing listens.
     """
     if address.startswith("unix:"):
         return None
@@ -52,7 +52,7 @@ def tls_trouble(address: str, connection: Connection) -> str | None:
             if connection.encrypted:
                 return _refusal(plain, host, connection)
             return _answers_by_tls(plain)
-    except (OSError, ValueError):  # of reaching it, or of a file that the flags name
+    except (OSError, ValueError):  # it cannot be reached, or a file of the flags cannot be read
         return None
 
 
@@ -89,7 +89,7 @@ def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | N
 
 
 def _goes_on(encrypted: ssl.SSLSocket) -> bool:
-    """Whether the server, which speaks first, took the handshake: with TLS 1.3 it refuses this side only after it."""
+    """Whether the server accepted our certificate: with TLS 1.3 it refuses one only after the handshake."""
     try:
         return bool(encrypted.recv(1))
     except (ssl.SSLError, ConnectionError):
@@ -97,12 +97,12 @@ def _goes_on(encrypted: ssl.SSLSocket) -> bool:
 
 
 def connection_trouble(address: str, connection: Connection) -> str | None:
-    """Why no call gets through to ``address``, where somebody listens; None where that does not show."""
+    """Why calls to ``address`` fail although something listens there; None if that is not visible."""
     return _http_trouble(address) or tls_trouble(address, connection)
 
 
 def _http_trouble(address: str) -> str | None:
-    """That it speaks plain HTTP, and whose metrics port it is."""
+    """A message if the port speaks plain HTTP, with the service if it is a metrics port."""
     if address.startswith("unix:"):
         return None
     host, port = host_and_port(address)
@@ -127,7 +127,7 @@ def _http_trouble(address: str) -> str | None:
 
 
 async def service_trouble(channel: grpc.aio.Channel, wanted: str) -> str | None:
-    """That another service of the ring than ``wanted`` is behind ``channel``; None where that does not show."""
+    """A message if another service of the ring than ``wanted`` answers; None if that is not visible."""
     for service, name in FULL_NAMES.items():
         if await check_health(channel, name, _SECONDS) not in ("SERVICE_UNKNOWN", "UNREACHABLE"):
             return None if service == wanted else f"this is {_WITH_ARTICLE[service]}, not {_WITH_ARTICLE[wanted]}"

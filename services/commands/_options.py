@@ -34,9 +34,9 @@ _CONNECTION_FLAGS = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
 _NO_CONNECTION = ("connections to all backends failing", "errors resolving")
-"""How gRPC's own words begin where nobody answers; what a person can use of them is the end."""
+"""Beginnings of gRPC's messages when no server answers; only their end is useful to a person."""
 PATIENCE = 3.0
-"""Seconds for which a command at the terminal looks for a server: who mistyped an address waits for them."""
+"""Seconds for which a command tries to reach a server: so long does it take to report a mistyped address."""
 _CONNECTION_OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
     click.option(
@@ -73,7 +73,7 @@ SECTIONS = {
     "Scheduling": ("priority", "cache_salt"),
     "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),
 }
-"""Titles of options in the help, after those that most people need first."""
+"""Sections of the help, after the common options."""
 
 
 def token_ids(text: str) -> list[int]:
@@ -94,16 +94,18 @@ def bias(text: str) -> tuple[int, float]:
 
 
 def _check_addresses(context: click.Context, parameter: click.Parameter, addresses: str) -> str:
-    """Refuse what is no address, and warn of variables that may have been meant to be one."""
+    """Refuse malformed addresses, and warn of unknown variables, one of which may have been meant."""
     for address in addresses.split(","):
         _check_form(address.strip())
     for name, nearest in unknown_variables(os.environ):
-        click.echo(f"warning: {name} means nothing" + (f"; is it {nearest}?" if nearest else ""), err=True)
+        click.echo(
+            f"warning: {name} is not a variable of Ringline" + (f"; is it {nearest}?" if nearest else ""), err=True
+        )
     return addresses
 
 
 def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
-    """Likewise, and refuse several."""
+    """The same for a single address."""
     _check_form(address)
     return _check_addresses(context, parameter, address)
 
@@ -206,7 +208,7 @@ def generation_options(function: Function) -> Function:
 
 
 def to_options(values: dict[str, Any]) -> ringline.Options:
-    """Flags as options of the library; those that were not given are absent."""
+    """The given flags as options of the client library."""
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
@@ -216,7 +218,7 @@ def to_options(values: dict[str, Any]) -> ringline.Options:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """What the library refuses before it sends anything is a wrong usage."""
+    """Report what the client library refuses before it sends anything as a usage error."""
     try:
         yield
     except ringline.InvalidRequest as error:
@@ -225,7 +227,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def server_errors(address: str, connection: Connection) -> Iterator[None]:
-    """A failure of the request is one readable line, and exit code 1."""
+    """Report a failed request in one line, with exit code 1."""
     try:
         yield
     except ringline.RingError as error:
@@ -233,7 +235,7 @@ def server_errors(address: str, connection: Connection) -> Iterator[None]:
 
 
 def _as_flag(error: ringline.InvalidRequest) -> str | None:
-    """Its text, with the flag's name in place of the field's; None if no flag sets the field."""
+    """The error's text with the flag in place of the field; None if no flag sets the field."""
     path = (error.field or "").partition("[")[0]
     name, problem = path.rpartition(".")[2], str(error).removeprefix(path)
     if path in _CONNECTION_FLAGS:
@@ -242,8 +244,8 @@ def _as_flag(error: ringline.InvalidRequest) -> str | None:
 
 
 def describe(error: ringline.RingError, addresses: str, connection: Connection, wanted: str = "processor") -> str:
-    """One sentence for a person; ``wanted`` is the service that was called."""
-    from services.commands._diagnosis import call_trouble, connection_trouble  # not above: few calls fail
+    """The error in one sentence; ``wanted`` is the service that was called."""
+    from services.commands._diagnosis import call_trouble, connection_trouble  # not above: it is rarely needed
 
     for address in map(str.strip, addresses.split(",")):
         trouble = None

@@ -27,13 +27,13 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked of the server."""
+    """The load to put on the server."""
 
     requests: int
     concurrency: int | None
-    """Requests always under way; None with ``rate``."""
+    """Requests under way at any time; None with ``rate``."""
     rate: float | None
-    """Requests begun per second; None with ``concurrency``."""
+    """Requests started per second; None with ``concurrency``."""
     input_len: int
     output_len: int
     prefix_share: float
@@ -45,10 +45,10 @@ class Plan:
 @click.command("bench", cls=ClientCommand)
 @address_option
 @connection_options
-@click.option("--engine", metavar="ADDRESS", help="Send token ids straight at this engine instead.")
+@click.option("--engine", metavar="ADDRESS", help="Send token ids straight to this engine instead.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
-@click.option("--concurrency", type=click.IntRange(1), help="Requests always under way.  [default: 16]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Begin this many a second instead (Poisson).")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests under way at any time.  [default: 16]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Start this many a second instead (Poisson).")
 @click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--output-len", type=click.IntRange(1), default=64, show_default=True, help="Output tokens.")
 @click.option(
@@ -59,7 +59,9 @@ class Plan:
     help="Share of each prompt that is the same in all of them.",
 )
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests before the clock runs.")
-@click.option("--seed", type=int, help="Of prompts and arrivals. Default: another each time, so that none is cached.")
+@click.option(
+    "--seed", type=int, help="Seed of prompts and arrivals. Default: another each time, so that no prompt is cached."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     address: str,
@@ -99,7 +101,7 @@ def bench(
 async def _measure(
     engine: str | None, address: str, connection: Connection, plan: Plan
 ) -> tuple[Target, Report, float]:
-    """What was measured of what, and the client's CPU seconds per second."""
+    """The target, what was measured, and the client's CPU seconds per second."""
     credentials, name = connection.credentials(), connection.tls_server_name
     async with (
         EngineLink(engine, credentials=credentials, server_name=name)
@@ -147,7 +149,7 @@ def _prompts(plan: Plan, target: Target) -> list[list[int]]:
 
 @contextlib.contextmanager
 def _progress(measurement: Measurement, requests: int) -> Iterator[None]:
-    """While the body runs, say now and then how far it is: on one line of a terminal, else a line each time."""
+    """Print progress every two seconds while the block runs, on a terminal on one line."""
     start, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
 
     async def tell() -> None:
@@ -185,7 +187,7 @@ def to_json(report: Report, plan: Plan, cpu: float) -> dict[str, Any]:
 
 
 def table(place: dict[str, str], report: Report, plan: Plan, cpu: float) -> str:
-    """The same for a person."""
+    """The same as text."""
     figures = to_json(report, plan, cpu)
     load = f"{plan.concurrency} at a time" if plan.concurrency else f"{plan.rate:g} a second"
     lines = [

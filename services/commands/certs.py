@@ -16,7 +16,7 @@ from services.security.certificate_authority import CertificateAuthority
 ROLES = ("processor", "engine", "detokenizer", "operator", "client")
 AUTHORITY = "authority"
 CA_FILE = "ca.crt"
-"""Names are those of Kubernetes' secrets for TLS, which a role's directory can be made into."""
+"""File names are those of Kubernetes' TLS secrets, so that a role's directory can become one."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 
@@ -31,13 +31,13 @@ _AUTHORITY_DAYS = 3650
 )
 @click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, help="Only these. Can be repeated.")
 @click.option("--name", help="The one peer that a certificate of --role is for, written into DIRECTORY/NAME.")
-@click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Valid for so long.")
+@click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Days of validity.")
 def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name: str | None, days: float) -> None:
-    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all that it needs to be given.
+    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all files that it needs.
 
-    The authority's own key stays in DIRECTORY/authority, which is for no service. An authority that is there already
-    is kept, and the certificates are replaced: running services take the new ones. For development: real ones are best
-    made by what makes your other certificates.
+    The authority's own key stays in DIRECTORY/authority; give that to no service. An existing authority is kept, and
+    the certificates are replaced: running services reload them. For development only: in production use the tool that
+    issues your other certificates.
     """
     if name is not None:
         _check_name(name, roles)
@@ -72,7 +72,7 @@ def _check_name(name: str, roles: tuple[str, ...]) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file such that no reader sees half of it, or what it is not to see."""
+    """Replace a file atomically, with its mode from the start."""
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

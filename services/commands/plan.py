@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from engine_core.models.base import CausalLM
 
 CPU_TIER_SECONDS = 40e-6
-"""Of a processor's, and of a detokenizer's, core per token. Measured with 64 streams of a tiny model on two cores, as
-the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
+"""CPU seconds per token of a processor, and as many of a detokenizer. Measured with 64 streams of a tiny model on two
+cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
 CPU_TIER_SHARE = 0.6
-"""Of a core that a CPU tier may be busy: each process has one for its Python code."""
+"""Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
 MIN_CPU_TIERS = 2
-"""Of each, so that one can be lost or replaced."""
+"""Processors, and as many detokenizers, so that one can be lost or replaced."""
 
 Seconds = Callable[[float, float, float, float], float]
 """Of a step, by what ``engine_core.models.roofline.StepCost.step`` takes: rows, sampled, seen, cached."""
@@ -34,18 +34,18 @@ _GB = 1e9
 _RUNTIME = 0.8 * _GB
 """Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
 _HEADROOM = 0.8
-"""Of its capacity that an engine shall have to do: arrivals are not even, and an engine may be lost."""
+"""Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one engine, in bytes."""
+    """Memory of one engine, in bytes."""
 
     usable: float
-    """What it may take in all."""
+    """The whole budget."""
     weights: float
     activations: float
-    """What the largest step takes."""
+    """Of the largest step."""
     runtime: float
     """Interpreter, libraries, captured graphs."""
     per_token: float
@@ -58,21 +58,21 @@ class Memory:
 
     @property
     def tokens(self) -> int:
-        """That the cache holds."""
+        """Tokens that fit into the KV cache."""
         return int(self.cache // self.per_token)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of the ring."""
+    """The load on the ring."""
 
     rate: float
     """Requests per second."""
     input_len: int
-    """Prompt tokens that no cache has."""
+    """Prompt tokens that are not cached."""
     output_len: int
     max_gap: float | None
-    """Seconds between two tokens of a stream that may not be exceeded on average."""
+    """Largest average time between two tokens of a stream, in seconds; None for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class EnginePlan:
     """One engine under its share of the load."""
 
     sequences: int
-    """Computed at a time."""
+    """Running at a time."""
     gap: float
     """Seconds between two tokens of a stream."""
     tokens: float
@@ -89,7 +89,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a load needs."""
+    """How many processes a load needs."""
 
     engines: int
     processors: int
@@ -99,7 +99,7 @@ class Plan:
     expected: EnginePlan
     """What one does under its share of the load."""
     bound: str
-    """What keeps an engine from more sequences: memory, max_num_seqs or max_gap."""
+    """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
 
 
 class Impossible(Exception):
@@ -107,7 +107,7 @@ class Impossible(Exception):
 
 
 def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
-    """How many of what the demand needs, when an engine uses at most ``headroom`` of its capacity.
+    """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
 
     Raises ``Impossible``.
     """
@@ -130,7 +130,7 @@ def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs:
 
 
 def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
-    """Of an engine in a steady state with so many sequences, in seconds."""
+    """Seconds of a step in a steady state of ``sequences`` running sequences."""
     prompts = sequences * demand.input_len / demand.output_len
     seen = sequences * (demand.input_len + demand.output_len / 2)
     return seconds(sequences + prompts, sequences, seen + prompts * demand.input_len / 2, seen)
@@ -209,7 +209,7 @@ def plan(
     quantization: str | None,
     as_json: bool,
 ) -> None:
-    """Say what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read, nothing is measured."""
+    """Estimate what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     checkpoint = _checkpoint(model, quantization)
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
@@ -221,12 +221,12 @@ def plan(
             lambda *work: seconds(*work) / efficiency, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM
         )
     except Impossible as error:
-        raise FatalError(f"this cannot be served so: {error}") from None
+        raise FatalError(f"this load cannot be served: {error}") from None
     click.echo(_as_json(memory, planned) if as_json else _as_text(memory, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
-    """A GPU's, with what is said otherwise in its place."""
+    """A known GPU, with the values that are given in place of its own."""
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
@@ -253,7 +253,7 @@ def _outline(checkpoint: Checkpoint) -> CausalLM:
 
 
 def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int) -> Memory:
-    """What is where. The engine measures what is estimated here: its largest step, and what it takes besides."""
+    """An estimate; a real engine measures its largest step and its runtime memory."""
     shape, size = checkpoint.config, checkpoint.dtype.itemsize
     row = 8 * shape.hidden_size + 3 * shape.intermediate_size
     return Memory(

@@ -1,4 +1,4 @@
-"""``ringline status``: what is running, and how loaded."""
+"""``ringline status``: which services run, their health and load."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class ServiceStatus:
     service: str
     address: str
     health: str
-    """As the health service says it; UNREACHABLE, or NOT_RUNNING between two lives of a service of a stack."""
+    """As the health service answers; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
     pid: int | None = None
     metrics: str | None = None
     models: list[dict[str, Any]] | None = None
-    """Of a processor: what it serves."""
+    """Of a processor: the models that it serves."""
     load: dict[str, Any] | None = None
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
     trouble: str | None = None
-    """Why it is unreachable or unknown, where that shows."""
+    """Why it is unreachable or unknown, if that is visible."""
 
     @property
     def absent(self) -> bool:
-        """Whether nobody listens at its address."""
+        """Whether nothing listens at its address."""
         return self.health == "UNREACHABLE" and self.trouble is None
 
 
@@ -107,7 +107,7 @@ def status(
 
 
 def _split(targets: Sequence[str]) -> list[str]:
-    """One by one, where several are separated by commas as other commands take them."""
+    """The addresses one by one; each target may be several, separated by commas."""
     addresses = [address.strip() for target in targets for address in target.split(",")]
     for address in addresses:
         if not valid_address(address):
@@ -116,7 +116,7 @@ def _split(targets: Sequence[str]) -> list[str]:
 
 
 def _nothing(address: str | None) -> str:
-    """What to do where nothing is found: at ``address``, or on the whole machine."""
+    """The message if nothing was found: at ``address``, or on the whole machine."""
     if address is None:
         return "nothing is running here; start it with `ringline serve`, or name a server with --address"
     others = len(_known_stacks())
@@ -131,8 +131,8 @@ async def _running(connection: Connection) -> list[StackStatus]:
 async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *, named: bool) -> list[StackStatus]:
     """The stacks of this machine whose processors are asked for, and the other addresses one by one.
 
-    Where nobody ``named`` an address, and nobody listens at the usual one, nothing is there. A stack is, whether its
-    services answer or not.
+    If no address was ``named`` and nothing listens at the default one, nothing is shown for it. A stack is always
+    shown, whether its services answer or not.
     """
     running = [(state, set(await resolve_target(state.address))) for state in _known_stacks()]
     stacks: list[Awaitable[StackStatus]] = []
@@ -151,7 +151,7 @@ async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *
 
 
 def _known_stacks() -> list[StackState]:
-    """The stacks of this machine; none where their place is unusable, which does not matter to other addresses."""
+    """The stacks of this machine; none if their directory is unusable, which does not matter to other addresses."""
     try:
         return running_stacks()
     except FatalError:
@@ -159,7 +159,7 @@ def _known_stacks() -> list[StackState]:
 
 
 async def _stack(state: StackState, connection: Connection, target: str | None = None) -> StackStatus:
-    """``target``: the address of its processor, as it was asked for."""
+    """``target``: the address of its processor as the user gave it."""
     services = await asyncio.gather(
         *(
             _service(
@@ -187,7 +187,7 @@ async def _service(
     pid: int | None = None,
     metrics: str | None = None,
 ) -> ServiceStatus:
-    """``target``: the address that was asked for, whose host is whom a certificate must be for."""
+    """``target``: the address as the user gave it; its host is the name that the certificate must have."""
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
     async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:

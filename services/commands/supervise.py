@@ -1,4 +1,4 @@
-"""``ringline supervise``: a container's first process, which ends when its service hangs."""
+"""``ringline supervise``: the first process of a container. It runs one service, and ends when that ends or hangs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def supervise(service: str, options: tuple[str, ...]) -> int:
     """Run `ringline SERVICE [OPTIONS]` as a child, and end when it ends, with its exit code.
 
-    A child that gives no sign of life is killed. It is not started again: that is for whoever runs containers. Signals
-    are passed on.
+    A child whose heartbeats stop is killed. Restarting is left to the container runtime. Signals are passed on.
     """
     # -P: a folder named "services" in the working directory is not ours.
     return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), HEARTBEAT_LIMITS)
@@ -53,7 +52,7 @@ def run_child(argv: tuple[str, ...], limits: HeartbeatLimits) -> int:
 
 
 def _status_of(child: int) -> int | None:
-    """How the child ended, None if it has not; as the first process of a container this one has others to bury, too."""
+    """The child's exit code, None while it runs. The first process of a container reaps orphans, too."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Which ``RINGLINE_…`` variables mean something, and which only look as if they did: most of those are misspelt."""
+"""The ``RINGLINE_…`` variables that exist, and a search for unknown ones, which are mostly misspelt."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from services.config.options import VARIABLE_PREFIX, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
 PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
-"""Set by a supervisor to its own pid in the environment of its children."""
+"""A supervisor sets it to its own pid in the environment of its children."""
 HEARTBEAT_PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
-"""Set likewise to the number of the pipe in which it expects a child's signs of life."""
+"""A supervisor sets it to the file descriptor of the pipe for heartbeats."""
 ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
-"""Where the client commands find the processor."""
-
+"""Address of the processor, for the client commands."""
 SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
+"""The name that the processor's certificate must have."""
 TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
-"""What they show to it, and expect of its certificate."""
+"""File of the token to send to it."""
 
 ENGINE_OPTIONS = (
     "model",
@@ -48,15 +48,15 @@ ENGINE_OPTIONS = (
     "enforce_eager",
     "deterministic",
 )
-"""Names of the options of ``engine_core.config``, which the CPU tiers may not import: services that share one
-environment must know each other's variables. A test compares them with the declarations."""
+"""Names of the options of ``engine_core.config``. The CPU tiers may not import it, but know its variables, because
+services may share one environment. A test compares the names with the declarations."""
 
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 def known_variables() -> frozenset[str]:
-    """Every variable that some process of the ring reads."""
+    """All variables that any process of the ring reads."""
     services = (EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
     declared = {setting.variable for defaults in services for setting in settings_of(defaults)}
     return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
@@ -69,9 +69,9 @@ def known_variables() -> frozenset[str]:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """The variables that look like ours and mean nothing, each with the known one that it is nearest to, if any is.
+    """The ``RINGLINE_…`` variables that no process reads, each with the most similar known one, if any is similar.
 
-    What Kubernetes sets for its services (``RINGLINE_PROCESSOR_SERVICE_HOST``) only looks like ours.
+    Service links of Kubernetes (``RINGLINE_PROCESSOR_SERVICE_HOST``) are left out.
     """
     known = known_variables()
     words = sorted(name.removeprefix(VARIABLE_PREFIX) for name in known)

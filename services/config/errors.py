@@ -1,4 +1,4 @@
-"""How a process of Ringline ends: its exit codes, and the error that ends it with a sentence instead of a traceback."""
+"""Exit codes, and the error that ends a process with one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the exit status says; 128 + n where signal n cut it off."""
+    """The exit status of a process; 128 + n if signal n ended it."""
 
     OK = 0
     FAILURE = 1
-    """Something unexpected."""
+    """An unexpected error."""
     USAGE = 2
     """An option has a value that cannot be used."""
     STARTUP = 3
-    """It cannot start for a reason outside of it: a checkpoint, memory, a port."""
+    """It cannot start: a checkpoint, memory or a port is missing."""
 
 
 def unusable_option(option: str, value: object, accepted: str) -> str:
-    """That an option has a value that cannot be used, in the words of the command line."""
+    """The message for an unusable value, with the option as a flag."""
     return f"--{option.replace('_', '-')}={value} is not usable: expected {accepted}"
 
 
 class FatalError(Exception):
-    """The process must end; the text is one sentence fit to show a person."""
+    """The process must end; the text is one sentence for the user."""
 
     def __init__(self, message: str, code: int = ExitCode.STARTUP) -> None:
         super().__init__(message)

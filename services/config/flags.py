@@ -10,7 +10,7 @@ import click
 from services.config.options import Setting, SettingError, build
 
 T = TypeVar("T")
-COMMON = (
+COMMON_OPTIONS = (
     "host",
     "port",
     "engines",
@@ -28,12 +28,12 @@ COMMON = (
     "log_level",
     "metrics_port",
 )
-"""Options that most people need first, in the order in which ``--help`` shows them."""
-_ALL = "services.config.flags.all"
+"""Names of the options that ``--help`` shows, in order; ``--help-all`` shows the others, too."""
+_SHOW_ALL = "services.config.flags.show_all"
 
 
 class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """Reads a value as its ``Setting`` says."""
+    """Parses a value by its ``Setting``."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -51,7 +51,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
 
 
 class _FlagType(click.types.BoolParamType):
-    """The same for --x/--no-x, whose type must be click's own; only a variable brings it a text."""
+    """The same for --x/--no-x: click requires a subclass of its own type. Only a variable's value is a text here."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -61,16 +61,16 @@ class _FlagType(click.types.BoolParamType):
 
 
 class _SettingOption(click.Option):
-    """Knows its setting, for the help."""
+    """The click option of one ``Setting``."""
 
     def __init__(self, setting: Setting) -> None:
         flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
         is_set = setting.default is not None and setting.default != ""
-        note = f"  [default: {_shown(setting)}]" if is_set else ""
+        note = f"  [default: {_default_text(setting)}]" if is_set else ""
         super().__init__(
             [flags, setting.name],
             type=_FlagType(setting) if setting.kind is bool else _SettingType(setting),
-            default=None,  # what is not given is not in the values, and the dataclass's own default holds
+            default=None,  # an option that is not given keeps the dataclass's default
             envvar=setting.variable,
             help=setting.declared.help + note,
         )
@@ -78,29 +78,29 @@ class _SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command of which ``--help`` shows the common options, and ``--help-all`` every one by section."""
+    """A command whose ``--help`` shows the common options, and ``--help-all`` all of them by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         own = [option for option in options if not isinstance(option, _SettingOption)]
         settings = {option.setting.name: option for option in options if isinstance(option, _SettingOption)}
         sections: dict[str, list[click.Option]] = {}
-        if ctx.meta.get(_ALL):
+        if ctx.meta.get(_SHOW_ALL):
             for option in settings.values():
                 sections.setdefault(section_title(option.setting), []).append(option)
         else:
-            sections["Common options"] = [settings[name] for name in COMMON if name in settings]
+            sections["Common options"] = [settings[name] for name in COMMON_OPTIONS if name in settings]
         write_sections(ctx, formatter, {**sections, "Options": own})
         formatter.write_paragraph()
         formatter.write_text("--any-option can also be given as the variable RINGLINE_ANY_OPTION.")
-        if not ctx.meta.get(_ALL):
+        if not ctx.meta.get(_SHOW_ALL):
             formatter.write_text(f"--help-all shows all {len(settings)} options; so does docs/configuration.md.")
 
 
 def write_sections(
     ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Iterable[click.Option]]
 ) -> None:
-    """Options under titles; those that are hidden, and titles without any, are left out."""
+    """Write options under titles, without hidden options and empty sections."""
     for title, options in sections.items():
         records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
         if records:
@@ -110,7 +110,7 @@ def write_sections(
 
 def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
+        ctx.meta[_SHOW_ALL] = True
         click.echo(ctx.get_help())
         ctx.exit()
 
@@ -127,13 +127,13 @@ def _help_all() -> click.Option:
 
 
 def section_title(setting: Setting) -> str:
-    """What the options declared beside ``setting`` are about: the docstring of their dataclass, up to a ";" or line."""
+    """The title of a setting's section: the first line of its dataclass's docstring, up to a ";"."""
     first_line = (setting.section.__doc__ or setting.section.__name__).partition("\n")[0]
     return first_line.partition(";")[0].rstrip(".")
 
 
 def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], click.Command]:
-    """Give a command an option per setting, of several with one name the first; and ``--help-all``."""
+    """Add an option for each setting to a command (the first of several with the same name), and ``--help-all``."""
 
     def decorate(command: click.Command) -> click.Command:
         seen: dict[str, Setting] = {}
@@ -146,12 +146,12 @@ def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], clic
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a command's parameters, those that were given as a flag or a variable."""
+    """The parameters of a command that were given, as a flag or a variable."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def build_settings(defaults: T, values: Mapping[str, Any]) -> T:
-    """``build``, with a value that cannot be used reported as click reports one."""
+    """``build``, with an unusable value reported as a usage error of click."""
     try:
         return build(defaults, values)
     except SettingError as error:
@@ -173,7 +173,7 @@ def _bad_value(name: str, error: SettingError, ctx: click.Context | None) -> cli
     return click.BadParameter(message, ctx=ctx, param_hint=f"{flag} (RINGLINE_{name.upper()})")
 
 
-def _shown(setting: Setting) -> str:
+def _default_text(setting: Setting) -> str:
     if setting.kind is bool:
         return (setting.flag if setting.default else setting.negative_flag).removeprefix("--")
     return setting.format(setting.default)

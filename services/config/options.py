@@ -1,9 +1,9 @@
-"""How options are declared, read and checked.
+"""How options are declared, parsed and checked.
 
 An option is a dataclass field whose metadata holds an ``Option`` under the key ``"option"``; options that belong
 together are one dataclass, and dataclasses are composed into the settings of a process. One declaration yields the
 flag (``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The engine declares its own
-in the same form; they are recognized by shape, so nothing here imports the engine.
+in the same form; they are recognized by their attributes, so nothing here imports the engine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class SettingError(Exception):
-    """An option has a value that cannot be used."""
+    """An option has an unusable value."""
 
     def __init__(self, option: str, value: object, accepted: str) -> None:
-        """``option`` is the field's name, ``accepted`` says what it takes."""
+        """``option``: the field's name. ``accepted``: which values it takes, in words."""
         super().__init__(f"{option}={value!r} is not usable: expected {accepted}")
         self.option = option
         self.value = value
@@ -37,7 +37,7 @@ class SettingError(Exception):
 
 
 class OptionDeclaration(Protocol):
-    """What is said about an option besides its type and default; the shape by which options are recognized."""
+    """What declares an option besides its type and default: here ``Option``, in the engine a class of its own."""
 
     @property
     def help(self) -> str: ...
@@ -60,7 +60,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     unit: str | None = None
-    """``bytes`` options also take suffixes (512MiB, 4GiB); ``seconds`` says what a number means."""
+    """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
 
 
 def option(
@@ -78,7 +78,7 @@ def option(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option of a process, found in its settings."""
+    """One option of a process, with its present value as the default."""
 
     section: type
     """The dataclass that declares it."""
@@ -96,7 +96,7 @@ class Setting:
 
     @property
     def negative_flag(self) -> str:
-        """The flag that says no, of a bool."""
+        """Of a bool, the flag that switches it off."""
         return "--no-" + self.name.replace("_", "-")
 
     @property
@@ -141,7 +141,7 @@ class Setting:
             raise SettingError(self.name, value, self.accepted)
 
     def parse(self, text: str) -> Any:
-        """The value that ``text`` (of a flag or variable) means; raise ``SettingError`` if it means none."""
+        """The value of a flag or variable; raises ``SettingError`` if it cannot be parsed or is out of range."""
         try:
             value = self._convert(text.strip())
         except ValueError:
@@ -173,15 +173,15 @@ class Setting:
 
 
 def settings_of(defaults: Any) -> list[Setting]:
-    """Every option reachable from ``defaults``, an instance of a settings dataclass, in order of declaration."""
-    return list(_walk(defaults))
+    """All options of ``defaults``, a settings dataclass, and of its sections, in order of declaration."""
+    return list(_all_settings(defaults))
 
 
 def build(defaults: T, values: Mapping[str, Any]) -> T:
-    """A copy of the settings ``defaults`` with the options named in ``values`` replaced.
+    """A copy of ``defaults`` with the options named in ``values`` replaced.
 
-    Raises whatever the dataclasses raise for a value that is out of range; names that are not options of these
-    settings are left alone, so that one mapping can serve several settings.
+    Raises what the dataclasses raise for a value that is out of range. Names that are not options of ``defaults`` are
+    ignored, so that one mapping can serve several settings.
     """
     changes: dict[str, Any] = {}
     for f in fields(defaults):  # type: ignore[arg-type]
@@ -195,35 +195,35 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
 
 
 def check_section(section: Any) -> None:
-    """Raise ``SettingError`` for the first option declared in ``section`` itself that is out of range."""
-    for setting in _own(section):
+    """Raise ``SettingError`` for the first option of ``section`` itself that is out of range."""
+    for setting in _section_settings(section):
         setting.check(setting.default)
 
 
 def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[str]:
-    """The command-line arguments that give those of ``settings`` which are named in ``values`` their value there."""
-    given: list[str] = []
+    """Command-line arguments that set those of ``settings`` that ``values`` names."""
+    words: list[str] = []
     for setting in settings:
         if setting.name in values:
             value = values[setting.name]
             if setting.kind is bool:
-                given.append(setting.flag if value else setting.negative_flag)
+                words.append(setting.flag if value else setting.negative_flag)
             else:
-                given.append(f"{setting.flag}={setting.format(value)}")
-    return given
+                words.append(f"{setting.flag}={setting.format(value)}")
+    return words
 
 
-def _walk(defaults: Any) -> Iterator[Setting]:
-    own = {setting.name: setting for setting in _own(defaults)}
+def _all_settings(defaults: Any) -> Iterator[Setting]:
+    own = {setting.name: setting for setting in _section_settings(defaults)}
     for f in fields(defaults):
         value = getattr(defaults, f.name)
         if f.name in own:
             yield own[f.name]
         elif is_dataclass(value):
-            yield from _walk(value)
+            yield from _all_settings(value)
 
 
-def _own(section: Any) -> Iterator[Setting]:
+def _section_settings(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(type(section))
     for f in fields(section):
         if "option" in f.metadata:
@@ -232,7 +232,7 @@ def _own(section: Any) -> Iterator[Setting]:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The plain type of an annotation, and whether it allows None."""
+    """The type of an annotation without None, and whether it allows None."""
     optional = False
     if get_origin(hint) in (Union, types.UnionType):
         arms = [arm for arm in get_args(hint) if arm is not type(None)]
@@ -254,7 +254,7 @@ def _format_bytes(value: int) -> str:
 
 
 def _bound(value: float | None) -> str | None:
-    """In digits, never with an exponent."""
+    """In digits, without an exponent."""
     return None if value is None else str(int(value)) if float(value).is_integer() else str(value)
 
 

@@ -1,6 +1,6 @@
-"""The options of TLS and of who may call a service, and which of them would be set in vain.
+"""The options of TLS and authentication, and checks that each of them can be enforced.
 
-What is asked for and cannot be enforced is refused before anything listens: nobody should believe to be safe.
+An option that would have no effect is refused before anything listens, so that it gives no false sense of security.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.config.options import SettingError, check_section, option
 from services.ring.roles import SERVICE_IDENTITIES, Identities, Role
 
 JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Of signatures that the verifier cannot make itself: it has public keys alone."""
+"""Asymmetric ones: a processor has public keys alone, with which nobody can sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,23 @@ class TlsSettings:
 
     tls_cert_file: str | None = option(
         None,
-        "PEM file of this service's certificate, followed by those up to its authority. The service then takes "
-        "nothing but TLS, and shows it to peers too. This file and the next two are read again when they change.",
+        "PEM file of this service's certificate, followed by the intermediate ones. The service then accepts only "
+        "TLS, and shows the certificate to its peers, too. This file and the next two are read again when they change.",
     )
     tls_key_file: str | None = option(None, "PEM file of the certificate's private key, without a passphrase.")
     tls_ca_file: str | None = option(
         None,
-        "PEM file of the authorities whose certificates are believed. With it peers are dialled by TLS (but for unix "
-        "sockets).",
+        "PEM file of the trusted authorities. With it peers are dialled by TLS (except on unix sockets).",
     )
     tls_crl_file: str | None = option(
         None,
-        "PEM file of the authorities' revocation lists. Callers must not show a certificate that is in one; their "
-        "calls end when it comes into one. Read again when it changes.",
+        "PEM file of the authorities' revocation lists. Callers with a revoked certificate are refused, and their "
+        "calls end when it is revoked. Read again when it changes.",
     )
     tls_client_auth: str | None = option(
         None,
-        "Whether callers must show a certificate of --tls-ca-file (mutual TLS). Default: require at an engine or "
-        "detokenizer with that file, else none.",
+        "Whether callers must show a certificate of an authority in --tls-ca-file (mutual TLS). Default: require at "
+        "an engine or detokenizer with that file, else none.",
         choices=("none", "require"),
     )
 
@@ -57,12 +56,12 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """How services know each other."""
+    """Authentication between services."""
 
     service_token_file: str | None = option(
         None,
-        "File of the token that services show each other: the first line is shown to peers, each line is taken from "
-        "them by engines and detokenizers. Read again when it changes.",
+        "File of the tokens by which services authenticate to each other: the first line is sent to peers; engines and "
+        "detokenizers accept each line. Read again when it changes.",
     )
 
     def __post_init__(self) -> None:
@@ -71,12 +70,13 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAuthSettings:
-    """Whom an engine or a detokenizer lets in."""
+    """Which callers an engine or a detokenizer accepts."""
 
     service_identities: tuple[str, ...] = option(
         SERVICE_IDENTITIES,
-        "Under mutual TLS: the names in certificates (URIs or DNS names) that stand for a role, each as ROLE=NAME. Who "
-        "has none, such as a client of the same authority, or calls what is not for its role, gets PERMISSION_DENIED.",
+        "Under mutual TLS: the names in certificates (URIs or DNS names) that give a role, each as ROLE=NAME. Callers "
+        "without a role, such as clients of the same authority, and calls that the role may not make get "
+        "PERMISSION_DENIED.",
     )
 
     def __post_init__(self) -> None:
@@ -92,22 +92,22 @@ class ServiceAuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientAuthSettings:
-    """Which clients a processor lets in, and what each tenant may do."""
+    """Which clients a processor accepts, and what each tenant may do."""
 
     auth_token_file: str | None = option(
         None,
         "File of bearer tokens, one a line: the tenant, a space, and sha256: with the token's hash (`ringline token` "
-        "makes both). Clients must show one of them, and are its tenant. Read again when it changes.",
+        "makes both). Clients must send one of them; it determines their tenant. Read again when it changes.",
     )
     auth_jwks_file: str | None = option(
         None,
-        "File of the public keys (JWKS) with which JSON web tokens must be signed. Clients must show one, or one of "
-        "--auth-token-file. Read again when it changes.",
+        "File of the public keys (JWKS) that JSON web tokens are verified with. Clients must send such a token, or "
+        "one of --auth-token-file. Read again when it changes.",
     )
     auth_jwt_issuer: str | None = option(None, "Issuer (iss) that JSON web tokens must name.")
     auth_jwt_audience: str | None = option(None, "Audience (aud) that JSON web tokens must name.")
     auth_jwt_algorithms: tuple[str, ...] = option(
-        ("RS256", "ES256", "EdDSA"), f"Signatures that are taken, of {', '.join(JWT_ALGORITHMS)}."
+        ("RS256", "ES256", "EdDSA"), f"Accepted signature algorithms, of {', '.join(JWT_ALGORITHMS)}."
     )
     auth_jwt_tenant_claim: str = option("sub", "Claim of a JSON web token that names the tenant.")
     tenants_file: str | None = option(
@@ -132,22 +132,22 @@ class ClientAuthSettings:
 
 
 def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
-    """Whether callers must show a certificate; ``internal`` services are called by services alone."""
+    """Whether callers must show a certificate. ``internal``: whether only services call this one."""
     if tls.tls_client_auth is not None:
         return tls.tls_client_auth == "require"
     return internal and tls.tls_cert_file is not None and tls.tls_ca_file is not None
 
 
 def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
-    """Raise ``SettingError`` for revocation lists where nobody is asked for a certificate."""
+    """Raise ``SettingError`` for revocation lists where callers need no certificate."""
     if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
         raise SettingError("tls_crl_file", tls.tls_crl_file, "--tls-client-auth require with it")
 
 
 def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
-    """Raise ``SettingError`` for what could not be enforced where a service listens.
+    """Raise ``SettingError`` for TLS on a unix socket, and for tokens that would cross a network in clear.
 
-    ``secrets``: the options, by name, with which callers are asked for tokens.
+    ``secrets``: the options that require tokens of callers, each with its value.
     """
     if uds is not None and tls.tls_cert_file is not None:
         raise SettingError("tls_cert_file", tls.tls_cert_file, "--host and --port: a unix socket has no TLS")
@@ -160,7 +160,7 @@ def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Itera
 
 
 def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
-    """Raise ``SettingError`` for a service with TLS that everybody could call, without that having been said."""
+    """Raise ``SettingError`` for an internal service with TLS that anybody may call, unless that is explicit."""
     open_to_all = tls.tls_ca_file is None and service_token_file is None and tls.tls_client_auth is None
     if tls.tls_cert_file is not None and open_to_all:
         raise SettingError(
@@ -171,7 +171,7 @@ def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
 
 
 def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iterable[str]) -> None:
-    """Raise ``SettingError`` where peers on other machines (``hosts``) would be shown a token in clear."""
+    """Raise ``SettingError`` if a token would be sent in clear to peers on other machines."""
     exposed = [host for host in hosts if not is_loopback(host)]
     if service_token_file is not None and tls.tls_ca_file is None and exposed:
         raise SettingError(
@@ -182,7 +182,7 @@ def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iter
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nothing that is sent there leaves this machine."""
+    """Whether ``host`` is this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,8 +1,8 @@
 """The options of the three services. The engine's own options are declared in ``engine_core.config``.
 
 Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and an entry of ``docs/configuration.md``
-(see ``services.config.options``). A value that cannot be used raises ``SettingError`` at construction. ``None`` means
-"derive it".
+(see ``services.config.options``). An unusable value raises ``SettingError`` at construction. ``None`` means "derive
+the value".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DETOKENIZER_PORT = 50071
 METRICS_PORT_OFFSET = 10000
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
-"""Of text: that of bytes ends with -bin."""
+"""gRPC metadata keys of text values; those of binary values end with -bin."""
 
 
 class _Section:
@@ -56,70 +56,70 @@ class _Section:
 class ServerSettings(_Section):
     """Where a service listens, and how it treats its peers."""
 
-    host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 takes connections from other machines.")
+    host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 accepts connections from other machines.")
     port: int = option(0, "TCP port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
     uds: str | None = option(None, "Path of a unix socket to listen on, instead of host and port.")
     name: str | None = option(
         None,
         "Stable name of this process in the ring: 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'. "
-        "Default: made of the service, the machine's name and the port.",
+        "Default: the service, the machine's name and the port.",
     )
     max_message_bytes: int = option(
         4 * 2**20,
-        "Largest gRPC message taken; a larger one ends its stream.",
+        "Largest gRPC message accepted; a larger one ends its stream.",
         minimum=2 * 2**20,  # twice the largest frame of a link
         maximum=2**31 - 1,
         unit="bytes",
     )
     max_connections: int = option(
         4096,
-        "Connections at a time; more are closed as they come. When less than a quarter of the places is free, the "
-        "clients that have most connections lose some that have no calls.",
+        "Connections at a time; more are closed as they come. When less than a quarter is free, idle connections of "
+        "the clients with the most are closed.",
         minimum=1,
         maximum=2**31 - 1,
     )
     max_connections_per_client: int = option(
         512,
-        "Connections with calls on them that one client, which is an address, may have; calls on more are refused with "
+        "Connections with calls that one client, which is an IP address, may have; calls on more are refused with "
         "RESOURCE_EXHAUSTED.",
         minimum=1,
         maximum=2**31 - 1,
     )
     max_streams_per_connection: int = option(
-        1024, "Calls at a time on one connection; clients wait with more.", minimum=1, maximum=2**31 - 1
+        1024, "Calls at a time on one connection; clients queue more.", minimum=1, maximum=2**31 - 1
     )
     max_calls: int = option(
         8192,
-        "Calls at a time. When there are so many, the client that has most of them loses its newest to one that has "
-        "fewer; else one more is refused. Both see RESOURCE_EXHAUSTED.",
+        "Calls at a time. At the limit, the client with the most calls loses its newest to a client with fewer; a "
+        "client with as many is refused. Both get RESOURCE_EXHAUSTED.",
         minimum=1,
         maximum=2**31 - 1,
     )
     connection_idle_timeout: float = option(
         60.0,
-        "A connection that has no call for this long is closed; clients dial again when they call.",
+        "A connection without a call for this long is closed; clients reconnect at their next call.",
         minimum=0.1,
         maximum=86400,
         unit="seconds",
     )
     memory_budget: int = option(
         2**30,
-        "Memory that a processor or detokenizer may take, and an engine beside its model and cache. From half of it "
-        "on, connections are closed, first those that hold most of messages that are not whole.",
+        "Memory of a processor or detokenizer, and of an engine beyond its model and cache. Above half of it, "
+        "connections are closed, first those that hold most bytes of incomplete messages.",
         minimum=128 * 2**20,
         maximum=2**50,
         unit="bytes",
     )
     stall_timeout: float = option(
         30.0,
-        "A peer or client that takes nothing for this long loses its stream.",
+        "The stream of a peer or client that reads nothing for this long is ended.",
         minimum=0.1,
         maximum=86400,
         unit="seconds",
     )
     drain_grace: float = option(
         30.0,
-        "After SIGTERM, how long to go on with the requests that are there.",
+        "After SIGTERM, how long present requests may go on.",
         minimum=0,
         maximum=86400,
         unit="seconds",
@@ -140,16 +140,16 @@ class ServerSettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings(_Section):
-    """What a service tells about itself."""
+    """Logs, metrics and traces."""
 
-    log_level: str = option("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "Lowest level to log.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "auto",
         "json writes one object per line; console is for people; auto is console on a terminal, else json. "
         "For `ringline serve`, auto is console.",
         choices=("auto", "console", "json"),
     )
-    metrics: bool = option(True, "Answer Prometheus on /metrics.")
+    metrics: bool = option(True, "Serve /metrics for Prometheus.")
     metrics_port: int | None = option(
         None,
         "Port of /metrics; 0 takes a free one. Default: the service's port + 10000 (− 10000 where that is too high); "
@@ -159,12 +159,12 @@ class TelemetrySettings(_Section):
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "OpenTelemetry collector that traces are sent to, by gRPC: http://host:port, or https:// for TLS. Needs "
+        "OpenTelemetry collector to send traces to, by gRPC: http://host:port, or https:// for TLS. Needs "
         "ringline-server[tracing]. Default: no traces.",
     )
     traces_sample_ratio: float = option(
         1.0,
-        "Share of the requests that are traced, of those whose caller has not decided that (by a traceparent).",
+        "Share of requests to trace, of those whose caller has not decided that (by a traceparent).",
         minimum=0,
         maximum=1,
     )
@@ -178,10 +178,10 @@ class TelemetrySettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What the settings of every service have in common."""
+    """The settings that every service has."""
 
     service: ClassVar[str]
-    """Which service: processor, engine or detokenizer."""
+    """processor, engine or detokenizer."""
 
     server: ServerSettings
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
@@ -216,7 +216,7 @@ class DiscoverySettings(_Section):
 
     dns_refresh_interval: float = option(
         5.0,
-        "How often DNS is asked for the addresses of each name among the peers.",
+        "How often the names among the peers are resolved by DNS.",
         minimum=0.1,
         maximum=3600,
         unit="seconds",
@@ -225,12 +225,12 @@ class DiscoverySettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings(_Section):
-    """What is kept for those who read."""
+    """Slow readers of streams."""
 
     max_unread_bytes: int = option(
         MAX_UNREAD_BYTES,
-        "A stream for which more than this waits to be read is ended. For all streams together twice as much may wait; "
-        "beyond that the stream is ended for which the most waits, of the tenant for whom the most waits.",
+        "A stream is ended when more than this waits for its reader. For all streams together twice as much may wait; "
+        "beyond that the stream with the most is ended, of the tenant with the most.",
         minimum=2 * 2**20,  # twice the largest frame
         unit="bytes",
     )
@@ -238,12 +238,13 @@ class ReaderSettings(_Section):
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings(_Section):
-    """What happens while engines of another model take the places of the present ones."""
+    """Replacing engines by engines of another model."""
 
     max_generations: int = option(
         4,
         "Models served side by side while engines are replaced by engines of another model: each takes the memory of "
-        "its tokenizer. An engine of one more is not linked until a model has no engine and no request any more.",
+        "its tokenizer. An engine of one more model is not linked until another model has no engine and no request "
+        "left.",
         minimum=1,
         maximum=64,
     )
@@ -258,8 +259,8 @@ class ProcessorSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
-        "The engines, separated by commas: host:port or unix:path. Of a host that is a name, every address is an "
-        "engine's.",
+        "The engines, separated by commas: host:port or unix:path. If a host is a name, each of its addresses "
+        "is an engine.",
     )
     detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
@@ -271,8 +272,8 @@ class ProcessorSettings(ServiceSettings):
     )
     max_queued_requests: int = option(
         4096,
-        "Requests that may wait for an engine to begin them. One tenant may have as many as it leaves free; more are "
-        "refused with RESOURCE_EXHAUSTED.",
+        "Requests that may wait for an engine to begin them. One tenant may have at most as many as remain free; more "
+        "are refused with RESOURCE_EXHAUSTED.",
         minimum=1,
     )
     max_queue_time: float = option(
@@ -285,20 +286,20 @@ class ProcessorSettings(ServiceSettings):
     )
     max_connection_age: float = option(
         1800.0,
-        "After this, a client's new calls go on another connection, so that new processors get their share of clients; "
-        "Sessions get Draining, and calls under way go on.",
+        "After this, a client makes new calls on another connection, so that new processors get their share of "
+        "clients; Sessions get Draining, and calls under way go on.",
         minimum=0.1,
         maximum=31 * 86400,
         unit="seconds",
     )
     tenant_header: str = option(
         "x-ringline-tenant",
-        "Metadata of a call that names its tenant, as a gateway sets it; those without it are one tenant. Nobody is "
-        "asked for it where clients show tokens.",
+        "Metadata key of the tenant's name, as a gateway sets it; calls without it are one tenant. Ignored where "
+        "clients authenticate by tokens.",
     )
     patience: float = option(
         60.0,
-        "How long a request waits for an engine and a detokenizer, at its start or when it lost one.",
+        "How long a request waits for an engine and a detokenizer, at its start or after it lost one.",
         minimum=0,
         maximum=86400,
         unit="seconds",
@@ -330,8 +331,8 @@ class DetokenizerSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DETOKENIZER_PORT))
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
-        "The engines, separated by commas: host:port or unix:path. Of a host that is a name, every address is an "
-        "engine's.",
+        "The engines, separated by commas: host:port or unix:path. If a host is a name, each of its addresses "
+        "is an engine.",
     )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
@@ -369,7 +370,7 @@ class EngineServiceSettings(ServiceSettings):
 
 
 def _check_callee(settings: ServiceSettings) -> None:
-    """Raise ``SettingError`` for what a service that services call could not enforce."""
+    """Checks of the services that only services call."""
     token_file = settings.peers.service_token_file
     check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
     check_internal(settings.tls, token_file)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
 from services.commands._options import SECTIONS
-from services.config.flags import COMMON, SettingsCommand, given_options, with_settings
+from services.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
 from services.config.options import settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
@@ -103,7 +103,7 @@ def test_all_of_the_help_has_every_option_in_its_section():
 
 def test_common_options_are_options_of_some_service():
     services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
-    assert set(COMMON) <= {setting.name for defaults in services for setting in settings_of(defaults)}
+    assert set(COMMON_OPTIONS) <= {setting.name for defaults in services for setting in settings_of(defaults)}
 
 
 @pytest.mark.parametrize("command", ["serve", "engine", "processor", "detokenizer"])
@@ -169,7 +169,7 @@ def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service
 def test_a_client_command_warns_of_a_misspelt_variable():
     done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
     warning, error = done.stderr.splitlines()
-    assert warning == "warning: RINGLINE_ADRESS means nothing; is it RINGLINE_ADDRESS?"
+    assert warning == "warning: RINGLINE_ADRESS is not a variable of Ringline; is it RINGLINE_ADDRESS?"
     assert error.startswith("Error: 127.0.0.1:9 is not available")
 
 
