@@ -7,6 +7,8 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,7 +129,7 @@ def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
             with _one_builder(directory):  # of several engines that start at once, one compiles
                 library = _load(directory / LIBRARY)
                 if library is None or _digest_of(library) != expected:
-                    library = _load(build(directory))
+                    library = _load(_build_into(directory))
         except BuildError as error:
             raise KernelsUnavailableError(f"the native kernels cannot be built: {error}") from error
     assert library is not None
@@ -142,6 +144,15 @@ def _load(path: Path) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+
+
+def _build_into(directory: Path) -> Path:
+    """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind here."""
+    if not os.access(directory, os.W_OK):
+        raise BuildError(f"{directory} cannot be written")
+    with tempfile.TemporaryDirectory() as work:
+        draft = Path(shutil.copy(build(Path(work)), directory / f"new-{LIBRARY}"))
+    return draft.replace(directory / LIBRARY)
 
 
 def _digest_of(library: ctypes.CDLL) -> str:

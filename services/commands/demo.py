@@ -27,10 +27,10 @@ from services.telemetry.logs import configure_logs
 PROMPT_OF_MANY = "Once upon a time"
 REQUESTS = 64
 _SECONDS = 5.0
-"""Of the undisturbed run: longer, if an answer has too few tokens by then to be killed in its middle."""
+"""Duration of the undisturbed run; longer if an answer has too few tokens by then."""
 _MIN_TOKENS = 6
 _TICK = 0.25
-"""Seconds without news after which the pause begins to show."""
+"""Seconds without text after which a pause is shown."""
 PROMPT = "Tell me a story about a fox."
 _MAX_TOKENS = 200
 _GRACE = 5.0
@@ -43,15 +43,15 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Answer:
-    """What one request has brought so far."""
+    """What one request has received so far."""
 
     token_ids: list[int] = field(default_factory=list)
     moved: bool = False
-    """Whether another process took it over, or the same one after its restart."""
+    """Whether another process, or a restarted one, took it over."""
 
 
-async def survive(ready: ReadyStack, victim: str, prompt: str) -> bool:
-    """Show it on the ring at ``ready``, whose ``victim`` is killed; whether every answer is the same."""
+async def show_failover(ready: ReadyStack, victim: str, prompt: str) -> bool:
+    """Kill the service ``victim`` in the middle of answers; returns whether all equal the undisturbed ones."""
     async with ringline.AsyncClient(ready.address) as client:
         click.echo(f"\n{REQUESTS} requests at once, undisturbed: ", nl=False)
         start = time.monotonic()
@@ -79,7 +79,7 @@ async def survive(ready: ReadyStack, victim: str, prompt: str) -> bool:
 
 
 async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[Answer]:
-    """What the requests bring within some seconds; then they are cancelled."""
+    """What the requests receive within some seconds; then they are cancelled."""
     answers = [Answer() for _ in range(REQUESTS)]
     tasks = [
         asyncio.create_task(_exhaust(_events(client, prompt, seed, answer))) for seed, answer in enumerate(answers)
@@ -101,7 +101,7 @@ async def _undisturbed(client: ringline.AsyncClient, prompt: str) -> Sequence[An
 async def _events(
     client: ringline.AsyncClient, prompt: str, seed: int, answer: Answer, max_tokens: int | None = None
 ) -> AsyncIterator[str]:
-    """Send one request; fills ``answer`` and gives the text as it comes."""
+    """Send one request; fills ``answer`` and yields the text as it arrives."""
     options: ringline.Options = {"seed": seed, "temperature": 0.8, "ignore_eos": True, "max_tokens": max_tokens}
     async with client.stream(prompt, **options) as stream:
         async for event in stream.events():
@@ -120,9 +120,9 @@ async def _exhaust(texts: AsyncIterator[str]) -> None:
 
 
 async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: int, seconds: float) -> bool:
-    """Print one answer as it comes, and kill ``victim`` after so many tokens or seconds; whether that held it up.
+    """Print one answer as it arrives, and kill ``victim`` after ``tokens`` or ``seconds``; returns whether it paused.
 
-    Seconds, too, because on a busy machine this process may be late with what the engine has computed long ago.
+    Seconds, too, because on a busy machine this process may print long after the engine has computed.
     """
     start, killed, waited = time.monotonic(), False, False
     coming = asyncio.ensure_future(anext(texts, None))
@@ -147,13 +147,13 @@ async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: 
 
 
 def _pid(service: str) -> int:
-    """Of a service of the stack that this process supervises, now."""
+    """The present pid of a service of this process's own stack."""
     return next(stack.services[service].pid for stack in running_stacks() if stack.pid == os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """Of one streamed answer, in seconds from its request."""
+    """Times of one streamed answer, in seconds since its request."""
 
     first_token: float
     last_token: float
@@ -191,7 +191,7 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
             if victim is None:
                 await _show_answer(ready, prompt or PROMPT)
             else:
-                same = await survive(ready, victim, prompt or PROMPT_OF_MANY)
+                same = await show_failover(ready, victim, prompt or PROMPT_OF_MANY)
         except ringline.RingError as error:
             raise FatalError(f"the request failed: {error}", ExitCode.FAILURE) from None
         answered = True
@@ -200,7 +200,7 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
     click.echo(f"starting an engine, a detokenizer and a processor with {model}")
     options = stack_options(settings, {"model": model})
     code = asyncio.run(run_stack(options, logs, grace=_GRACE, when_ready=show))
-    if code == ExitCode.OK and not answered:  # told to stop, in good order, but before it had shown anything
+    if code == ExitCode.OK and not answered:  # stopped by a signal before it had shown anything
         raise click.Abort
     return code
 

@@ -99,7 +99,7 @@ def test_an_event_loop_that_hangs_ends_its_process_with_its_stack_in_the_log():
     assert process.returncode == 1
     (record,) = map(json.loads, errors.splitlines())
     assert (record["event"], record["limit"]) == ("the event loop hangs", 0.6)
-    assert any("<lambda>" in frame for frame in record["thread_stacks"]["MainThread"])
+    assert any("<lambda>" in frame for frame in record["stacks"]["MainThread"])
 
 
 INHERITED = """
