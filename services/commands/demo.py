@@ -199,7 +199,7 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
 
     click.echo(f"starting an engine, a detokenizer and a processor with {model}")
     options = stack_options(settings, {"model": model})
-    code = asyncio.run(run_stack(options, logs, grace=_GRACE, when_ready=show))
+    code = asyncio.run(run_stack(options, logs, grace=_GRACE, on_ready=show))
     if code == ExitCode.OK and not answered:  # stopped by a signal before it had shown anything
         raise click.Abort
     return code

@@ -73,7 +73,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
             stack_options(settings, values),
             logs,
             grace=settings.server.drain_grace,
-            when_ready=lambda ready: _announce(ready, logs, as_json),
+            on_ready=lambda ready: _announce(ready, logs, as_json),
         )
     )
 

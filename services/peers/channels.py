@@ -1,4 +1,4 @@
-"""Channels to the ring's servers, and waiting for a server to be there."""
+"""gRPC channels to the ring's servers: opening them, checking health, waiting until a server serves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from services.rpc.grpc_options import channel_options
 from services.security.credentials import PLAINTEXT, PeerCredentials
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""Largest answer taken, for callers without settings of their own."""
+"""Largest message received, for callers without settings of their own."""
 _RETRY_PAUSE = 0.05
-"""Seconds between two attempts to reach a server that is waited for."""
+"""Seconds between two attempts of ``wait_serving``."""
 
 
 def open_channel(
@@ -28,7 +28,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used.
 
-    ``server_name``: whose certificate is expected there, if not that of the address's own host.
+    ``server_name``: the name that the server's certificate must have, if not the address's host.
     """
     return credentials.open(address, server_name, channel_options(max_message_bytes))
 
@@ -36,7 +36,7 @@ def open_channel(
 async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
     """The health of ``service`` ("" is the whole server) in one word.
 
-    SERVING, NOT_SERVING or SERVICE_UNKNOWN as the server says; UNREACHABLE if nobody answers within ``seconds``.
+    SERVING, NOT_SERVING or SERVICE_UNKNOWN as the server answers; UNREACHABLE without an answer within ``seconds``.
     """
     stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know only the synchronous one
     try:
@@ -49,17 +49,17 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
 async def wait_serving(
     address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
 ) -> None:
-    """Return when the whole server at ``address`` says SERVING, however long that takes.
+    """Return when the whole server at ``address`` is SERVING, however long that takes.
 
-    Each attempt has a channel of its own: one that has failed for some seconds pauses for seconds more before it
-    connects again, and somebody waits for a server that serves meanwhile.
+    Each attempt opens a channel of its own: one that has failed for some seconds waits seconds more before it connects
+    again, even if the server serves by then.
     """
     while True:
         async with open_channel(address, credentials=credentials, server_name=server_name) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest())
-            with suppress(grpc.aio.AioRpcError):  # it is not there yet, or went away while it was watched
-                # Read by hand: an iterator that is left early keeps the call until it is collected.
+            with suppress(grpc.aio.AioRpcError):  # it does not listen yet, or stopped while it was watched
+                # No `async for`: an iterator that is left early keeps the call until it is garbage-collected.
                 while (answer := await watch.read()) is not grpc.aio.EOF:
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         watch.cancel()

@@ -1,8 +1,8 @@
-"""Finding peers: one link for every address that was given, and for every address that a name has at present.
+"""Discovery: one link for every given address, and for every address that a given name resolves to.
 
-In ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` an address is given. The host of ``engine:50061`` is a name:
-each of its addresses is a peer's (compose's ``--scale``, a headless service of Kubernetes). DNS is asked again and
-again, so processes that come are found and those that went are forgotten; but while a link lives, it stays.
+``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` are addresses. The host of ``engine:50061`` is a name: each of
+its addresses is a peer (compose's ``--scale``, a headless service of Kubernetes). Names are resolved again and again,
+so new processes are found and stopped ones forgotten; an established link stays, whatever DNS answers.
 """
 
 from __future__ import annotations
@@ -21,28 +21,25 @@ from services.config.addresses import host_and_port, is_dns_name, join_address
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
-"""Addresses that are dialled at a time; an engine takes as many peers."""
-_IMPATIENT = 1.0
-"""Seconds at most between questions for a name that has no address yet: services start in any order."""
+"""Addresses dialled at a time; an engine accepts as many peers."""
+_UNRESOLVED_INTERVAL = 1.0
+"""Seconds at most between two look-ups of a name without addresses: services start in any order."""
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
 
 
 class Link(Protocol):
-    """Keeps linked to one address."""
+    """Keeps a link to one address."""
 
     @property
     def up(self) -> bool:
-        """Whether the link stands."""
+        """Whether the link is established."""
 
     async def run(self) -> None:
-        """Dial and carry, again and again, until cancelled."""
+        """Dial and run the link, again and again, until cancelled."""
 
 
 async def resolve(host: str, port: int) -> frozenset[str]:
-    """The addresses that a name has, with the port; none if there is no such name.
-
-    Raises ``OSError`` if nobody can say.
-    """
+    """The addresses of a name, with the port; none if the name does not exist. Raises ``OSError`` if DNS fails."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -53,7 +50,7 @@ async def resolve(host: str, port: int) -> frozenset[str]:
 
 
 async def resolve_target(target: str) -> list[str]:
-    """Where ``target`` leads now: every address of a name, else (or if it has none) itself."""
+    """Every address of ``target`` if it is a name that has some, else ``target`` itself."""
     found: frozenset[str] = frozenset()
     if is_dns_name(target):
         with contextlib.suppress(OSError):
@@ -78,14 +75,14 @@ class Discovery:
         interval: float,
         resolve: Resolve = resolve,
     ) -> None:
-        """``dial`` makes the link to an address; its second argument is the host's name, if it was found by one.
+        """``dial(address, host)`` makes a link; ``host`` is the name that resolved to the address, if any.
 
-        ``interval`` in seconds: how often DNS is asked for each name.
+        ``interval``: seconds between two look-ups of each name.
         """
         targets = frozenset(addresses)
         self._names = frozenset(target for target in targets if is_dns_name(target))
         self._found: dict[str, frozenset[str]] = {name: frozenset() for name in self._names}
-        """By name, what DNS said last."""
+        """The last answer of DNS, by name."""
         self._given = targets - self._names
         self._dial = dial
         self._interval = interval
@@ -94,21 +91,21 @@ class Discovery:
         self._left_out = 0
 
     async def run(self) -> None:
-        """Keep linked until cancelled."""
+        """Keep the links until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._reconcile(tasks)
             for name in self._names:
                 tasks.create_task(self._follow(name, tasks))
 
     async def _follow(self, name: str, tasks: asyncio.TaskGroup) -> None:
-        """Ask for a name's addresses, again and again."""
+        """Resolve a name, again and again."""
         host, port = host_and_port(name)
-        told = ""
+        logged = ""
         while True:
             problem = ""
             try:
                 found = await self._resolve(host, port)
-            except OSError as error:  # what is known stays
+            except OSError as error:  # the last answer stays in use
                 problem = error.strerror or str(error)
             else:
                 if found != self._found[name]:
@@ -116,15 +113,15 @@ class Discovery:
                 elif not found:
                     problem = "it has no address"
                 self._found[name] = found
-            if problem and problem != told:
+            if problem and problem != logged:
                 log.info("name not resolved", name=name, reason=problem)
-            told = problem
-            # Every time, not only when something is new: a link that was kept may have ended.
+            logged = problem
+            # Each time, not only after a change: a link that was kept may have ended.
             self._reconcile(tasks)
-            await asyncio.sleep(self._interval if self._found[name] else min(self._interval, _IMPATIENT))
+            await asyncio.sleep(self._interval if self._found[name] else min(self._interval, _UNRESOLVED_INTERVAL))
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
-        """Dial what is new, and forget what is gone and not linked."""
+        """Dial new addresses; drop those that are gone, unless their link is established."""
         wanted = self._given.union(*self._found.values())
         for address in self._dialled.keys() - wanted:
             if not self._dialled[address].link.up:
@@ -138,6 +135,6 @@ class Discovery:
         self._left_out = left_out
 
     def _host_of(self, address: str) -> str | None:
-        """The name that led to an address; of several, the first in order."""
+        """The name that resolved to ``address``, the first in order if several did; None if the address was given."""
         names = sorted(name for name, found in self._found.items() if address in found)
         return host_and_port(names[0])[0] if names and address not in self._given else None

@@ -1,7 +1,7 @@
-"""The dialling end of ``EngineService.Attach``: one engine's address, kept attached for as long as the process lives.
+"""The dialling end of ``EngineService.Attach``: keeps one engine's address attached as long as the process lives.
 
-Commands that gather while a write is under way leave together in the next frame. When the stream ends, from
-whatever cause, the owner is told once, and the address is dialled again after a pause.
+Commands that gather while a write is under way leave together in the next frame. When the stream ends, for whatever
+reason, ``engine_down`` is called once, and the address is dialled again after a pause.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
 MAX_FRAME_BYTES = 128 << 10
-"""Commands are small, and an engine carries out one frame at a time."""
+"""Commands are small, and an engine executes one frame at a time."""
 _FRAME_BYTES = 64
-"""What the frame around a single command may add to it."""
+"""Bytes that the frame around a single command may add."""
 
 
 class EngineOwner(Protocol):
-    """Whoever attached: a processor or a detokenizer."""
+    """What a link calls: the processor or the detokenizer that attached."""
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
-        """Before attaching: learn who the engine is and what it serves. Raises ``LinkRefused``."""
+        """Called before attaching; returns the engine's identity and model. Raises ``LinkRefused``."""
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """The engine said Welcome: commands may be sent. ``model`` is what ``prepare`` learned of it.
+        """The engine answered Welcome: commands may be sent. ``model`` is what ``prepare`` returned.
 
-        Raises ``LinkRefused`` if that fits no longer; then it was never up.
+        Raises ``LinkRefused`` if the model does not fit any more; then ``engine_down`` does not follow.
         """
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         """A frame arrived."""
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        """The stream ended; everything that came with it is void. Follows each ``engine_up`` once."""
+        """The stream ended, and with it all state that it brought. Called once after each ``engine_up``."""
 
 
 class EngineLink:
-    """One address, attached again and again."""
+    """Keeps one address attached."""
 
     def __init__(
         self,
@@ -62,34 +62,34 @@ class EngineLink:
         credentials: PeerCredentials = PLAINTEXT,
         server_name: str | None = None,
     ) -> None:
-        """``dedup`` is shared by the links of the process.
+        """``dedup`` is shared by all links of the process.
 
-        ``stall_timeout`` in seconds: an engine that takes no command for this long is given up.
+        ``stall_timeout``: seconds after which an engine that takes no command is given up.
         """
         self.address = address
         self._me = me
         self._owner = owner
-        self._claims = dedup
+        self._dedup = dedup
         self._stall_timeout = stall_timeout
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._server_name = server_name
         self._commands: list[bytes] = []
-        """Frames of one command each, serialized: one behind the other they are a frame of all of them."""
+        """Serialized frames of one command each; concatenated they are one frame with all commands."""
         self._wake = asyncio.Event()
         self._call: Any = None
         self.up = False
         self.max_command_bytes = 0
-        """The largest command that the engine takes; known once it is up."""
+        """The largest command that the engine accepts; known once the link is up."""
 
     def send(self, commands: Iterable[engine_pb2.Command]) -> None:
-        """Send commands in order; they are dropped with the stream if it ends first."""
+        """Send commands in order; dropped if the stream ends first."""
         if self.up:
             self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
             self._wake.set()
 
     def give_up(self, reason: str) -> None:
-        """End the stream: the engine is no longer believed in. It is dialled again."""
+        """End the stream because the engine seems dead; it is dialled again."""
         if self._call is not None:
             log.warning("gave up on engine", address=self.address, reason=reason)
             self._call.cancel()
@@ -107,7 +107,7 @@ class EngineLink:
     async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         model = await self._owner.prepare(stub)
-        with self._claims.claim(PeerId(model.name, model.incarnation), self.address):
+        with self._dedup.claim(PeerId(model.name, model.incarnation), self.address):
             await self._attach_to(model, stub, backoff)
 
     async def _attach_to(self, model: engine_pb2.GetModelResponse, stub: Any, backoff: Backoff) -> None:
@@ -122,12 +122,12 @@ class EngineLink:
             if engine != (answered := parse_welcome(first.welcome)):
                 raise LinkRefused(f"{answered.name} answered in the place of {engine.name} or of an earlier life")
             backoff.reset()
-            await self._carry(engine, model, first)
+            await self._run_stream(engine, model, first)
         finally:
             self._call.cancel()
             self._call = None
 
-    async def _carry(
+    async def _run_stream(
         self, engine: PeerId, model: engine_pb2.GetModelResponse, first: engine_pb2.AttachResponse
     ) -> None:
         self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
@@ -159,10 +159,12 @@ class EngineLink:
                     return
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """A link over which nothing can be sent is none."""
+        """Give the link up if its writer failed: nothing can be sent over it any more."""
         error = None if writer.cancelled() else writer.exception()
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
-            self.give_up(f"commands cannot be written: {error!r}")  # those: the call ended, and the reader learns why
+            self.give_up(
+                f"commands cannot be written: {error!r}"
+            )  # else the call ended, and the reader gets the reason
 
     def _next_batch(self) -> list[bytes]:
         size = 0

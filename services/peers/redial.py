@@ -1,4 +1,4 @@
-"""Keeping one link to a peer's address alive: dial, carry, and dial again after a pause, until cancelled."""
+"""Keeping one link to a peer's address: dial, run the link, and redial with backoff, until cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.security.credentials import PLAINTEXT, PeerCredentials
 
 log = structlog.get_logger(__name__)
 MIN_BACKOFF, MAX_BACKOFF = 0.05, 1.0
-"""Seconds between attempts."""
+"""Seconds between two attempts; see ``Backoff``."""
 _REFUSALS = frozenset(
     (
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -28,16 +28,16 @@ _REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     )
 )
-"""What a peer that is there answers a process that it will never have a link with."""
+"""Statuses with which a live peer refuses this process for good."""
 _NO_CONNECTION = "failed to connect to all addresses"
 CA_CHECK_INTERVAL = 1.0
-"""Seconds between looks at whether the authorities that are believed have changed."""
+"""Seconds between two checks whether the file of trusted authorities has changed."""
 UNREACHABLE_LOG_DELAY = 10.0
-"""Seconds without a link before it is worth a line: peers start in any order, and an engine takes a few."""
+"""Seconds before an unreachable peer is logged: peers start in any order, and an engine takes a few seconds."""
 
 
 class Backoff:
-    """The schedule of one reconnect or restart loop; it sleeps nowhere and has no clock.
+    """Exponential backoff with jitter, for a reconnect or restart loop. It neither sleeps nor reads a clock.
 
     The n-th wait is drawn uniformly from [ceiling / 2, ceiling], with ceiling = min(first · factorⁿ, longest): the
     spread keeps peers that lost the same server from coming back in one instant ("Exponential Backoff And Jitter",
@@ -51,13 +51,13 @@ class Backoff:
         factor: float = 2.0,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """``first`` and ``longest`` in seconds; ``uniform(low, high)`` draws."""
+        """``first`` and ``longest`` in seconds; ``uniform(low, high)`` draws a wait."""
         if not 0 < first <= longest or factor < 1:
             raise ValueError(f"no backoff from {first} to {longest} by {factor}")
         self._first, self._longest, self._factor, self._uniform = first, longest, factor, uniform
         self._ceiling = first
         self.successes = 0
-        """Attempts that succeeded."""
+        """Number of successful attempts."""
 
     def next(self) -> float:
         """Seconds to wait before the next attempt."""
@@ -72,7 +72,7 @@ class Backoff:
 
 
 class PeerDedup:
-    """Shared by the links of one process."""
+    """Prevents two links of one process to the same peer, when two addresses lead to it."""
 
     def __init__(self) -> None:
         self._addresses: dict[PeerId, str] = {}
@@ -80,9 +80,9 @@ class PeerDedup:
 
     @contextmanager
     def claim(self, peer: PeerId, address: str) -> Iterator[None]:
-        """Have a peer for as long as a link to it is tried and stands.
+        """Reserve a peer while a link to it is attempted and established.
 
-        Raises ``LinkRefused`` if another address has it.
+        Raises ``LinkRefused`` if a link by another address has reserved it.
         """
         if self.has_another(peer, address):
             raise LinkRefused(f"it is {peer.name}, which {self._addresses[peer]} leads to already")
@@ -94,7 +94,7 @@ class PeerDedup:
             self._warned.pop(peer, None)
 
     def has_another(self, peer: PeerId, address: str) -> bool:
-        """Whether another address has a peer. It may be asked again and again; the warning comes once a claim."""
+        """Whether a link by another address has reserved ``peer``; warns once per reservation, however often called."""
         used = self._addresses.get(peer, address)
         if used != address and address not in self._warned.setdefault(peer, set()):
             self._warned[peer].add(address)
@@ -103,11 +103,11 @@ class PeerDedup:
 
 
 class LinkRefused(Exception):
-    """The peer is there, but no link to it can be had; the text says why."""
+    """The peer answered, but a link to it is not possible; the text is the reason."""
 
 
 def parse_welcome(welcome: link_pb2.Welcome) -> PeerId:
-    """Who answered a Hello; raises ``LinkRefused`` if the link would speak a version that was not offered."""
+    """The peer that answered a Hello; raises ``LinkRefused`` if it chose a version that was not offered."""
     version = welcome.version
     if not MIN_VERSION <= version <= MAX_VERSION:
         spoken = f"chose version {version}" if version else "names no version"
@@ -118,31 +118,31 @@ def parse_welcome(welcome: link_pb2.Welcome) -> PeerId:
 
 async def maintain_link(
     address: str,
-    carry: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]],
+    run_link: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]],
     *,
     max_message_bytes: int,
     credentials: PeerCredentials = PLAINTEXT,
     server_name: str | None = None,
 ) -> None:
-    """Run ``carry`` on one channel after the other; it resets the backoff when its link stands.
+    """Call ``run_link(channel, backoff)`` again and again, each time with a new channel, until cancelled.
 
-    ``server_name``: whose certificate is expected, if not that of the address's own host.
+    ``run_link`` resets the backoff when its link is established; it returns when the peer closes the link, or raises.
+    ``server_name``: the name that the server's certificate must have, if not the address's host.
 
-    It ends by returning (the peer closed the link) or raising. A link that ended is logged, with the reason; a peer
-    that refuses, too, and one that cannot be reached when that has lasted a while. The same reason is logged once,
-    however often it comes in a row.
+    Each end of an established link is logged with its reason, and so are refusals, and a peer that cannot be reached
+    for ``UNREACHABLE_LOG_DELAY``. Repetitions of the same reason are logged once.
     """
     backoff = Backoff(MIN_BACKOFF, MAX_BACKOFF)
-    told, since = "", time.monotonic()
+    logged, since = "", time.monotonic()
     while True:
         links, refused = backoff.successes, False
         try:
-            believed = credentials.authorities
+            trusted = credentials.authorities
             async with (
                 open_channel(address, max_message_bytes, credentials=credentials, server_name=server_name) as channel,
-                _closed_when_distrusted(channel, address, credentials, believed),
+                _closed_when_distrusted(channel, address, credentials, trusted),
             ):
-                await carry(channel, backoff)
+                await run_link(channel, backoff)
             reason = "the peer ended the link"
         except asyncio.CancelledError:
             if _cancelled_from_outside():
@@ -154,49 +154,51 @@ async def maintain_link(
             log.exception("link failed", address=address)
             reason = "an unexpected error"
         if backoff.successes > links:
-            told, since = "", time.monotonic()
+            logged, since = "", time.monotonic()
             log.info("link ended", address=address, reason=reason)
-        elif reason != told and (refused or time.monotonic() - since >= UNREACHABLE_LOG_DELAY):
-            told = reason
+        elif reason != logged and (refused or time.monotonic() - since >= UNREACHABLE_LOG_DELAY):
+            logged = reason
             log.info("not linked", address=address, reason=reason)
         await asyncio.sleep(backoff.next())
 
 
 @asynccontextmanager
 async def _closed_when_distrusted(
-    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, believed: bytes | None
+    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, trusted: bytes | None
 ) -> AsyncIterator[None]:
-    """Close a channel when an authority is not believed any more that was when it was opened.
+    """Close a channel when an authority is removed that was trusted when it was opened.
 
-    gRPC does not tell the dialling end whose certificate it was shown; the next connection asks for it anew.
+    gRPC does not tell the dialling end which certificate the server has; the next connection verifies it again.
     """
-    if believed is None or address.startswith("unix:"):
+    if trusted is None or address.startswith("unix:"):
         yield
         return
-    watching = asyncio.create_task(_watch_trust(channel, address, credentials, believed))
+    watching = asyncio.create_task(_watch_authorities(channel, address, credentials, trusted))
     try:
         yield
     finally:
         watching.cancel()
 
 
-async def _watch_trust(channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, believed: bytes) -> None:
+async def _watch_authorities(
+    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, trusted: bytes
+) -> None:
     from services.security.certificates import removes_any  # cryptography takes a tenth of a second to load
 
-    seen = believed
+    seen = trusted
     while True:
         await asyncio.sleep(CA_CHECK_INTERVAL)
         now = credentials.authorities
         if now is not None and now != seen:
             seen = now
-            if removes_any(now, believed):
-                log.warning("link is made anew: an authority is not believed any more", address=address)
+            if removes_any(now, trusted):
+                log.warning("redialling: an authority was removed from the trusted ones", address=address)
                 await channel.close()
                 return
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task is to end, rather than a call of its own that was cancelled."""
+    """Whether this task was cancelled, rather than a call that it made."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -208,6 +210,6 @@ def _refuses(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         details = error.details() or error.code().name
-        # Where nobody answers, gRPC says at length what it tried; the end of it is why.
+        # Without an answer, gRPC lists what it tried; the reason is at the end.
         return details.rpartition(": ")[2] if details.startswith(_NO_CONNECTION) else details
     return str(error) or "it did not answer in time"

@@ -1,4 +1,4 @@
-"""Fetching the tokenizer's files from engines, within bounds: once, however many engines have the same tokenizer."""
+"""Fetching the tokenizer's files from an engine: with limits, and once for all engines that have the same tokenizer."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ MAX_TOTAL_BYTES = 512 << 20
 TIMEOUT = 60.0
 """Seconds for all files together."""
 SLOW = 5.0
-"""Seconds that others wait for one engine's tokenizer, before the next engine is asked for it."""
+"""Seconds after which a fetch that has not finished is started again from another engine."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """One that is under way."""
+    """A fetch under way."""
 
     since: float
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TokenizerFetcher(Generic[_T]):
-    """Those that are under way, by the tokenizer's digest. An engine that hangs holds up others for ``SLOW`` alone."""
+    """Fetches each tokenizer once, by its digest. An engine that hangs delays others by ``SLOW`` at most."""
 
     def __init__(self, make: Callable[[dict[str, bytes]], _T]) -> None:
-        """``make`` turns the files into what is kept, in a thread; it raises ``ValueError`` for damaged ones."""
+        """``make(files)`` builds the tokenizer, in a thread; it raises ``ValueError`` for damaged files."""
         self._make = make
         self._under_way: dict[str, _Fetch] = {}
 
     async def get(self, digest: str, stub: Any, held: Callable[[], _T | None], keep: Callable[[_T], object]) -> None:
-        """Have what ``held`` tells of this digest, or fetch it and give it to ``keep``.
+        """Return when ``held()`` returns the tokenizer of this digest; fetch it and call ``keep`` if it does not.
 
-        Raises ``LinkRefused`` for a tokenizer that cannot be used, ``grpc.aio.AioRpcError`` for an engine that does not
-        answer, and what ``keep`` raises.
+        Raises ``LinkRefused`` for an unusable tokenizer, ``grpc.aio.AioRpcError`` if the engine does not answer, and
+        what ``keep`` raises.
         """
         while held() is None:
             other = self._under_way.get(digest)
@@ -75,7 +75,7 @@ class TokenizerFetcher(Generic[_T]):
 
 
 async def fetch_tokenizer(stub: Any) -> dict[str, bytes]:
-    """The tokenizer's files by name; raises ``grpc.aio.AioRpcError``, or ``ValueError`` for what must not be sent."""
+    """The tokenizer's files by name; raises ``grpc.aio.AioRpcError``, or ``ValueError`` for disallowed files."""
     files: dict[str, bytearray] = {}
     total = 0
     async for chunk in stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=TIMEOUT):

@@ -1,8 +1,8 @@
 """TLS, certificates, bearer tokens, and who may call what.
 
-credentials        the options made into what a server listens with and what a link dials with   (read first)
-tls, certificates, tokens   the parts; file_reload: read again when their files change, without a restart
-auth_interceptor   asks once for each RPC whether its caller is let in
-revocation         ends calls whose certificates hold no longer (CRLs)
-certificate_authority   a development authority for ``ringline certs``
+credentials            what the options yield: credentials to listen and to dial with, interceptors   (read first)
+tls, certificates, tokens   the parts; file_reload: files that are read again when they change, without a restart
+auth_interceptor       authorizes each RPC before its first message; ServiceAuthorizer: services call services
+certificate_checker    ends calls whose client certificate has expired or was revoked (CRLs)
+certificate_authority  a development authority for ``ringline certs``
 """

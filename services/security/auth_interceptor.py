@@ -1,4 +1,4 @@
-"""The auth interceptor: asked once for each RPC, before a message of it is taken. Health is open to all, for probes."""
+"""The auth interceptor: authorizes each RPC before its first message is read. Health is open to all, for probes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_OPEN = f"/{health.SERVICE_NAME}/"
-_NAMES = "x509_subject_alternative_name"
-"""Where gRPC puts the names in a caller's certificate."""
+_OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
+_CERTIFICATE_NAMES = "x509_subject_alternative_name"
+"""The key under which gRPC keeps the names of a caller's certificate."""
 _OPERATOR = frozenset({Role.OPERATOR})
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Asks ``admit`` about every RPC. Comes after ``ErrorInterceptor``, which ends a call that is refused."""
+    """Calls ``authorize`` for every RPC. Runs inside ``ErrorInterceptor``, which ends a refused call."""
 
-    def __init__(self, admit: Callable[[Context, str], None]) -> None:
-        """``admit`` gets the method, too. It raises ``Refused``; its text says why, and nothing of what was shown."""
-        self._admit = admit
+    def __init__(self, authorize: Callable[[Context, str], None]) -> None:
+        """``authorize(context, method)`` raises ``Refused``, with a text that quotes no token and no certificate."""
+        self._authorize = authorize
         self._denials = RateLimitedLog(log, "denied")
 
     async def intercept_service(
@@ -45,33 +45,33 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        return handler if handler is None or method.startswith(_OPEN) else self._gated(handler, method)
+        return handler if handler is None or method.startswith(_OPEN_TO_ALL) else self._wrap(handler, method)
 
-    def _gated(self, handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def _wrap(self, handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         behavior = getattr(handler, "_".join(kind))
 
-        async def given(requests: Any, context: Context) -> Any:
+        async def request_of(requests: Any, context: Context) -> Any:
             return requests if handler.request_streaming else await read_single_request(context)
 
-        async def answer(requests: Any, context: Context) -> Any:
+        async def respond(requests: Any, context: Context) -> Any:
             self._check(context, method)
-            return await behavior(await given(requests, context), context)
+            return await behavior(await request_of(requests, context), context)
 
-        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
+        async def respond_stream(requests: Any, context: Context) -> AsyncIterator[Any]:
             self._check(context, method)
-            async with aclosing(behavior(await given(requests, context), context)) as responses:
+            async with aclosing(behavior(await request_of(requests, context), context)) as responses:
                 async for response in responses:
                     yield response
 
-        gated = answers if inspect.isasyncgenfunction(behavior) else answer
-        # gRPC takes a single request before it asks a handler, and a stream's when the handler wants it.
+        wrapped = respond_stream if inspect.isasyncgenfunction(behavior) else respond
+        # As a stream, so that gRPC reads no request before the handler does.
         make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
-        return make(gated, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
     def _check(self, context: Context, method: str) -> None:
         try:
-            self._admit(context, method)
+            self._authorize(context, method)
         except Refused as refused:
             code = refused.status.code.name
             self._denials.write(method=method, peer=context.peer(), code=code, reason=str(refused))
@@ -79,7 +79,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
 
 class ServiceAuthorizer:
-    """Lets in services alone: what is asked for, certificate or token or both, each must be shown."""
+    """Authorizes the services of the ring: by certificate, token or both, as configured."""
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class ServiceAuthorizer:
         tokens: ReloadedFile[tuple[str, ...]] | None,
         roles: Mapping[str, Collection[Role]],
     ) -> None:
-        """``identities``: None where no certificate is asked for. ``roles``: who may call each method.
+        """``identities``: None if no certificate is required. ``roles``: who may call each method.
 
-        An operator may call the others.
+        Operators may call methods that ``roles`` does not name.
         """
         self._identities = identities
         self._tokens = tokens
         self._roles = roles
 
-    def admit(self, context: Context, method: str) -> None:
-        """Raise ``Refused`` unless a service calls that may, and let it be known which."""
+    def authorize(self, context: Context, method: str) -> None:
+        """Raise ``Refused`` unless the caller may call ``method``; else set its principal for the handler."""
         if self._identities is not None:
-            names = (name.decode("utf-8", "replace") for name in context.auth_context().get(_NAMES, ()))
+            names = (name.decode("utf-8", "replace") for name in context.auth_context().get(_CERTIFICATE_NAMES, ()))
             caller = self._identities.principal(names)
             caller.check_role(method, self._roles.get(method, _OPERATOR))
             principal.set(caller)
@@ -112,7 +112,7 @@ class ServiceAuthorizer:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         if shown is None:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: missing: expected the services' token")
-        # Every one is compared, in a time that says nothing of how much of which was right.
+        # All are compared, in constant time: the time must not reveal how much of a token was right.
         matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in known]
         if True not in matches:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: the token is not that of the services")

@@ -1,6 +1,6 @@
-"""A certificate authority for development: makes itself, and certificates for the services of a ring and their clients.
+"""A certificate authority for development: it issues certificates for the services of a ring and their clients.
 
-Everything cryptographic is the ``cryptography`` package's; keys are on the curve P-256, which every TLS stack takes.
+All cryptography is the ``cryptography`` package's; keys are on the curve P-256, which every TLS stack supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _CLOCK_SKEW = timedelta(minutes=5)
-"""By how much the clocks of two machines may differ on the first day."""
+"""Certificates are valid from this much earlier, because clocks differ between machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CertificateAuthority:
     """Signs certificates."""
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
-        """From PEM texts; raises ``ValueError`` if they are none."""
+        """From PEM; raises ``ValueError`` if it cannot be read."""
         private = load_pem_private_key(key, password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("the key of the authority is not on an elliptic curve")
@@ -48,7 +48,7 @@ class CertificateAuthority:
 
     @classmethod
     def make(cls, name: str, *, valid: timedelta) -> CertificateAuthority:
-        """A new one, called ``name``, ``valid`` from now on."""
+        """A new authority, valid from now on."""
         private = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
         usage = x509.KeyUsage(
@@ -72,7 +72,7 @@ class CertificateAuthority:
         return cls(certificate.public_bytes(Encoding.PEM), _pem(private))
 
     def issue(self, name: str, *, hosts: Iterable[str], uri: str, begin: datetime, end: datetime) -> IssuedCertificate:
-        """A certificate for both ends of connections: ``hosts`` are names or addresses, ``uri`` says which role."""
+        """A certificate for both ends of connections: ``hosts`` are names or addresses, ``uri`` names the role."""
         private = ec.generate_private_key(ec.SECP256R1())
         names = [*map(_host, hosts), x509.UniformResourceIdentifier(uri)]
         roles = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -1,7 +1,7 @@
-"""Whether callers' certificates still hold while their calls last: gRPC checks one only when a connection begins.
+"""Checks callers' certificates as long as their calls last: gRPC checks one only when a connection begins.
 
-A certificate holds no longer when it, or one between it and its authority, has expired or is revoked, and when its
-authority is no longer believed. Then its callers' calls end, and none begins on connections that stand.
+A certificate becomes invalid when it or an intermediate one expires or is revoked, or when its authority is removed
+from the file of authorities. Then the caller's calls end, and no call begins on connections that are already open.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from services.security.file_reload import ReloadedFile, UnusableFile
 log = structlog.get_logger(__name__)
 
 CRL_FLAG = "--tls-crl-file"
-LOOK_INTERVAL = 1.0
-"""Seconds between looks at the certificates of those whose calls last."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks of the certificates of open calls."""
 _LEAF, _CHAIN = "x509_pem_cert", "x509_pem_cert_chain"
-"""Where gRPC puts a caller's certificate, and those that it sent with it."""
+"""Keys under which gRPC keeps a caller's certificate, and the chain that it sent."""
 _LONGEST_CHAIN = 8
-_MAX_KNOWN = 1024
-"""Certificates without a call whose verdicts are kept, so that a client's next call costs no signatures."""
-_LOOKS_PER_TURN = 32
-"""So many certificates are verified before the event loop looks at anything else."""
-_LIST_BEGINS = b"-----BEGIN X509 CRL-----"
+_MAX_CACHED = 1024
+"""Certificates without an open call whose verdicts are cached: a client's next call then verifies no signatures."""
+_CHECKS_PER_TURN = 32
+"""Certificates that are verified before the event loop does anything else."""
+_CRL_BEGINS = b"-----BEGIN X509 CRL-----"
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedAuthorities:
-    """Who is believed."""
+    """The authorities of --tls-ca-file, with their revocation lists."""
 
     certificates: tuple[x509.Certificate, ...]
     revocations: tuple[x509.CertificateRevocationList, ...] = ()
-    """Lists that are signed by one of them."""
+    """Lists that one of them signed."""
     unknown_issuers: tuple[str, ...] = ()
-    """Issuers of the lists that are not, and have no effect."""
+    """Issuers of the other lists, which have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On a certificate, as files are now."""
+    """On a certificate, given the present files."""
 
     serial_number: int
     problem: str | None
-    """Why it does not hold whatever the time."""
+    """Why it is invalid at any time, if it is."""
     expires: datetime
-    """When it, or one between it and its authority, does."""
+    """The earliest expiry in the chain to its authority."""
 
 
 def reloaded_authorities(ca_file: str, crl_file: str | None) -> ReloadedFile[TrustedAuthorities]:
-    """Read from files. Raises ``FatalError`` for those that cannot be used."""
+    """Raises ``FatalError`` for files that cannot be used."""
     files = {CA_FLAG: ca_file} if crl_file is None else {CA_FLAG: ca_file, CRL_FLAG: crl_file}
     return ReloadedFile(files, parse_authorities)
 
 
 def parse_authorities(contents: Mapping[str, bytes]) -> TrustedAuthorities:
-    """From files by flag; raises ``UnusableFile``.
+    """``contents``: by flag. Raises ``UnusableFile``.
 
-    Lists that no authority signed say nothing, as when an authority was taken out of its file before its list was.
+    Lists that no authority signed have no effect; this happens when an authority is removed before its list.
     """
     certificates = tuple(read_certificates(CA_FLAG, contents[CA_FLAG]))
     if CRL_FLAG not in contents:
         return TrustedAuthorities(certificates)
-    lists = list(_lists(contents[CRL_FLAG]))
+    lists = list(_parse_crls(contents[CRL_FLAG]))
     signed = tuple(one for one in lists if any(_is_list_of(one, authority) for authority in certificates))
     if not lists:
         raise UnusableFile(CRL_FLAG, "it holds no revocation list in PEM form")
@@ -84,7 +84,7 @@ def parse_authorities(contents: Mapping[str, bytes]) -> TrustedAuthorities:
 
 
 def check_chain(chain: Sequence[x509.Certificate], authorities: TrustedAuthorities) -> Verdict:
-    """On the first certificate; the others may lead from it to an authority."""
+    """The verdict on the first certificate; the others may be intermediate ones."""
     certificate, expires, serial_number = chain[0], chain[0].not_valid_after_utc, chain[0].serial_number
     for _ in range(_LONGEST_CHAIN):
         expires = min(expires, certificate.not_valid_after_utc)
@@ -102,7 +102,7 @@ def check_chain(chain: Sequence[x509.Certificate], authorities: TrustedAuthoriti
 
 
 class CertificateChecker:
-    """In callers of one server that must show certificates."""
+    """Authorizes the callers of one server by certificate, and ends their calls when it becomes invalid."""
 
     def __init__(
         self, authorities: ReloadedFile[TrustedAuthorities], now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -112,13 +112,13 @@ class CertificateChecker:
         self._authorities = authorities
         self._version = authorities.version
         self._verdicts: dict[bytes, Verdict] = {}
-        """By what gRPC says of a caller's certificate; as the files were in this version."""
+        """By the PEM of certificate and chain; cached for this version of the files."""
         self._calls: dict[bytes, set[Call]] = {}
-        """Those that last, by the same."""
+        """Open calls, by the same key."""
         self._watching: asyncio.Task[None] | None = None
 
-    def admit(self, context: Context, _: str) -> None:
-        """Raise ``Refused`` for a certificate that does not hold; else end the call when it does no longer."""
+    def authorize(self, context: Context, _: str) -> None:
+        """Raise ``Refused`` for an invalid certificate; a valid one is checked again while the call lasts."""
         shown = context.auth_context()
         pem = b"".join((*shown.get(_LEAF, ()), *shown.get(_CHAIN, ())))
         if (status := self._refusal(pem)) is not None:
@@ -138,15 +138,15 @@ class CertificateChecker:
             del self._calls[pem]
 
     async def _watch(self) -> None:
-        """While calls last."""
+        """Check all certificates, again and again, while there are calls."""
         while self._calls:
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(CHECK_INTERVAL)
             for number, pem in enumerate(list(self._calls), 1):
                 if (status := self._refusal(pem)) is not None:
-                    log.warning("calls end: a certificate holds no longer", reason=status.message)
+                    log.warning("calls end: a certificate is no longer valid", reason=status.message)
                     for call in self._calls.get(pem, ()):
                         call.evict(status)
-                if number % _LOOKS_PER_TURN == 0:
+                if number % _CHECKS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
     def _refusal(self, pem: bytes) -> Status | None:
@@ -155,7 +155,7 @@ class CertificateChecker:
             self._version = self._authorities.version
             self._verdicts.clear()
         if (verdict := self._verdicts.get(pem)) is None:
-            if len(self._verdicts) >= _MAX_KNOWN + len(self._calls):
+            if len(self._verdicts) >= _MAX_CACHED + len(self._calls):
                 self._verdicts.clear()
             try:
                 chain = x509.load_pem_x509_certificates(pem)
@@ -171,10 +171,10 @@ class CertificateChecker:
         return Status(Code.UNAUTHENTICATED, f"{shown}, {problem}")
 
 
-def _lists(pem: bytes) -> Iterator[x509.CertificateRevocationList]:
-    for text in pem.split(_LIST_BEGINS)[1:]:
+def _parse_crls(pem: bytes) -> Iterator[x509.CertificateRevocationList]:
+    for text in pem.split(_CRL_BEGINS)[1:]:
         try:
-            yield x509.load_pem_x509_crl(_LIST_BEGINS + text)
+            yield x509.load_pem_x509_crl(_CRL_BEGINS + text)
         except ValueError:
             raise UnusableFile(CRL_FLAG, "it holds a revocation list that is not in PEM form") from None
 

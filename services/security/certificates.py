@@ -1,6 +1,6 @@
-"""Certificates and keys as files bring them: whether they can be used, and what is in them.
+"""Certificate and key files: checks them and reads what is in them.
 
-gRPC says of a file that it cannot use no more than that, and not before somebody connects.
+gRPC reports an unusable file only when a peer connects, and without the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ CERT_FLAG, KEY_FLAG, CA_FLAG = "--tls-cert-file", "--tls-key-file", "--tls-ca-fi
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM texts that fit each other; None where there is no such file."""
+    """PEM contents, checked together; None where there is no such file."""
 
     chain: bytes | None
-    """The process's own certificate, and those between it and an authority."""
+    """The process's own certificate, then the intermediate ones."""
     key: bytes | None
     authorities: bytes | None
 
 
 def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
-    """Check the files given by flag; raises ``UnusableFile``."""
+    """``contents``: by flag. Raises ``UnusableFile``."""
     chain, key, authorities = (contents.get(flag) for flag in (CERT_FLAG, KEY_FLAG, CA_FLAG))
     if chain is not None and key is not None:
         own = read_certificates(CERT_FLAG, chain)[0]
@@ -40,13 +40,13 @@ def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
 
 
 def removes_any(now: bytes, before: bytes) -> bool:
-    """Whether of the certificates of one file any is not in another that took its place."""
-    kept = x509.load_pem_x509_certificates(now)
-    return any(one not in kept for one in x509.load_pem_x509_certificates(before))
+    """Whether the new contents of a file lack a certificate of the old ones."""
+    present = x509.load_pem_x509_certificates(now)
+    return any(one not in present for one in x509.load_pem_x509_certificates(before))
 
 
 def certificate_host(chain: bytes) -> str:
-    """A name or address for which a certificate is valid; "localhost" where it names none."""
+    """A name or address that the certificate is valid for; "localhost" if it names none."""
     own = x509.load_pem_x509_certificates(chain)[0]
     try:
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -57,7 +57,7 @@ def certificate_host(chain: bytes) -> str:
 
 
 def read_certificates(flag: str, pem: bytes) -> list[x509.Certificate]:
-    """Those of a file given by a flag; raises ``UnusableFile``."""
+    """``flag`` names the file in errors; raises ``UnusableFile``."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Certificates and bearer tokens as options name them: what a service listens with, asks of callers, dials with."""
+"""From options to credentials: what a service listens with, requires of its callers, and dials its peers with."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from services.ring.roles import Identities, Role
 from services.rpc.grpc_options import GrpcOptions
 from services.security.auth_interceptor import AuthInterceptor, ServiceAuthorizer
 from services.security.tls import channel_credentials, reloaded_tls_files, server_credentials
-from services.security.tokens import bearer, reloaded_tokens
+from services.security.tokens import bearer_metadata, reloaded_tokens
 
 if TYPE_CHECKING:
     from services.security.certificates import TlsFiles
 
 MIN_SERVICE_TOKEN_LENGTH = 32
-"""Characters: nobody guesses 128 bits."""
+"""Characters: at 4 bits each, 128 bits, which cannot be guessed."""
 _TOKEN_FLAG = "--service-token-file"
 
 
 class PeerCredentials:
-    """Read anew for each channel (certificates) and each call (the token)."""
+    """What a process dials with. Certificates are read again for each channel, the token for each call."""
 
     def __init__(self, tls: Callable[[], TlsFiles] | None = None, token: Callable[[], str] | None = None) -> None:
-        """Without ``tls`` channels are plain text. ``token`` gives what to show with a call."""
+        """Without ``tls`` channels are plain text; without ``token`` calls carry none."""
         self._tls = tls
         self._token = token
 
     @property
     def authorities(self) -> bytes | None:
-        """Whose certificates are believed now, in PEM form; None where no files say so."""
+        """The authorities trusted now, in PEM; None without TLS, or if they are the system's."""
         return None if self._tls is None else self._tls().authorities
 
     def open(self, address: str, server_name: str | None, options: GrpcOptions) -> grpc.aio.Channel:
-        """A channel to ``address``; ``server_name`` is whose certificate it must show, else the address's own host."""
+        """A channel to ``address``; the server's certificate must be for ``server_name``, or for the address's host."""
         if self._tls is None or address.startswith("unix:"):
             channel = grpc.aio.insecure_channel(address, options=options)
         else:
@@ -56,10 +56,10 @@ PLAINTEXT = PeerCredentials()
 
 
 class _TokenChannel:
-    """A channel whose calls show a token.
+    """A channel whose calls carry a bearer token.
 
-    Not an interceptor: grpc.aio passes each message of an intercepted stream through a queue and a task more. Not call
-    credentials: gRPC has none for plain text, which is what a link on one machine is.
+    Not an interceptor: with one, grpc.aio passes each message of a stream through another queue and task. Not call
+    credentials: gRPC has none for plain text, which links on one machine use.
     """
 
     def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str]) -> None:
@@ -77,20 +77,20 @@ class _TokenChannel:
         await self._channel.__aexit__(*error)
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._shown(self._channel.unary_unary(*arguments, **options))
+        return self._with_token(self._channel.unary_unary(*arguments, **options))
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._shown(self._channel.unary_stream(*arguments, **options))
+        return self._with_token(self._channel.unary_stream(*arguments, **options))
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._shown(self._channel.stream_unary(*arguments, **options))
+        return self._with_token(self._channel.stream_unary(*arguments, **options))
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._shown(self._channel.stream_stream(*arguments, **options))
+        return self._with_token(self._channel.stream_stream(*arguments, **options))
 
-    def _shown(self, call: Any) -> Callable[..., Any]:
+    def _with_token(self, call: Any) -> Callable[..., Any]:
         def begin(*arguments: Any, metadata: Any = (), **options: Any) -> Any:
-            return call(*arguments, metadata=(*(metadata or ()), bearer(self._token())), **options)
+            return call(*arguments, metadata=(*(metadata or ()), bearer_metadata(self._token())), **options)
 
         return begin
 
@@ -105,10 +105,10 @@ def peer_credentials(
     token_file: str | None = None,
     min_token_length: int = 1,
 ) -> PeerCredentials:
-    """For the files given; raises ``FatalError`` for one that cannot be used.
+    """Credentials from files; raises ``FatalError`` for one that cannot be used.
 
-    Without ``tls`` channels are plain text, and the first three files are left alone; without ``ca_file`` the public
-    authorities are believed. ``min_token_length``: characters of a token at least.
+    Without ``tls`` channels are plain text, and the first three files are not read; without ``ca_file`` the public
+    authorities are trusted. ``min_token_length`` in characters.
     """
     files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
     tokens = None if token_file is None else reloaded_tokens(token_flag, token_file, min_length=min_token_length)
@@ -118,9 +118,9 @@ def peer_credentials(
 
 
 def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:
-    """What a process dials a server of its own with, and the name that the server goes by.
+    """What ``ringline serve`` dials its own processor with, and the name in the processor's certificate.
 
-    Whoever has these files believes the server that has them, too, whatever authority they are from.
+    It trusts that certificate itself, whatever authority issued it.
     """
     from services.security.certificates import certificate_host
 
@@ -131,7 +131,7 @@ def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentia
 
 
 def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.ServerCredentials | None:
-    """What a service listens with; None for plain text. ``internal``: whether services alone call it.
+    """What a service listens with; None for plain text. ``internal``: whether only services call it.
 
     Raises ``FatalError`` for files that cannot be used.
     """
@@ -146,7 +146,7 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
 
 
 def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
-    """Where callers must show certificates: ends the calls of those whose certificates hold no longer.
+    """If callers must show certificates, the interceptor that ends calls when these expire or are revoked.
 
     Raises ``FatalError`` for files that cannot be used.
     """
@@ -158,14 +158,13 @@ def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> li
     authorities = reloaded_authorities(tls.tls_ca_file, tls.tls_crl_file)
     for issuer in authorities.value.unknown_issuers:
         raise FatalError(
-            f"{CRL_FLAG}: the list of {issuer} is signed by no authority of --tls-ca-file: put its signer there, too, "
-            "or take the list out"
+            f"{CRL_FLAG}: no authority of --tls-ca-file signed the list of {issuer}: add its signer, or remove the list"
         )
-    return [AuthInterceptor(CertificateChecker(authorities).admit)]
+    return [AuthInterceptor(CertificateChecker(authorities).authorize)]
 
 
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
-    """What a service dials its peers with. Raises ``FatalError`` for files that cannot be used."""
+    """What a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
     tls, token_file = settings.tls, settings.peers.service_token_file
     if tls.tls_ca_file is None and token_file is None:
         return PLAINTEXT
@@ -185,9 +184,9 @@ def service_interceptors(
     service: ServiceDescriptor,
     roles: Mapping[str, Collection[Role]],
 ) -> list[grpc.aio.ServerInterceptor]:
-    """The gates of a service that services alone may call; none where nothing is asked of callers.
+    """The interceptors of a service that only services may call; none if nothing is required of callers.
 
-    ``roles``: who may call each of the methods of ``service``.
+    ``roles``: who may call each method of ``service``, by the method's name.
     """
     required = requires_client_certificate(settings.tls, internal=True)
     token_file = settings.peers.service_token_file
@@ -200,5 +199,5 @@ def service_interceptors(
     methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
     return [
         *certificate_interceptors(settings, internal=True),
-        AuthInterceptor(ServiceAuthorizer(identities, tokens, methods).admit),
+        AuthInterceptor(ServiceAuthorizer(identities, tokens, methods).authorize),
     ]

@@ -1,8 +1,8 @@
-"""What small files say (certificates, keys, tokens), read again when they change, without a restart.
+"""Small files (certificates, keys, tokens) that are read again when they change, without a restart.
 
-Files are looked at when somebody asks, which is when a connection or a call begins. What cannot be used ends a process
-that starts; of one that runs, the log says it once, and what was known before goes on until it can be: a certificate
-may only hold in a second, or no file could be opened.
+Changes are looked for when the value is used, which is when a connection or a call begins. An unusable file ends a
+process that starts. In a running process it is logged once, the old value stays in use, and the file is tried again:
+its certificate may become valid in a second, or the process had no free file descriptor.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ T = TypeVar("T")
 _Stamp = list[tuple[int, int, int]]
 
 MAX_FILE_BYTES = 16 << 20
-RETRY_SECONDS = 1.0
-"""Before a file that could not be used, and has not changed since, is read once more."""
+RETRY_INTERVAL = 1.0
+"""Seconds before an unusable file that has not changed is read again."""
 
 
 class UnusableFile(Exception):
-    """A file says what cannot be used; the text names its flag, and nothing of its contents."""
+    """A file cannot be used. The text names its flag, and quotes nothing of its contents."""
 
     def __init__(self, flag: str, problem: str) -> None:
         super().__init__(f"{flag}: {problem}")
 
 
 class ReloadedFile(Generic[T]):
-    """A value made of some files. Safe to use from many threads."""
+    """A value parsed from one or more files. Thread-safe."""
 
     def __init__(
         self,
@@ -45,49 +45,49 @@ class ReloadedFile(Generic[T]):
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``files`` are paths by flag; ``parse`` gets their contents by flag, and raises ``UnusableFile``.
+        """``files``: paths by flag. ``parse`` gets the contents by flag, and raises ``UnusableFile``.
 
-        ``now`` is the clock of retries, in seconds. Raises ``FatalError`` for what cannot be used now.
+        ``now``: the clock of retries, in seconds. Raises ``FatalError`` if the files cannot be used now.
         """
         self._files = {flag: Path(path) for flag, path in files.items()}
         self._parse = parse
         self._now = now
         self._unusable: _Stamp | None = None
-        """Of files that were read and could not be used."""
+        """Of the files when they were last read and could not be used."""
         self._retry_at = 0.0
+        self._logged = ""
+        """The problem that was logged last; empty while the files are usable."""
         self._lock = threading.Lock()
         self.version = 0
-        """Raised whenever the value was replaced."""
+        """Incremented whenever the value is replaced."""
         try:
-            self._stamp = self._look()
+            self._stamp = self._stat()
             self._value = self._read()
         except UnusableFile as error:
             raise FatalError(str(error)) from None
 
     @property
     def value(self) -> T:
-        """As the files say now, or said when they could be used last."""
+        """From the present files, or from the last usable ones."""
         with self._lock:
             try:
-                stamp = self._look()
+                stamp = self._stat()
                 if stamp == self._stamp or (stamp == self._unusable and self._now() < self._retry_at):
                     return self._value
-                self._unusable, self._retry_at = stamp, self._now() + RETRY_SECONDS
+                self._unusable, self._retry_at = stamp, self._now() + RETRY_INTERVAL
                 self._value = self._read()
             except UnusableFile as error:
-                if self._told != str(error):
-                    self._told = str(error)
-                    log.error("a changed file is not usable; what it said before goes on", reason=self._told)
+                if self._logged != str(error):
+                    self._logged = str(error)
+                    log.error("a changed file is not usable; its earlier content stays in use", reason=self._logged)
             else:
-                self._stamp, self._unusable, self._told = stamp, None, ""
+                self._stamp, self._unusable, self._logged = stamp, None, ""
                 self.version += 1
                 log.info("read again", files=[str(path) for path in self._files.values()])
             return self._value
 
-    _told = ""
-
-    def _look(self) -> _Stamp:
-        """What changes when a file does."""
+    def _stat(self) -> _Stamp:
+        """Modification time, size and inode of each file: differs when a file has changed."""
         stamp = []
         for flag, path in self._files.items():
             try:

@@ -1,7 +1,7 @@
-"""TLS as the options say: what a server shows to whoever connects, and how peers are dialled.
+"""TLS credentials for gRPC servers and channels, from files that may be replaced without a restart.
 
-Files are read again for every new connection, so certificates are replaced without a restart; connections that stand
-go on with those they began with. A unix socket has no TLS: who may open it is decided by its file.
+Files are checked for changes at every new connection; open connections keep the certificates they began with. A unix
+socket has no TLS: the permissions of its file decide who may connect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and most pr
 
 
 def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
-    """Those files that are given, watched. Raises ``FatalError`` for one that cannot be used."""
+    """The files that are given; raises ``FatalError`` for one that cannot be used."""
     from services.security.certificates import CA_FLAG, CERT_FLAG, KEY_FLAG, parse_tls_files
 
     given: Mapping[str, str | None] = {CERT_FLAG: cert_file, KEY_FLAG: key_file, CA_FLAG: ca_file}
@@ -28,7 +28,7 @@ def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: 
 
 
 def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> grpc.ServerCredentials:
-    """What a server listens with; gRPC asks before each handshake whether the certificate has been replaced."""
+    """What a server listens with; before each handshake gRPC asks whether the certificate was replaced."""
     lock = threading.Lock()
     served = files.value
 
@@ -49,11 +49,11 @@ def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certific
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(served),
-        replaced,  # type: ignore[arg-type]  # None says that nothing is new
+        replaced,  # type: ignore[arg-type]  # None: nothing has changed
         require_client_certificate,
     )
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """What a channel is opened with; it keeps them for its life."""
+    """What a channel is opened with; it keeps them for its lifetime."""
     return grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)

@@ -1,4 +1,4 @@
-"""Bearer tokens: the files that hold them, and the metadata of a call that shows one (RFC 6750)."""
+"""Bearer tokens: files of tokens, and the ``authorization`` metadata of a call (RFC 6750)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MAX_TOKEN_LENGTH = 8192
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
-def bearer(token: str) -> tuple[str, str]:
-    """The metadata that shows ``token``."""
+def bearer_metadata(token: str) -> tuple[str, str]:
+    """The metadata entry that carries ``token``."""
     return (AUTHORIZATION, f"Bearer {token}")
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The token that a call shows; None if it shows none. Raises ``ValueError``, with what is wrong, for anything else.
+    """The token in a call's metadata; None if there is none.
 
-    The text says nothing of what was shown.
+    Raises ``ValueError`` for malformed metadata, with a text that quotes nothing of it.
     """
     values = [value for key, value in metadata if key == AUTHORIZATION]
     if not values:
@@ -35,7 +35,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def reloaded_tokens(flag: str, path: str, *, min_length: int = 1) -> ReloadedFile[tuple[str, ...]]:
-    """The tokens in a file, one a line; the first is the one to show. Raises ``FatalError`` if there is none."""
+    """The tokens in a file, one a line; the first is the one to send. Raises ``FatalError`` if the file is unusable."""
 
     def parse(contents: Mapping[str, bytes]) -> tuple[str, ...]:
         try:

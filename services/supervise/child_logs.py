@@ -1,8 +1,8 @@
-"""What a supervisor shows of its children's logs, which they write as JSON lines.
+"""Shows the services' logs, which they write as JSON lines.
 
-As JSON they pass through, and what is none of their logs (a library's words, a traceback) as the event ``output``. For
-people, start-up is one line per stage of the engine and one when a service serves, and
-what needs attention; once everything is ready, every line.
+As JSON, lines pass through; any other line (from a library, or of a traceback) becomes the event ``output``. For
+people, start-up shows one line per stage of the engine, one when a service serves, and warnings and errors; once
+everything is ready, every line is shown.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, TextIO
 
 from services.telemetry.logs import console_renderer, human_bytes
 
-_ALARMING = ("warning", "error", "critical")
+_ATTENTION = ("warning", "error", "critical")
 
 
 class ChildLogs:
-    """Shows children's lines on ``stream``, and their start-up on ``out`` if it is for people."""
+    """Writes the lines to ``stream``, and for people their start-up to ``out``."""
 
     def __init__(
         self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
     ) -> None:
-        """``quiet``: show what needs attention and nothing else, also when everything is ready."""
+        """``quiet``: show only warnings and errors, also when everything is ready."""
         self._as_json = as_json
         self._out, self._stream = out or sys.stdout, stream or sys.stderr
         self._render = console_renderer(self._stream.isatty())
@@ -35,7 +35,7 @@ class ChildLogs:
         self._transient = False
 
     def line(self, child: str, line: str) -> None:
-        """A child printed a line."""
+        """Show a line that ``child`` printed."""
         record = parse_record(line)
         if self._as_json:
             self._print(self._stream, _output_event(child, line) if record is None else line)
@@ -46,28 +46,28 @@ class ChildLogs:
             self._print(self._stream, str(rendered))
 
     def ready(self, text: str) -> None:
-        """Everything serves; say so."""
+        """Everything serves: show ``text``, and from now on every line."""
         self._ready = True
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Something for the person who waits."""
+        """Show ``text`` to the user."""
         self._print(self._out, text)
 
     def _shown(self, record: dict[str, Any]) -> bool:
-        # A fatal error is told by the supervisor, together with what follows from it.
+        # The supervisor reports a fatal error, together with its consequence.
         informing = self._ready and not self._quiet
-        return record["event"] != "fatal" and (informing or record.get("level") in _ALARMING)
+        return record["event"] != "fatal" and (informing or record.get("level") in _ATTENTION)
 
     def _startup(self, child: str, record: dict[str, Any]) -> bool:
-        """Show a record of a starting child; whether it was one."""
+        """Show ``record`` if it is about start-up; returns whether it is."""
         match record:
             case {"event": "stage started", "name": str(name)}:
                 self._status(f"  {child}: {name} …")
             case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
                 self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
             case {"event": "stage", "name": "serving"}:
-                pass  # the service says so itself, when its door is open
+                pass  # the event "serving" follows when the service accepts calls
             case {"event": "stage", "name": str(name)}:
                 self.say(_stage_line(child, name, record))
             case {"event": "serving"}:
@@ -77,7 +77,7 @@ class ChildLogs:
         return True
 
     def _status(self, text: str) -> None:
-        """A line that the next one replaces; only a terminal has them."""
+        """Show a line that the next one replaces; only on a terminal."""
         if self._out.isatty():
             with suppress(OSError):
                 self._out.write(f"\r\x1b[K{text}")
@@ -85,7 +85,7 @@ class ChildLogs:
             self._transient = True
 
     def _print(self, stream: TextIO, text: str) -> None:
-        with suppress(OSError):  # what is served does not end because nobody reads of it any more
+        with suppress(OSError):  # serving goes on when the output is closed
             if self._transient:
                 self._transient = False
                 self._out.write("\r\x1b[K")
@@ -94,7 +94,7 @@ class ChildLogs:
 
 
 def parse_record(line: str) -> dict[str, Any] | None:
-    """The event that a line of JSON logs holds; None if it holds none."""
+    """The event in a line of JSON logs; None if it is no event."""
     if not line.startswith("{"):
         return None
     try:
@@ -105,21 +105,21 @@ def parse_record(line: str) -> dict[str, Any] | None:
 
 
 def _output_event(child: str, line: str) -> str:
-    """A line that is no event, as one: whoever reads JSON lines finds nothing else."""
+    """A line that is no event, as an event, so that every line of the output is JSON."""
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
     return json.dumps(event, ensure_ascii=False)
 
 
-def explain(lines: Sequence[str]) -> str:
-    """Why a child died, in one line: its last critical event, else what it said last where that is no event.
+def death_reason(lines: Sequence[str]) -> str:
+    """Why a child died, in one line: its last critical event, else its last line if that is no event.
 
-    The traceback of an event is left out: whoever reads this has been shown it, as part of the event.
+    An event's traceback is left out, because it was shown with the event.
     """
     records = [parse_record(line) for line in lines]
     for record in reversed(records):
         if record is not None and record.get("level") == "critical":
-            return _told(record)
+            return _event_text(record)
     return lines[-1].strip() if lines and records[-1] is None else ""
 
 
@@ -130,8 +130,7 @@ def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
     return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
 
 
-def _told(record: dict[str, Any]) -> str:
-    """An event as a person would write it."""
+def _event_text(record: dict[str, Any]) -> str:
     event, error = str(record["event"]), record.get("error")
     if error is None:
         return event

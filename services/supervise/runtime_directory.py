@@ -1,7 +1,7 @@
-"""Where running stacks are found: one private directory per ``ringline serve``, with its sockets and its state.
+"""Runtime directories: one private directory per ``ringline serve``, with its sockets, its state and a lock.
 
-A directory is alive for as long as somebody holds the lock in it. The kernel lets go of the lock of a process that
-dies, in whatever way, so a dead one's directory is known for what it is and removed by whoever looks next.
+A stack holds the lock as long as it lives. The kernel releases the lock of a process however that dies, so the
+directory of a dead stack is recognized, and removed by the next process that lists them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 _LOCK, _STATE = "lock", "state.json"
 _LONGEST_SOCKET = "serve-xxxxxxxx/detokenizer.sock"
-"""As ``tempfile`` names directories."""
-_ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of yours"
+"""The longest path below the base directory; ``tempfile`` names directories like this."""
+_HINT = "set XDG_RUNTIME_DIR to a directory of yours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class ProcessState:
 
     pid: int
     address: str
-    """Where it can be dialled."""
+    """To dial it at."""
     metrics: str | None
-    """Where Prometheus finds it; None if nowhere."""
+    """URL for Prometheus; None without metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """What a running ``ringline serve`` tells about itself."""
+    """What a running ``ringline serve`` writes about itself."""
 
     pid: int
     model: str
     started: float
     """Seconds since 1970."""
     address: str
-    """Where this machine reaches the processor, whether it runs at this moment or not."""
+    """Of the processor, from this machine, whether it runs at this moment or not."""
     services: Mapping[str, ProcessState]
-    """engine, detokenizer and processor, as far as they run."""
+    """engine, detokenizer and processor, those that run."""
 
 
 class RuntimeDirectory:
@@ -66,7 +66,7 @@ class RuntimeDirectory:
         return str(self.path / f"{service}.sock")
 
     def write(self, state: StackState) -> None:
-        """Replace the state, so that no reader sees half of it. A stack goes on without: only its status suffers."""
+        """Replace the state atomically. A failure is logged and ignored: only ``ringline status`` needs the file."""
         draft = self.path / (_STATE + ".new")
         try:
             draft.write_text(json.dumps(asdict(state), indent=2))
@@ -88,35 +88,35 @@ def runtime_directory() -> Iterator[RuntimeDirectory]:
 
 
 def _new_locked() -> tuple[Path, IO[str]]:
-    base = _base()
+    base = _base_directory()
     while True:
         try:
             path = Path(tempfile.mkdtemp(prefix="serve-", dir=base))
         except OSError as error:
-            raise FatalError(f"no directory for sockets in {base}: {error.strerror}; {_ELSEWHERE}") from None
+            raise FatalError(f"no directory for sockets in {base}: {error.strerror}; {_HINT}") from None
         lock = _lock(path, "a")
         if lock is None:
-            continue  # somebody who looks for dead directories came between the two lines, and removes this one
+            continue  # another process took it for a dead stack's, and is removing it
         if os.fstat(lock.fileno()).st_nlink:
             return path, lock
-        lock.close()  # or has removed it
+        lock.close()  # or has removed it already
 
 
 def running_stacks() -> list[StackState]:
     """The stacks that this user runs on this machine; directories of dead ones are removed."""
     found: list[StackState] = []
-    if not os.path.lexists(_place()):
-        return found  # nobody ever started one
-    for path in sorted(_base().glob("serve-*")):
+    if not os.path.lexists(_base_path()):
+        return found  # none was ever started
+    for path in sorted(_base_directory().glob("serve-*")):
         lock = _lock(path, "r+")
-        if lock is not None:  # nobody holds it
+        if lock is not None:  # its stack is dead
             shutil.rmtree(path, ignore_errors=True)
             lock.close()
             continue
         try:
             found.append(_read(path / _STATE))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it is only just starting, or ends at this moment
+            continue  # it is starting or ending at this moment
     return found
 
 
@@ -127,7 +127,7 @@ def _read(path: Path) -> StackState:
 
 
 def _lock(path: Path, mode: str) -> IO[str] | None:
-    """The lock of ``path``; None if somebody else has it, or there is none and ``mode`` does not make one."""
+    """The lock of ``path``; None if another process holds it, or if it is missing and ``mode`` does not create it."""
     try:
         file = (path / _LOCK).open(mode)
     except OSError:
@@ -140,24 +140,24 @@ def _lock(path: Path, mode: str) -> IO[str] | None:
     return file
 
 
-def _place() -> Path:
-    """``$XDG_RUNTIME_DIR/ringline``, or a directory of this user in the system's one for temporary files."""
+def _base_path() -> Path:
+    """``$XDG_RUNTIME_DIR/ringline``, or a directory of this user in the system's temporary directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "ringline" if runtime else Path(tempfile.gettempdir()) / f"ringline-{os.getuid()}"
 
 
-def _base() -> Path:
-    """That place, which is made if it is not there; raises ``FatalError`` unless it will do."""
-    base = _place()
+def _base_directory() -> Path:
+    """The base directory, created if missing; raises ``FatalError`` if its path is too long or it is not private."""
+    base = _base_path()
     if len(os.fsencode(base / _LONGEST_SOCKET)) > MAX_SOCKET_PATH_BYTES:
         raise FatalError(
-            f"{base} is too long a name for sockets, whose paths have {MAX_SOCKET_PATH_BYTES} bytes: {_ELSEWHERE}"
+            f"{base} is too long for sockets, whose paths have at most {MAX_SOCKET_PATH_BYTES} bytes: {_HINT}"
         )
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()
     except OSError as error:
-        raise FatalError(f"no directory for sockets at {base}: {error.strerror}; {_ELSEWHERE}") from None
+        raise FatalError(f"no directory for sockets at {base}: {error.strerror}; {_HINT}") from None
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise FatalError(f"{base} is not private to this user: remove it, or {_ELSEWHERE}")
+        raise FatalError(f"{base} is not private to this user: remove it, or {_HINT}")
     return base

@@ -1,5 +1,5 @@
-"""The ring on one machine: three children linked by unix sockets in a private directory, the front door on TCP;
-run under a supervisor until a signal, or until what was to be done with it is done.
+"""A stack: the ring on one machine. Three child processes linked by unix sockets in a private directory, the processor
+on TCP, run under a supervisor until a signal, or until ``on_ready`` is done with it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from services.config.security_settings import TlsSettings
 from services.config.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
 from services.peers.channels import wait_serving
 from services.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
-from services.supervise.child_logs import ChildLogs, explain
+from services.supervise.child_logs import ChildLogs, death_reason
 from services.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.supervise.supervisor import ChildSpec, Supervisor
 
 SERVICES = ("engine", "detokenizer", "processor")
-"""In the order in which they depend on each other."""
-
-# The metrics of the engine and the detokenizer lie this far above the processor's, so that the defaults of a stack
-# are those of three services that were started one by one.
+"""In order of dependence, the processor last."""
 _ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
+"""Offsets from the processor's metrics port: by default the ports of services that are started one by one."""
 
 _PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
-"""Options of the front door, not of the services behind it: they are linked by sockets that are this user's own."""
-log = structlog.get_logger()
+"""Options for the processor alone: the links between the services are private unix sockets."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +45,22 @@ class StackOptions:
 
     host: str
     port: int
-    """Of the front door; not 0."""
+    """Of the processor; not 0."""
     metrics_port: int | None
     """Of the processor's metrics; None for no metrics at all."""
     engine_settings: tuple[Setting, ...]
-    """The options of the engine process, its own and those of ``engine_core``; the services' are known here."""
+    """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
     values: Mapping[str, Any]
-    """Options that were given, by name; each child gets those that it has."""
+    """Options that were given, by name; each child gets those that it knows."""
 
     @property
     def processor_address(self) -> str:
-        """Where this machine reaches the front door."""
+        """Of the processor, from this machine."""
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
     def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
-        """What this process, which knows its files, dials it with, and the name in its certificate if it has one."""
+        """What this process dials the processor with, and the name in the processor's certificate, if it has one."""
         cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
         return (
             (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)
@@ -69,7 +68,7 @@ class StackOptions:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """Of each service that has one."""
+        """By service; empty without metrics."""
         if self.metrics_port is None:
             return {}
         above = {"processor": 0, "engine": _ENGINE_METRICS, "detokenizer": _DETOKENIZER_METRICS}
@@ -77,7 +76,7 @@ class StackOptions:
 
 
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
-    """The engine, the detokenizer and the processor, in the order in which they depend on each other."""
+    """The engine, the detokenizer and the processor, in order of dependence."""
     engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
     own: dict[str, dict[str, Any]] = {
         "engine": {"uds": directory.socket("engine")},
@@ -102,20 +101,20 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
         values = {**options.values, **_PROCESSOR_ONLY, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
-        # -P: a folder named "services" where the user happens to stand is not ours.
+        # -P: not a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
         specs.append(ChildSpec(name, argv, environment))
     return specs
 
 
 def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
-    """Where this machine reaches each service, in the order in which they depend on each other."""
+    """Address of each service from this machine, in order of dependence."""
     links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
     return {**links, "processor": options.processor_address}
 
 
 def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
-    """What there is to know of a stack at this moment; ``started`` in seconds since 1970."""
+    """The present state; ``started`` in seconds since 1970."""
     addresses = service_addresses(options, directory)
     metrics_host = options.processor_address.rpartition(":")[0]
     services = {}
@@ -129,13 +128,13 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
 
 
 def default_metrics_port(port: int) -> int:
-    """Of the processor's metrics, such that those of the other two fit above it."""
+    """For the processor's metrics, with room above it for the other two."""
     above = port + METRICS_PORT_OFFSET
     return above if above + _DETOKENIZER_METRICS <= 65535 else port - METRICS_PORT_OFFSET
 
 
 def free_port(host: str) -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
@@ -143,7 +142,7 @@ def free_port(host: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of this process without what is ours: what was given is on the children's command lines."""
+    """The environment without our own variables: their values are on the children's command lines."""
     return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
 
 
@@ -162,12 +161,12 @@ async def run_stack(
     logs: ChildLogs,
     *,
     grace: float,
-    when_ready: Callable[[ReadyStack], Awaitable[int | None]],
+    on_ready: Callable[[ReadyStack], Awaitable[int | None]],
 ) -> int:
     """Run a stack and return the exit code.
 
-    ``when_ready`` is awaited once every service serves; a code that it returns ends the stack, with None it goes on
-    until a signal (and a second one ends it at once). ``grace``: seconds that requests have to end. Raises
+    ``on_ready`` is awaited once every service serves. If it returns a code, the stack ends with it; with None the stack
+    runs until a signal. A second signal ends it at once. ``grace``: seconds that requests have to finish. Raises
     ``ChildFailed`` if the stack cannot go on.
     """
     loop = asyncio.get_running_loop()
@@ -178,7 +177,7 @@ async def run_stack(
         log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
-    front = options.processor_credentials()
+    processor = options.processor_credentials()
     with runtime_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(
@@ -186,16 +185,16 @@ async def run_stack(
             grace=grace,
             on_line=logs.line,
             on_change=lambda: directory.write(state_of(options, directory, supervisor, started)),
-            explain=explain,
+            death_reason=death_reason,
         )
 
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
-                credentials, name = front if address == options.processor_address else (PLAINTEXT, None)
+                credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
                 await wait_serving(address, credentials=credentials, server_name=name)
-            supervisor.established()
+            supervisor.allow_restarts()
             state = state_of(options, directory, supervisor, started)
-            return await when_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
+            return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, on_signal, number)

@@ -1,10 +1,9 @@
-"""Keeps the processes of one machine running: starts, watches, restarts and stops them, and leaves none behind.
+"""Keeps child processes running: starts, watches, restarts and stops them, and leaves none behind.
 
-Until everything has been serving once, a death ends everything: what cannot start is for a person to look at. From
-then on a child that dies is started again after a pause, and one that dies too often ends everything. Children are
-stopped in the reverse of their order: each drains while those it depends on still run. A child that gives no sign of
-life is killed. If the supervisor itself is killed, the kernel kills its children
-(``services.process.run.die_with_parent``).
+Until restarts are allowed (when everything has served once) a death ends everything: a person has to see why it cannot
+start. From then on a child that dies is restarted after a pause, and one that dies too often ends everything. Children
+are stopped in reverse order: each drains while those it depends on still run. A child without heartbeats is killed. If
+the supervisor itself is killed, the kernel kills its children (``services.process.run.die_with_parent``).
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ log = structlog.get_logger()
 _LINE_LIMIT = 2**20
 _TAIL_LINES = 20
 _KILL_MARGIN = 5.0
-"""Seconds beyond the grace that a child has to end after it drained."""
+"""Seconds beyond the grace that a child has to exit after its drain."""
 _PIPE_TIMEOUT = 1.0
-"""Seconds to read what a dead child left in its pipe."""
+"""Seconds to read the rest of a dead child's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run."""
+    """The program of one child."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    """The whole environment; the supervisor adds who the parent is."""
+    """The whole environment; the supervisor adds the variables of heartbeats and of its pid."""
 
 
 class ChildFailed(FatalError):
-    """A child died before everything served, or too often."""
+    """A child died before restarts were allowed, or too often."""
 
 
 class Child:
-    """One child, in all of its lives."""
+    """One child across its restarts."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.pid: int | None = None
         """None while it does not run."""
-        self.limit = RestartPolicy(Backoff(0.2, 5.0))
+        self.restarts = RestartPolicy(Backoff(0.2, 5.0))
         self.hung: str | None = None
-        """Why its present or last life was ended by the supervisor, if it was."""
+        """Why the supervisor killed its present or last process, if it did."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        """Last lines of the present life, or of the last one."""
+        """Last lines of output of its present or last process."""
         self.ended = asyncio.Event()
         """Set while it does not run."""
         self.ended.set()
@@ -77,7 +76,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs some children until ``stop`` or until one fails for good."""
+    """Runs children until ``stop``, or until one fails for good."""
 
     def __init__(
         self,
@@ -86,37 +85,37 @@ class Supervisor:
         grace: float,
         on_line: Callable[[str, str], None],
         on_change: Callable[[], None] = lambda: None,
-        explain: Callable[[Sequence[str]], str] = "\n".join,
+        death_reason: Callable[[Sequence[str]], str] = "\n".join,
         limits: HeartbeatLimits = HEARTBEAT_LIMITS,
     ) -> None:
-        """``specs`` in the order of dependence, the ones that others depend on first.
+        """``specs``: in order of dependence; a child may depend on those before it.
 
-        ``grace``: seconds a child gets to drain. ``on_line(name, line)`` takes what children print, ``on_change()`` is
-        called when one was started or died, and ``explain(lines)`` makes of a child's last lines why it died, in one
-        line; "" if they do not say. ``limits``: how long they may give no sign of life.
+        ``grace``: seconds that a child gets to drain. ``on_line(name, line)`` gets the children's output, and
+        ``on_change()`` is called when one was started or died. ``death_reason(lines)`` finds in a child's last lines
+        why it died, in one line; "" if they do not show it.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
-        self._on_line, self._on_change, self._explain = on_line, on_change, explain
+        self._on_line, self._on_change, self._death_reason = on_line, on_change, death_reason
         self._limits = limits
         self.stopping = asyncio.Event()
-        """Set when the end begins, for whatever reason."""
+        """Set when the supervisor begins to stop, for whatever reason."""
         self._cut = asyncio.Event()
-        self._established = False
+        self._may_restart = False
 
-    def established(self) -> None:
-        """Everything has been serving once: from now on a death is followed by a restart."""
-        self._established = True
+    def allow_restarts(self) -> None:
+        """Call when everything has served once: from now on a child that dies is restarted."""
+        self._may_restart = True
 
     def stop(self) -> None:
-        """End: drain one after the other. A second call kills at once."""
+        """Drain and stop the children one after the other. A second call kills them at once."""
         if self.stopping.is_set():
             self._cut.set()
         self.stopping.set()
 
     async def run(self) -> None:
         """Keep the children running; return after ``stop`` when all have ended. Raises ``ChildFailed``."""
-        keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
+        keepers = [asyncio.create_task(self._keep_running(child)) for child in self.children]
         stopping = asyncio.create_task(self.stopping.wait())
         failed = True
         try:
@@ -148,11 +147,11 @@ class Supervisor:
             ended.cancel()
             cut.cancel()
 
-    async def _keep(self, child: Child) -> None:
-        """Run ``child`` again and again until the supervisor stops."""
+    async def _keep_running(self, child: Child) -> None:
+        """Start ``child`` again and again until the supervisor stops."""
         while not self.stopping.is_set():
-            born = time.monotonic()
-            code = await self._live(child)
+            started = time.monotonic()
+            code = await self._run_once(child)
             if self.stopping.is_set():
                 return
             pause = self._after_death(child, code)
@@ -160,17 +159,17 @@ class Supervisor:
                 "died",
                 child=child.spec.name,
                 code=code,
-                lived=round(time.monotonic() - born, 1),
+                lived=round(time.monotonic() - started, 1),
                 restart_in=round(pause, 1),
                 reason=self._reason(child, code),
             )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), pause)
 
-    async def _live(self, child: Child) -> int:
-        """One life of ``child``; returns how it ended: an exit code, or the negative number of a signal."""
+    async def _run_once(self, child: Child) -> int:
+        """Start ``child`` and wait for its end; returns its exit code, or the negative number of a signal."""
         spec = child.spec
-        # A pipe of our own: asyncio's would make ``wait`` wait for everybody who holds it, grandchildren included.
+        # A pipe of our own: with asyncio's, ``wait`` would wait until its last holder is gone, grandchildren included.
         reading, writing = os.pipe()
         heartbeats = HeartbeatMonitor(self._limits)
         try:
@@ -195,25 +194,25 @@ class Supervisor:
         child.ended.clear()
         self._on_change()
         reader = asyncio.create_task(self._read(child, reading))
-        listener = asyncio.create_task(self._listen(child, heartbeats))
+        monitor = asyncio.create_task(self._monitor(child, heartbeats))
         try:
-            if self.stopping.is_set():  # asked between the decision to start it and its birth
+            if self.stopping.is_set():  # requested while it was being started
                 child.signal(signal.SIGTERM)
             code = await process.wait()
             _kill_group(process.pid)  # what it started and left behind
             await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
             reader.cancel()
-            listener.cancel()
-            await asyncio.gather(reader, listener, return_exceptions=True)
+            monitor.cancel()
+            await asyncio.gather(reader, monitor, return_exceptions=True)
             heartbeats.close()
             child.pid = None
             child.ended.set()
             self._on_change()
         return code
 
-    async def _listen(self, child: Child, heartbeats: HeartbeatMonitor) -> None:
-        """Kill ``child`` when it gives no sign of life."""
+    async def _monitor(self, child: Child, heartbeats: HeartbeatMonitor) -> None:
+        """Kill ``child`` when its heartbeats stop."""
         reason = None
         while reason is None:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
@@ -222,7 +221,7 @@ class Supervisor:
         child.kill_group()
 
     async def _read(self, child: Child, pipe: int) -> None:
-        """Take the lines of one life, until everybody who could write is gone."""
+        """Read the output of one process, until all that hold its end of the pipe are gone."""
         stream = asyncio.StreamReader(limit=_LINE_LIMIT)
         protocol = asyncio.StreamReaderProtocol(stream)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
@@ -230,11 +229,11 @@ class Supervisor:
             while True:
                 try:
                     raw = await stream.readline()
-                except ValueError:  # a line beyond the limit; the reader dropped it
+                except ValueError:  # a line beyond the limit, which the reader dropped
                     continue
                 if not raw:
                     return
-                # Of a progress bar, which overwrites itself, the last state.
+                # Of a progress bar, which overwrites itself, only the last state.
                 line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
                 if line:
                     child.tail.append(line)
@@ -243,43 +242,43 @@ class Supervisor:
             transport.close()
 
     def _after_death(self, child: Child, code: int) -> float:
-        """Seconds until ``child`` is started again; raises ``ChildFailed`` if it is not."""
+        """Seconds until ``child`` is restarted; raises ``ChildFailed`` if it will not be."""
         reason, exit_code = self._reason(child, code), code if code > 0 else ExitCode.FAILURE
-        if not self._established:
+        if not self._may_restart:
             raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
-        pause = child.limit.died(time.monotonic())
+        pause = child.restarts.delay(time.monotonic())
         if pause is None:
-            raise ChildFailed(f"{child.spec.name} died too often, the last time so: {reason}", exit_code)
+            raise ChildFailed(f"{child.spec.name} died too often; the last time: {reason}", exit_code)
         return pause
 
     def _reason(self, child: Child, code: int) -> str:
-        """Why ``child`` died, in one line: the signal and what it said itself, or else its exit code."""
+        """Why ``child`` died, in one line: the signal, and the reason in its own output, or else its exit code."""
         if child.hung is not None:
             return f"it was killed: {child.hung}"
-        words = self._explain(list(child.tail))
+        words = self._death_reason(list(child.tail))
         if code >= 0:
             return words or f"it ended with code {code}"
         name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
-        hint = " (by hand, or for want of memory)" if name == "SIGKILL" else ""
+        hint = " (by hand, or out of memory)" if name == "SIGKILL" else ""
         return f"it was killed by {name}{hint}" + (f": {words}" if words else "")
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the group that the child ``pid`` leads; nothing happens if nobody is left in it."""
+    """Kill the process group of the child ``pid``, if any of it is left."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 class RestartPolicy:
-    """When a process that died is started again, and when no more. Has no clock of its own."""
+    """When a process that died is restarted, and when it died too often. Reads no clock."""
 
     def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:
         """``deaths`` within ``window`` seconds are too many."""
         self._backoff, self._deaths, self._window = backoff, deaths, window
         self._recent: deque[float] = deque()
 
-    def died(self, now: float) -> float | None:
-        """The process died at ``now``: seconds to wait before it is started again, or None to give up."""
+    def delay(self, now: float) -> float | None:
+        """The process died at ``now``: seconds to wait before its restart, or None to give up."""
         while self._recent and now - self._recent[0] >= self._window:
             self._recent.popleft()
         if not self._recent:

@@ -43,7 +43,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
     running = Running(*specs(tmp_path, port.number))
     address = f"127.0.0.1:{port.number}"
     await wait_until_serving(address)
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     async with grpc.aio.insecure_channel(address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         undisturbed = await generate(front, long_request("", TOKENS))

@@ -1,11 +1,10 @@
-"""Waiting before trying again, and when trying ends."""
+"""The waits between attempts: exponential, with jitter."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.peers.redial import Backoff
-from services.supervise.supervisor import RestartPolicy
 
 
 def upper(low, high):
@@ -37,16 +36,3 @@ def test_peers_that_lost_the_same_server_do_not_return_together():
 def test_schedules_that_are_none(arguments):
     with pytest.raises(ValueError, match="no backoff"):
         Backoff(*arguments)
-
-
-def test_five_deaths_in_a_minute_are_too_many():
-    limit = RestartPolicy(Backoff(0.2, 5.0, uniform=upper))
-    assert [limit.died(now) for now in (0, 1, 2, 3)] == pytest.approx([0.2, 0.4, 0.8, 1.6])
-    assert limit.died(59.9) is None
-
-
-def test_deaths_far_apart_are_never_too_many_and_wait_shortly():
-    limit = RestartPolicy(Backoff(0.2, 5.0, uniform=upper))
-    assert [limit.died(now) for now in range(0, 2000, 100)] == pytest.approx([0.2] * 20)
-    limit = RestartPolicy(Backoff(0.2, 5.0, uniform=upper))
-    assert all(limit.died(now) is not None for now in range(0, 2000, 16))  # four in any minute

@@ -53,7 +53,7 @@ def spec(**kwargs):
 
 async def test_a_child_that_stands_still_is_started_again():
     running = Running(spec(), limits=IMPATIENT)
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     await running.until("up")
     first = running.pid()
     with capture_logs() as logs:

@@ -49,7 +49,7 @@ class Sessions(inference_pb2_grpc.InferenceServiceServicer):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.security.certificate_checker.LOOK_INTERVAL", 0.02)
+    monkeypatch.setattr("services.security.certificate_checker.CHECK_INTERVAL", 0.02)
     monkeypatch.setattr("services.peers.redial.CA_CHECK_INTERVAL", 0.02)
 
 
@@ -66,10 +66,10 @@ async def serving(ours: Certificates, now: Any = None) -> AsyncIterator[str]:
     """The address of a server that asks for certificates."""
     files = reloaded_tls_files(cert_file=ours.path("engine"), key_file=ours.path("engine-key"), ca_file=ours.path("ca"))
     clock = () if now is None else (now,)
-    trust = CertificateChecker(reloaded_authorities(ours.path("ca"), ours.path("crl")), *clock)
+    checker = CertificateChecker(reloaded_authorities(ours.path("ca"), ours.path("crl")), *clock)
     credentials = server_credentials(files, require_client_certificate=True)
     server = Server(
-        ServerSettings(port=0), [SERVICE], credentials=credentials, interceptors=[AuthInterceptor(trust.admit)]
+        ServerSettings(port=0), [SERVICE], credentials=credentials, interceptors=[AuthInterceptor(checker.authorize)]
     )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(Sessions(), server.grpc)
     try:
@@ -223,7 +223,7 @@ def test_a_certificate_may_be_of_an_authority_below_one_that_is_believed(ours: C
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"text", "it holds no revocation list"), (None, "is signed by no authority of --tls-ca-file")],
+    [(b"text", "it holds no revocation list"), (None, "no authority of --tls-ca-file signed the list of")],
 )
 def test_a_list_that_would_be_in_vain_ends_a_process(
     ours: Certificates, tmp_path: Path, content: bytes | None, words: str

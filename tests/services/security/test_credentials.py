@@ -14,7 +14,7 @@ from services.config.settings import DetokenizerSettings, EngineServiceSettings,
 from services.engine.service import METHOD_ROLES
 from services.security.certificate_authority import CertificateAuthority
 from services.security.credentials import dialling_credentials, listening_credentials, service_interceptors
-from services.security.file_reload import RETRY_SECONDS, ReloadedFile, UnusableFile
+from services.security.file_reload import RETRY_INTERVAL, ReloadedFile, UnusableFile
 
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 HOUR = timedelta(hours=1)
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
         dialling_credentials(build(DetokenizerSettings(), own | changed))
 
 
-def test_where_nothing_is_asked_there_is_no_gate_and_no_tls() -> None:
+def test_where_nothing_is_required_there_are_no_interceptors_and_no_tls() -> None:
     engine = EngineServiceSettings()
     assert (listening_credentials(engine, internal=True), service_interceptors(engine, ENGINE, METHOD_ROLES)) == (
         None,
@@ -161,11 +161,11 @@ def test_a_file_that_could_not_be_used_is_tried_again_without_another_change(tmp
     path.write_bytes(b"two and more")
     assert [watched.value for _ in range(5)] == [b"one"] * 5
     assert len(reads) == 2, "not for every call"
-    now[0] += RETRY_SECONDS
+    now[0] += RETRY_INTERVAL
     assert (watched.value, len(reads)) == (b"one", 3)
     usable[0] = True
     assert watched.value == b"one"
-    now[0] += RETRY_SECONDS
+    now[0] += RETRY_INTERVAL
     assert (watched.value, watched.version) == (b"two and more", 1)
-    now[0] += RETRY_SECONDS
+    now[0] += RETRY_INTERVAL
     assert (watched.value, len(reads)) == (b"two and more", 4)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.supervise.child_logs import ChildLogs, explain
+from services.supervise.child_logs import ChildLogs, death_reason
 
 
 class Terminal(io.StringIO):
@@ -131,4 +131,4 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
     ],
 )
 def test_a_death_is_explained_in_one_line_by_the_last_critical_event_else_by_the_last_words(lines, why):
-    assert explain(lines) == why
+    assert death_reason(lines) == why

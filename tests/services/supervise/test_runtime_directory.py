@@ -131,7 +131,7 @@ def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
             with runtime_directory() as directory:
                 assert len(directory.socket("detokenizer")) == length
         else:
-            with pytest.raises(FatalError, match="is too long a name for sockets, whose paths have 107 bytes"):
+            with pytest.raises(FatalError, match="is too long for sockets, whose paths have at most 107 bytes"):
                 runtime_directory().__enter__()
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from services.peers.redial import Backoff
 from services.process.heartbeat import HEARTBEAT_LIMITS
-from services.supervise.child_logs import ChildLogs, explain
-from services.supervise.supervisor import ChildFailed, ChildSpec, Supervisor
+from services.supervise.child_logs import ChildLogs, death_reason
+from services.supervise.supervisor import ChildFailed, ChildSpec, RestartPolicy, Supervisor
 from tests.services.process.test_run import alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,7 +48,7 @@ class Running:
         self.lines = []
         self.show = show
         self.heard = asyncio.Event()
-        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, explain=explain, limits=limits)
+        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, death_reason=death_reason, limits=limits)
         self.task = asyncio.create_task(self.supervisor.run())
 
     def on_line(self, name, line):
@@ -86,7 +87,7 @@ async def test_children_end_in_the_reverse_of_their_order_each_when_the_one_befo
 
 async def test_a_killed_child_is_started_again_with_its_death_explained():
     running = Running(child("engine", FOREVER), child("other", FOREVER))
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     await running.until("up", 2)
     first, other = running.pid(0), running.pid(1)
     os.kill(first, signal.SIGKILL)
@@ -99,8 +100,8 @@ async def test_a_killed_child_is_started_again_with_its_death_explained():
 
 async def test_a_child_that_dies_too_often_ends_everything_with_its_last_words():
     running = Running(child("other", FOREVER), child("engine", "print('the disk is on fire')\nsys.exit(5)"))
-    running.supervisor.established()
-    with pytest.raises(ChildFailed, match=r"^engine died too often, the last time so: the disk is on fire$") as caught:
+    running.supervisor.allow_restarts()
+    with pytest.raises(ChildFailed, match=r"^engine died too often; the last time: the disk is on fire$") as caught:
         await asyncio.wait_for(running.task, 60)
     assert caught.value.code == 5
     assert len(running.said("fire")) == 5
@@ -113,7 +114,7 @@ async def test_a_child_that_dies_too_often_ends_everything_with_its_last_words()
         ("say('fatal', level='critical', error='it does not fit')\nsys.exit(3)", 3, "it does not fit"),
         ("raise KeyError('why')", 1, "KeyError: 'why'"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "it was killed by SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 1, r"it was killed by SIGKILL \(by hand, or for want of memory\)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, r"it was killed by SIGKILL \(by hand, or out of memory\)"),
         ("sys.exit(0)", 1, "it ended with code 0"),
     ],
 )
@@ -139,7 +140,7 @@ async def test_the_traceback_of_an_unexpected_error_is_shown_once(tmp_path):
 
 async def test_once_everything_served_the_same_code_is_followed_by_a_restart():
     running = Running(child("engine", "say('up')\ntime.sleep(0.1)\nsys.exit(3)"))
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     await running.until("up", 2)
     await running.end()
 
@@ -166,7 +167,7 @@ async def test_a_second_stop_kills_at_once():
 async def test_what_a_child_started_ends_with_it():
     grandchild = "p = subprocess.Popen(['sleep', '60'])\nsay('up', grandchild=p.pid)\nsignal.pause()"
     running = Running(child("engine", grandchild))
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     await running.until("up")
     pid = int(running.lines[0][1].rpartition(" ")[2].rstrip("}"))
     assert alive(pid)
@@ -186,9 +187,9 @@ async def test_children_do_not_outlive_a_run_that_is_cancelled():
 
 
 async def test_a_stop_while_a_child_waits_for_its_restart_does_not_wait_for_it(monkeypatch):
-    monkeypatch.setattr("services.supervise.supervisor.RestartPolicy.died", lambda self, now: 1000.0)
+    monkeypatch.setattr("services.supervise.supervisor.RestartPolicy.delay", lambda self, now: 1000.0)
     running = Running(child("engine", "say('up')\nsys.exit(1)"))
-    running.supervisor.established()
+    running.supervisor.allow_restarts()
     await running.until("up")
     async with asyncio.timeout(60):
         await running.supervisor.children[0].ended.wait()
@@ -228,3 +229,16 @@ async def test_no_child_outlives_a_supervisor_that_is_killed_outright():
     process.kill()
     await process.wait()
     wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_five_deaths_in_a_minute_are_too_many():
+    policy = RestartPolicy(Backoff(0.2, 5.0, uniform=lambda low, high: high))
+    assert [policy.delay(now) for now in (0, 1, 2, 3)] == pytest.approx([0.2, 0.4, 0.8, 1.6])
+    assert policy.delay(59.9) is None
+
+
+def test_deaths_far_apart_are_never_too_many_and_wait_shortly():
+    policy = RestartPolicy(Backoff(0.2, 5.0, uniform=lambda low, high: high))
+    assert [policy.delay(now) for now in range(0, 2000, 100)] == pytest.approx([0.2] * 20)
+    policy = RestartPolicy(Backoff(0.2, 5.0, uniform=lambda low, high: high))
+    assert all(policy.delay(now) is not None for now in range(0, 2000, 16))  # four in any minute
