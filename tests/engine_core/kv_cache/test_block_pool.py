@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_core.kv_cache.block_pool import BlockPool
 
-from .audit import check_pool
+from ..scheduling.audit import check_pool
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine_core.kv_cache.manager import block_hashes, root_hash
 
-from .harness import Harness
+from ..scheduling.harness import Harness
 
 PROMPT = tuple(range(2, 24))  # 22 tokens: five full blocks and a half
 
