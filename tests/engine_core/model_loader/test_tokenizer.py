@@ -14,7 +14,7 @@ from engine_core.model_loader.tokenizer import load_tokenizer, text_after, token
 from services.text.incremental_decoder import IncrementalDecoder, left_context
 from services.text.tokenizer import Tokenizer
 
-from ...services.text.trained import CORPUS, byte_level, sentencepiece_bpe, unigram
+from ...services.text.trained_tokenizers import CORPUS, byte_level, sentencepiece_bpe, unigram
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
 
