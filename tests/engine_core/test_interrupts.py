@@ -126,7 +126,7 @@ MOMENTS = [
     (CausalLM, "forward", 2),
     (Sampler, "sample", 2),
     (InputBatch, "advance", 2),
-    (InputBatch, "settle", 3),
+    (InputBatch, "commit", 3),
     (Scheduler, "update", 3),
     (Result, "take", 2),
 ]

@@ -29,7 +29,7 @@ BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block t
 
 def test_blocks_are_what_the_budget_leaves() -> None:
     sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), LIMITS, BLOCK)
-    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 70 - 20 - 10, 16, BLOCK)
+    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 70 - 10, 16, BLOCK)
 
 
 @pytest.mark.parametrize(("usable", "each"), [(1024 * MIB, 32 * MIB), (64 * 1024 * MIB, 512 * MIB)])
@@ -44,15 +44,15 @@ def test_never_more_than_the_batch_can_use(prefix_caching: bool, factor: int) ->
 
 
 def test_refusal_names_the_numbers_the_flag_and_the_longest_that_fits() -> None:
-    limits = BatchLimits(64, 512, 16 * 501, 16)
+    limits = BatchLimits(64, 512, 16 * 521, 16)
     with pytest.raises(OutOfMemoryError) as refused:
         size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), limits, BLOCK)
     text = str(refused.value)
-    for part in ("max_model_len=8016", "501 blocks", "500 MiB", "900 MiB", "200 MiB", "--gpu-memory-utilization"):
+    for part in ("max_model_len=8336", "521 blocks", "520 MiB", "900 MiB", "200 MiB", "--gpu-memory-utilization"):
         assert part in text
-    assert "lower --max-model-len to at most 8000" in text
-    fitting = BatchLimits(64, 512, 8000, 16)
-    assert size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), fitting, BLOCK).num_blocks == 500
+    assert "lower --max-model-len to at most 8320" in text
+    fitting = BatchLimits(64, 512, 8320, 16)
+    assert size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), fitting, BLOCK).num_blocks == 520
 
 
 def test_refusal_when_weights_alone_exceed_the_budget() -> None:

@@ -52,9 +52,9 @@ params = [
 results = llm.generate(prompts, params)
 assert all(len(choice.token_ids) for result in results for choice in result.choices)
 # Steps of many sizes: prompts, then a batch that shrinks from size to size.
-for rows in range(1, max_rows + 1, max(1, max_rows // 24)):
+for rows in range(2, max_rows + 1, max(1, max_rows // 24)):
     llm.generate([prompt(min(rows, max_rows) - 1)], SamplingParams(temperature=0.0, max_tokens=1))
-sizes = range(1, max_seqs + 1, max(1, max_seqs // 24))
+sizes = range(max_seqs, 0, -max(1, max_seqs // 24))
 shrinking = [
     SamplingParams(temperature=0.0, max_tokens=sum(size > seq for size in sizes), ignore_eos=True)
     for seq in range(max_seqs)

@@ -93,8 +93,10 @@ def test_whole_prompts_in_one_step(case: Case, same_params: dict[str, SamplingPa
 
 def test_after_preemption(case: Case, same_params: dict[str, SamplingParams]) -> None:
     """A cache of 12 blocks, where all prompts fit and not all continuations: the last ones are computed again."""
-    head_dim = case.model.config.head_dim if getattr(case.model.config, "head_dim", None) else 16
-    per_block = BLOCK_BYTES * case.model.config.num_key_value_heads * head_dim // (2 * 16)
+    config = case.model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    padded = -(-head_dim // 16) * 16
+    per_block = BLOCK_BYTES * config.num_key_value_heads * padded // (2 * 16)
     with started(case.directory, kv_cache_memory_bytes=12 * per_block, max_model_len=170) as engine:
         case.check(run(engine, case.prompts, same_params))
         assert engine.core.stats().preemptions > 0

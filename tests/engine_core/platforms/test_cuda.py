@@ -92,8 +92,8 @@ def test_attention_that_is_asked_for_on_a_cpu(checkpoint: Checkpoint) -> None:
         assert described in choose_platform(config, checkpoint, LIMITS).describe()
     with pytest.raises(ConfigError, match=r"attention_backend='triton'.*the device is a CPU"):
         choose_platform(DeviceConfig(device="cpu", attention_backend="triton"), checkpoint, LIMITS)
-    odd = replace(checkpoint, config=replace(checkpoint.config, head_dim=24))
-    with pytest.raises(ConfigError, match=r"attention_backend='native'.*heads of 24"):
+    odd = replace(checkpoint, config=replace(checkpoint.config, head_dim=1040))
+    with pytest.raises(ConfigError, match=r"attention_backend='native'.*heads of up to 1024"):
         choose_platform(DeviceConfig(device="cpu", attention_backend="native"), odd, LIMITS)
 
 
