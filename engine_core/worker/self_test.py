@@ -1,7 +1,7 @@
 """A test at start-up: on this processor, with the layers as they were loaded, a row's bits do not depend on its step.
 
 That is what lets a request go on elsewhere with the very tokens it would have had. It holds by construction of the
-native kernels, and was measured of oneDNN's; libraries and processors that nobody has tried are found out here.
+native kernels; a fault of a compiler, or of a processor that nobody has tried, is found here.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def worker(clock: Clock) -> Iterator[Worker]:
-    """With attention in Python, which the clock can see."""
+def loaded(clock: Clock) -> Iterator[tuple[Worker, CacheSize]]:
+    """A worker with attention in Python, which the clock can see, and the size of its cache."""
     options = {"max_num_batched_tokens": ROWS, "max_num_seqs": 4, "block_size": BLOCK, "attention_backend": "torch"}
     config = configure(model=str(TINY), max_model_len=LENGTH, num_threads=1, **options)
     worker = Worker(config, open_checkpoint(config.model, config.load))
@@ -60,19 +60,18 @@ def worker(clock: Clock) -> Iterator[Worker]:
         return output
 
     attention.forward = timed
-    loaded = worker.load_model(lambda done, total: None)
-    worker.test_size = CacheSize(LENGTH // BLOCK, BLOCK, loaded.bytes_per_block)  # type: ignore[attr-defined]
-    yield worker
+    model = worker.load_model(lambda done, total: None)
+    yield worker, CacheSize(LENGTH // BLOCK, BLOCK, model.bytes_per_block)
     worker.close()
 
 
 @pytest.mark.parametrize("profiled", [True, False])
 def test_a_chunk_behind_a_long_cached_prefix_is_within_the_estimate(
-    profiled: bool, worker: Worker, clock: Clock
+    profiled: bool, loaded: tuple[Worker, CacheSize], clock: Clock
 ) -> None:
+    worker, size = loaded
     if profiled:
         worker.profile()
-    size: CacheSize = worker.test_size  # type: ignore[attr-defined]
     worker.allocate(size)
     ready = worker.warm_up(size)
     prompt = [0] * (LENGTH - 1)

@@ -18,7 +18,7 @@ from tests.services.ring.attach_harness import submission
 
 
 class RecordingRegistry:
-    """In the place of the switchboard."""
+    """In the place of the attach registry."""
 
     def __init__(self) -> None:
         self.statuses: list[Status] = []
