@@ -1,12 +1,11 @@
-"""More than the ring can do: what is still done, how fast the rest is refused, and what memory that takes.
+"""Overload: goodput, how fast the rest is refused, and the memory that takes.
 
     python -m benchmarks.overload --minutes 5 --plot overload.png   # 10 × the peak, some readers that never read
     python -m benchmarks.overload --minutes 2 --tenants             # one tenant floods: what another notices
     python -m benchmarks.overload --model qwen3-0.6b --streams 64 --max-num-seqs 64 --max-model-len 2048
 
-Starts ``ringline serve``, finds the peak (the most tokens per second of answers that were complete, with always as many
-requests under way), and then offers many times as much at random times, whatever becomes of it. Both take turns, for
-machines change. Options that are not known here are given to ``ringline serve``.
+Starts ``ringline serve``, finds the peak (the highest goodput of closed loops), and then sends an open loop of many
+times that rate. Both take turns, because machines change. Unknown options are passed to ``ringline serve``.
 """
 
 from __future__ import annotations
@@ -23,34 +22,42 @@ from pathlib import Path
 from benchmarks.plots import plot_memory
 from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.served import ring
-from benchmarks.served.beside import SHARE, beside
-from benchmarks.served.flood import Flood, Shape, Tally, background, never_read, part, together
+from benchmarks.served.isolation import SHARE, measure_isolation
 from benchmarks.served.processes import end_children_when_terminated
+from benchmarks.served.tenant_load import (
+    RequestShape,
+    Tally,
+    TenantLoad,
+    background,
+    figure_ms,
+    merged,
+    send_without_reading,
+)
 from benchmarks.served.usage import Watch, cpu_seconds
 from benchmarks.shapes import find_model, model_options
 from services.supervise.runtime_directory import StackState, running_stacks
 
 SERVICES = ("processor", "engine", "detokenizer")
 _FLAGS = ("--kv-cache-memory-bytes", "256MiB")
-"""A KV cache whose memory is soon all in use: it is taken as it is used, and else grows throughout."""
-_DEAF_SESSIONS = 4
-_DEAF_SHARE = 0.02
-"""Of the requests that are offered, those of readers that never read."""
-_DEAF_LIFE = 45.0
+"""A small KV cache, which is soon full: its memory is taken as it is used, and would grow throughout the run."""
+_UNREAD_SESSIONS = 4
+_UNREAD_SHARE = 0.02
+"""Of the requests that are sent, those whose answers are never read."""
+_UNREAD_LIFE = 45.0
 """Seconds; longer than the processor's ``--stall-timeout``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done with a ring."""
+    """How a ring is measured."""
 
     address: str
     stack: StackState
-    shape: Shape
+    shape: RequestShape
     streams: tuple[int, ...]
     times: float
     rounds: int
-    """Turns that things take which are compared."""
+    """How often the loads that are compared take turns."""
     settle: float
     """Seconds before anything is counted."""
     count: float
@@ -59,29 +66,28 @@ class Plan:
     """Of the load, or beside each neighbour, all rounds together."""
 
     def watch(self) -> Watch:
-        """The processes of the ring."""
         return Watch({name: self.stack.services[name].pid for name in SERVICES})
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What its processes have computed so far, and this one."""
+        """Of the ring's processes and this one, so far."""
         used = {name: cpu_seconds(self.stack.services[name].pid) for name in SERVICES}
         return {**used, "client": time.process_time()}
 
 
 async def at_peak(plan: Plan, streams: int) -> tuple[Tally, float]:
-    """``streams`` requests are always under way; also the CPU share of this process."""
-    async with Flood(plan.address, plan.shape) as flood:
+    """Measure a closed loop of ``streams`` requests; also returns the CPU share of this process."""
+    async with TenantLoad(plan.address, plan.shape) as load:
         cpu = time.process_time()
-        async with background(flood.keep(streams)):
+        async with background(load.run_closed_loop(streams)):
             await asyncio.sleep(plan.settle)
-            flood.fresh_tally()
+            load.fresh_tally()
             await asyncio.sleep(plan.count)
-            tally = flood.fresh_tally()
+            tally = load.fresh_tally()
         return tally, (time.process_time() - cpu) / (plan.settle + plan.count)
 
 
 async def peak_of(plan: Plan) -> tuple[int, float, list[Row]]:
-    """The best of several loads: its streams, and its requests per second; and all of them."""
+    """Return the concurrency with the highest goodput, its requests per second, and the rows of all that were tried."""
     rows: list[Row] = []
     for streams in plan.streams:
         tally, share = await at_peak(plan, streams)
@@ -90,7 +96,7 @@ async def peak_of(plan: Plan) -> tuple[int, float, list[Row]]:
                 "streams": streams,
                 "tok/s": tally.goodput,
                 "requests/s": tally.good / tally.seconds,
-                "TPOT p50 ms": part(tally.tpot, "p50"),
+                "TPOT p50 ms": figure_ms(tally.tpot, "p50"),
                 "client CPU": share,
             }
         )
@@ -100,24 +106,24 @@ async def peak_of(plan: Plan) -> tuple[int, float, list[Row]]:
 
 @dataclass(slots=True)
 class Turns:
-    """What the peak and the load brought in turns."""
+    """Measurements of the peak and the overload, in turns."""
 
     peaks: list[Tally] = field(default_factory=list)
     loads: list[Tally] = field(default_factory=list)
     cpu: dict[str, float] = field(default_factory=dict)
-    """Seconds that each process took under the load, and this one."""
+    """CPU seconds of each process and this one, under the overload."""
     seconds: float = 0.0
-    """Under the load, those that are not counted among them."""
+    """Of the overload, with those that are not counted."""
 
     @property
     def shares(self) -> list[float]:
-        """Goodput under the load, of the peak before and after it."""
+        """Goodput of each overload, as a share of the mean of the peaks before and after it."""
         around = zip(self.loads, self.peaks, self.peaks[1:], strict=False)
         return [2 * load.goodput / (before.goodput + after.goodput) for load, before, after in around]
 
 
 async def overload(plan: Plan, streams: int, requests_per_second: float) -> tuple[Turns, Watch]:
-    """``times`` the load, with readers that never read, in turns with the peak: the machine may change meanwhile."""
+    """Alternate between the peak and ``times`` its load, with readers that never read."""
     turns = Turns()
     async with plan.watch() as watch:
         for _ in range(plan.rounds):
@@ -128,40 +134,40 @@ async def overload(plan: Plan, streams: int, requests_per_second: float) -> tupl
 
 
 async def _at_overload(plan: Plan, rate: float, turns: Turns) -> None:
-    deaf = [
-        never_read(plan.address, plan.shape, rate * _DEAF_SHARE / _DEAF_SESSIONS, _DEAF_LIFE)
-        for _ in range(_DEAF_SESSIONS)
+    unread = [
+        send_without_reading(plan.address, plan.shape, rate * _UNREAD_SHARE / _UNREAD_SESSIONS, _UNREAD_LIFE)
+        for _ in range(_UNREAD_SESSIONS)
     ]
     cpu, begun = plan.cpu_seconds(), time.perf_counter()
     async with (
-        Flood(plan.address, plan.shape) as flood,
-        background(flood.offer(rate * (1 - _DEAF_SHARE)), *deaf),
+        TenantLoad(plan.address, plan.shape) as load,
+        background(load.run_open_loop(rate * (1 - _UNREAD_SHARE)), *unread),
     ):
         await asyncio.sleep(plan.settle)
-        flood.fresh_tally()
+        load.fresh_tally()
         await asyncio.sleep(plan.seconds / plan.rounds - plan.settle)
-        turns.loads.append(flood.fresh_tally())
+        turns.loads.append(load.fresh_tally())
         turns.seconds += time.perf_counter() - begun
         for name, seconds in plan.cpu_seconds().items():
             turns.cpu[name] = turns.cpu.get(name, 0.0) + seconds - cpu[name]
 
 
 def overload_rows(turns: Turns, watch: Watch) -> tuple[Row, list[Row]]:
-    """The figures of the load, and of each process."""
-    tally = together(turns.loads)
+    """Return the figures of the overload, and of each process."""
+    tally = merged(turns.loads)
     load: Row = {
         "goodput tok/s": tally.goodput,
-        "peak tok/s": together(turns.peaks).goodput,
+        "peak tok/s": merged(turns.peaks).goodput,
         "of the peak": sum(turns.shares) / len(turns.shares),
         "by round": " ".join(f"{share:.2f}" for share in turns.shares),
-        "offered/s": (tally.good + tally.refused + tally.others.total()) / tally.seconds,
+        "offered/s": (tally.good + tally.refused + tally.failures.total()) / tally.seconds,
         "complete/s": tally.good / tally.seconds,
         "refused/s": tally.refused / tally.seconds,
-        "failed": tally.others.total(),
-        "refusal p50 ms": part(tally.refusal, "p50"),
-        "refusal p99 ms": part(tally.refusal, "p99"),
-        "TTFT p50 ms": part(tally.ttft, "p50"),
-        "TPOT p50 ms": part(tally.tpot, "p50"),
+        "failed": tally.failures.total(),
+        "refusal p50 ms": figure_ms(tally.refusal, "p50"),
+        "refusal p99 ms": figure_ms(tally.refusal, "p99"),
+        "TTFT p50 ms": figure_ms(tally.ttft, "p50"),
+        "TPOT p50 ms": figure_ms(tally.tpot, "p50"),
         "client CPU": turns.cpu["client"] / turns.seconds,
     }
     return load, [
@@ -178,7 +184,7 @@ def overload_rows(turns: Turns, watch: Watch) -> tuple[Row, list[Row]]:
 
 @contextlib.contextmanager
 def served(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[tuple[str, StackState]]:
-    """A ring of its own, and where its processes are."""
+    """Serve while the body runs; yields the processor's address and the stack."""
     with (
         tempfile.TemporaryDirectory() as logs,
         ring.serve(find_model(arguments.model, arguments.models), (*_FLAGS, *flags), Path(logs)) as place,
@@ -188,12 +194,14 @@ def served(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[tupl
 
 
 async def measure(plan: Plan, arguments: argparse.Namespace) -> list[Row]:
-    """Measure and print what was asked for."""
+    """Measure and print; returns the rows of the report."""
     streams, requests, levels = await peak_of(plan)
     print_table(levels, f"{arguments.model}: the peak")
     if arguments.tenants:
         seconds = plan.seconds / plan.rounds
-        rows = await beside(plan.address, plan.shape, requests, plan.times, plan.rounds, plan.settle, seconds)
+        rows = await measure_isolation(
+            plan.address, plan.shape, requests, plan.times, plan.rounds, plan.settle, seconds
+        )
         print_table(rows, f"a tenant with {SHARE:.0%} of the peak, beside another")
         calm, *flooded = (float(row["TTFT p99 ms"]) for row in rows[1:])
         for row, ttft in zip(rows[2:], flooded, strict=True):
@@ -205,7 +213,7 @@ async def measure(plan: Plan, arguments: argparse.Namespace) -> list[Row]:
     load, services = overload_rows(turns, watch)
     print_table([load], f"{arguments.times:g} × the peak for {plan.seconds:g} s")
     print_table(services)
-    for problem, count in together(turns.loads).others.most_common(3):
+    for problem, count in merged(turns.loads).failures.most_common(3):
         print(f"failed {count} ×: {problem}")
     if arguments.plot is not None:
         plot_memory(watch.times, watch.resident, f"{arguments.times:g} × the peak", arguments.plot)
@@ -239,7 +247,7 @@ def main() -> None:
         plan = Plan(
             address,
             stack,
-            Shape(arguments.prompt, arguments.output, arguments.timeout),
+            RequestShape(arguments.prompt, arguments.output, arguments.timeout),
             tuple(arguments.streams),
             arguments.times,
             arguments.rounds,

@@ -1,3 +1,4 @@
-"""Servers under load: how they are started, and how what is not ours is reached by the load generator of ``ringline
-bench`` (``services.bench``), so that every server has the same client.
+"""Servers under load: how they are started, and load streams to servers that ``services.bench`` does not know.
+
+Every server is loaded by the load generator of ``ringline bench``, so all have the same client.
 """

@@ -13,9 +13,9 @@ import time
 from dataclasses import asdict
 
 from benchmarks.work import Work
-from services.bench.link import Link
-from services.bench.load import Load
-from services.bench.measure import Report
+from services.bench.load_generator import LoadGenerator
+from services.bench.load_stream import LoadStream
+from services.bench.measurement import Report
 
 
 def main() -> None:
@@ -31,46 +31,46 @@ def main() -> None:
     print(json.dumps(_to_json(report, cpu)))
 
 
-def _link(wire: str, address: str, model: str) -> Link:
-    """Imported where needed: no interpreter has the protocols of all."""
+def _load_stream(wire: str, address: str, model: str) -> LoadStream:
+    """Imports only what ``wire`` needs: no interpreter has the protocols of all."""
     match wire:
         case "ring":
-            from benchmarks.served.text_session_link import TextSessionLink
+            from benchmarks.served.text_session_load_stream import TextSessionLoadStream
 
-            return TextSessionLink(address)
+            return TextSessionLoadStream(address)
         case "ring-engine":
-            from services.bench.engine import EngineLink
+            from services.bench.engine_load_stream import EngineLoadStream
 
-            return EngineLink(address)
+            return EngineLoadStream(address)
         case "gateway":
-            from benchmarks.served.gateway_link import GatewayLink
+            from benchmarks.served.gateway_load_stream import GatewayLoadStream
 
-            return GatewayLink(address, model)
-    from benchmarks.served.vllm_link import VllmLink
+            return GatewayLoadStream(address, model)
+    from benchmarks.served.vllm_load_stream import VllmLoadStream
 
-    return VllmLink(address)
+    return VllmLoadStream(address)
 
 
 async def _measure(arguments: argparse.Namespace) -> tuple[Report, float]:
-    async with _link(arguments.wire, arguments.address, arguments.model) as link:
+    async with _load_stream(arguments.wire, arguments.address, arguments.model) as stream:
         if arguments.warmup:
-            await _drive(link, arguments, arguments.warmup)
+            await _drive(stream, arguments, arguments.warmup)
         before = time.process_time()
-        report = await _drive(link, arguments, arguments.requests)
+        report = await _drive(stream, arguments, arguments.requests)
         return report, (time.process_time() - before) / report.seconds
 
 
-async def _drive(link: Link, arguments: argparse.Namespace, requests: int) -> Report:
-    seed = random.SystemRandom().getrandbits(32)  # another each time, so that no prompt is cached
-    link.prepare(Work(requests, arguments.input_len, arguments.output_len, seed).prompts(), arguments.output_len)
-    load = Load(link, requests, arguments.output_len)
-    await load.keep(arguments.concurrency)
-    return load.measurement.report()
+async def _drive(stream: LoadStream, arguments: argparse.Namespace, requests: int) -> Report:
+    seed = random.SystemRandom().getrandbits(32)  # a new one each time, so that no prompt is cached
+    stream.prepare(Work(requests, arguments.input_len, arguments.output_len, seed).prompts(), arguments.output_len)
+    generator = LoadGenerator(stream, requests, arguments.output_len)
+    await generator.run_closed_loop(arguments.concurrency)
+    return generator.measurement.report()
 
 
 def _to_json(report: Report, cpu: float) -> dict[str, object]:
     """Under the names of ``ringline bench --json``."""
-    spreads = {"ttft_ms": report.ttft, "gap_ms": report.gap, "tpot_ms": report.tpot, "latency_ms": report.latency}
+    latencies = {"ttft_ms": report.ttft, "gap_ms": report.itl, "tpot_ms": report.tpot, "latency_ms": report.latency}
     return {
         "completed": report.completed,
         "failed": report.failed,
@@ -78,7 +78,7 @@ def _to_json(report: Report, cpu: float) -> dict[str, object]:
         "seconds": report.seconds,
         "output_tokens": report.output_tokens,
         "output_tokens_per_second": report.output_tokens / report.seconds,
-        **{name: None if spread is None else asdict(spread) for name, spread in spreads.items()},
+        **{name: None if summary is None else asdict(summary) for name, summary in latencies.items()},
         "client_cpu_share": cpu,
     }
 

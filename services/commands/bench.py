@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from services.bench.engine import EngineLink
-from services.bench.link import LoadError, Target
-from services.bench.load import Load
-from services.bench.measure import Measurement, Report, Spread
-from services.bench.session import SessionLink
+from services.bench.engine_load_stream import EngineLoadStream
+from services.bench.load_generator import LoadGenerator
+from services.bench.load_stream import LoadError, Target
+from services.bench.measurement import LatencySummary, Measurement, Report
+from services.bench.session_load_stream import SessionLoadStream
 from services.commands._connection import Connection
 from services.commands._options import ClientCommand, address_option, connection_options, describe
 
@@ -27,13 +27,13 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load to put on the server."""
+    """Closed-loop load if ``concurrency`` is set, open-loop load if ``rate`` is."""
 
     requests: int
     concurrency: int | None
-    """Requests under way at any time; None with ``rate``."""
+    """Requests in flight at any time."""
     rate: float | None
-    """Requests started per second; None with ``concurrency``."""
+    """Requests sent per second."""
     input_len: int
     output_len: int
     prefix_share: float
@@ -101,29 +101,29 @@ def bench(
 async def _measure(
     engine: str | None, address: str, connection: Connection, plan: Plan
 ) -> tuple[Target, Report, float]:
-    """The target, what was measured, and the client's CPU seconds per second."""
+    """Also returns the client's CPU seconds per second."""
     credentials, name = connection.credentials(), connection.tls_server_name
     async with (
-        EngineLink(engine, credentials=credentials, server_name=name)
+        EngineLoadStream(engine, credentials=credentials, server_name=name)
         if engine
-        else SessionLink(address, credentials=credentials, server_name=name)
-    ) as link:
-        _check(plan, link.target)
+        else SessionLoadStream(address, credentials=credentials, server_name=name)
+    ) as stream:
+        _check(plan, stream.target)
         if plan.warmup:
-            link.prepare(
-                _prompts(replace(plan, requests=plan.warmup, seed=plan.seed + 1), link.target), plan.output_len
+            stream.prepare(
+                _prompts(replace(plan, requests=plan.warmup, seed=plan.seed + 1), stream.target), plan.output_len
             )
-            await Load(link, plan.warmup, plan.output_len).keep(plan.concurrency or plan.warmup)
-        link.prepare(_prompts(plan, link.target), plan.output_len)
-        load = Load(link, plan.requests, plan.output_len)
+            await LoadGenerator(stream, plan.warmup, plan.output_len).run_closed_loop(plan.concurrency or plan.warmup)
+        stream.prepare(_prompts(plan, stream.target), plan.output_len)
+        generator = LoadGenerator(stream, plan.requests, plan.output_len)
         before = time.process_time()
-        with _progress(load.measurement, plan.requests):
+        with _progress(generator.measurement, plan.requests):
             if plan.rate is not None:
-                await load.arrive(plan.rate, random.Random(plan.seed))
+                await generator.run_open_loop(plan.rate, random.Random(plan.seed))
             elif plan.concurrency is not None:
-                await load.keep(plan.concurrency)
-        report = load.measurement.report()
-        return link.target, report, (time.process_time() - before) / report.seconds
+                await generator.run_closed_loop(plan.concurrency)
+        report = generator.measurement.report()
+        return stream.target, report, (time.process_time() - before) / report.seconds
 
 
 def _check(plan: Plan, target: Target) -> None:
@@ -139,7 +139,7 @@ def _check(plan: Plan, target: Target) -> None:
 
 
 def _prompts(plan: Plan, target: Target) -> list[list[int]]:
-    """Random ids from the middle of the vocabulary: special tokens are at its ends."""
+    """Draw random ids from the middle of the vocabulary: special tokens are at its ends."""
     rng = random.Random(plan.seed)
     middle = range(target.vocab_size // 8, target.vocab_size - target.vocab_size // 8)
     ids = [token_id for token_id in middle if token_id not in target.eos_token_ids]
@@ -152,7 +152,7 @@ def _progress(measurement: Measurement, requests: int) -> Iterator[None]:
     """Print progress every two seconds while the block runs, on a terminal on one line."""
     start, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
 
-    async def tell() -> None:
+    async def print_lines() -> None:
         tokens = 0
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
@@ -161,7 +161,7 @@ def _progress(measurement: Measurement, requests: int) -> Iterator[None]:
             line = f"{measurement.ended}/{requests} requests, {rate:,.0f} tokens/s"
             print(f"{start}{line:<60}", end=end, file=sys.stderr, flush=True)
 
-    task = asyncio.create_task(tell())
+    task = asyncio.create_task(print_lines())
     try:
         yield
     finally:
@@ -171,7 +171,7 @@ def _progress(measurement: Measurement, requests: int) -> Iterator[None]:
 
 
 def to_json(report: Report, plan: Plan, cpu: float) -> dict[str, Any]:
-    """The figures; times in milliseconds, rates per second."""
+    """Times are in milliseconds, rates per second."""
     return {
         "completed": report.completed,
         "failed": report.failed,
@@ -181,13 +181,13 @@ def to_json(report: Report, plan: Plan, cpu: float) -> dict[str, Any]:
         "output_tokens_per_second": report.output_tokens / report.seconds,
         "input_tokens_per_second": report.completed * plan.input_len / report.seconds,
         "requests_per_second": report.completed / report.seconds,
-        **{f"{name}_ms": None if spread is None else asdict(spread) for name, spread in _spreads(report)},
+        **{f"{name}_ms": None if summary is None else asdict(summary) for name, summary in _latencies(report)},
         "client_cpu_share": cpu,
     }
 
 
 def table(place: dict[str, str], report: Report, plan: Plan, cpu: float) -> str:
-    """The same as text."""
+    """Format what ``to_json`` returns for a terminal."""
     figures = to_json(report, plan, cpu)
     load = f"{plan.concurrency} at a time" if plan.concurrency else f"{plan.rate:g} a second"
     lines = [
@@ -208,14 +208,14 @@ def table(place: dict[str, str], report: Report, plan: Plan, cpu: float) -> str:
         "tpot": "per token of a request",
         "latency": "request",
     }
-    for name, spread in _spreads(report):
-        if spread is not None:
-            lines.append(f"{titles[name]:<24}{spread.mean:>12,.2f}{spread.p50:>12,.2f}{spread.p99:>12,.2f}")
+    for name, summary in _latencies(report):
+        if summary is not None:
+            lines.append(f"{titles[name]:<24}{summary.mean:>12,.2f}{summary.p50:>12,.2f}{summary.p99:>12,.2f}")
     if report.failed:
         lines += ["", f"{report.failed} requests failed:"]
         lines += [f"  {count} × {problem}" for problem, count in report.failures.items()]
     return "\n".join(lines)
 
 
-def _spreads(report: Report) -> tuple[tuple[str, Spread | None], ...]:
-    return (("ttft", report.ttft), ("gap", report.gap), ("tpot", report.tpot), ("latency", report.latency))
+def _latencies(report: Report) -> tuple[tuple[str, LatencySummary | None], ...]:
+    return (("ttft", report.ttft), ("gap", report.itl), ("tpot", report.tpot), ("latency", report.latency))

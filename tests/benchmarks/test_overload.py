@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.overload import Turns
-from benchmarks.served.flood import Flood, Shape, Tally, background, together
+from benchmarks.served.tenant_load import RequestShape, Tally, TenantLoad, background, merged
 from benchmarks.served.usage import Watch
 from tests.ring import Ring
 
@@ -19,27 +19,27 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_requests_are_counted_by_what_became_of_them(ring: Ring) -> None:
-    async with Flood(ring.address, Shape(prompt=12, output=6, timeout=None)) as flood:
-        async with background(flood.keep(4)):
-            await until(lambda: flood.tally.good >= 12)
-            assert len(flood._sent) <= 4
-            tally = flood.fresh_tally()
+    async with TenantLoad(ring.address, RequestShape(prompt=12, output=6, timeout=None)) as load:
+        async with background(load.run_closed_loop(4)):
+            await until(lambda: load.tally.good >= 12)
+            assert len(load._sent) <= 4
+            tally = load.fresh_tally()
         assert 3 * tally.good <= tally.good_tokens <= 9 * tally.good
         assert len(tally.ttft) == len(tally.tpot) == tally.good
-        assert (tally.refused, tally.others) == (0, {})
-        async with background(flood.offer(rate=200.0)):
-            await until(lambda: flood.tally.good >= 12)
+        assert (tally.refused, tally.failures) == (0, {})
+        async with background(load.run_open_loop(rate=200.0)):
+            await until(lambda: load.tally.good >= 12)
 
 
 def test_spans_are_counted_together() -> None:
     first, second = Tally(good=1, good_tokens=30, refused=2, seconds=1.0), Tally(good=2, good_tokens=60, seconds=2.0)
     second.ttft.append(0.5)
-    second.others["lost"] += 1
-    whole = together([first, second, second])
+    second.failures["lost"] += 1
+    whole = merged([first, second, second])
     assert (whole.good, whole.good_tokens, whole.refused, whole.seconds) == (5, 150, 2, 5.0)
-    assert (list(whole.ttft), whole.others) == ([0.5, 0.5], {"lost": 2})
+    assert (list(whole.ttft), whole.failures) == ([0.5, 0.5], {"lost": 2})
     assert whole.goodput == 30.0
-    assert (first.good, second.others) == (1, {"lost": 1})
+    assert (first.good, second.failures) == (1, {"lost": 1})
 
 
 def test_goodput_is_compared_with_that_of_the_peaks_before_and_after() -> None:
@@ -50,10 +50,10 @@ def test_goodput_is_compared_with_that_of_the_peaks_before_and_after() -> None:
 
 
 async def test_what_could_not_end_in_its_time_is_no_good_answer(ring: Ring) -> None:
-    async with Flood(ring.address, Shape(prompt=12, output=1500, timeout=0.05)) as flood:
-        async with background(flood.keep(1)):
-            await until(lambda: flood.tally.others.total() + flood.tally.refused > 0)
-        assert flood.tally.good == 0
+    async with TenantLoad(ring.address, RequestShape(prompt=12, output=1500, timeout=0.05)) as load:
+        async with background(load.run_closed_loop(1)):
+            await until(lambda: load.tally.failures.total() + load.tally.refused > 0)
+        assert load.tally.good == 0
 
 
 BALLAST = 64 << 20

@@ -9,7 +9,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
-from services.bench.measure import Measurement, Spread
+from services.bench.measurement import LatencySummary, Measurement
 from tests.clients.scripted_server import Abort, admitted, delta, ended, play, refusal
 from tests.services.commands.scripted_engine import ScriptedEngine, serving_engine
 
@@ -161,23 +161,23 @@ async def test_what_an_engine_rejects_is_counted():
 
 
 def test_percentiles_are_by_nearest_rank():
-    spread = Spread.of([number / 1000 for number in range(1, 201)])
-    assert (spread.mean, spread.p50, spread.p99) == pytest.approx((100.5, 100, 198))
-    assert Spread.of([0.25]) == Spread(250, 250, 250)
-    assert Spread.of([]) is None
+    summary = LatencySummary.of([number / 1000 for number in range(1, 201)])
+    assert (summary.mean, summary.p50, summary.p99) == pytest.approx((100.5, 100, 198))
+    assert LatencySummary.of([0.25]) == LatencySummary(250, 250, 250)
+    assert LatencySummary.of([]) is None
 
 
 def test_times_are_those_of_the_deliveries():
     measurement = Measurement(output_len=4)
-    measurement.begin(0, 10.0)
-    measurement.begin(1, 10.5)
-    measurement.deliver(0, 0, 1, 11.0)
-    measurement.deliver(0, 1, 2, 11.5)  # two tokens at once are one gap
-    measurement.deliver(0, 3, 1, 12.5)
-    assert measurement.end(0, 13.0, None)
-    assert not measurement.end(0, 13.0, None)
-    assert measurement.end(1, 14.0, "refused")
+    measurement.record_sent(0, 10.0)
+    measurement.record_sent(1, 10.5)
+    measurement.record_tokens(0, 0, 1, 11.0)
+    measurement.record_tokens(0, 1, 2, 11.5)  # two tokens delivered together count once in ITL
+    measurement.record_tokens(0, 3, 1, 12.5)
+    assert measurement.record_end(0, 13.0, None)
+    assert not measurement.record_end(0, 13.0, None)
+    assert measurement.record_end(1, 14.0, "refused")
     report = measurement.report()
     assert (report.completed, report.failures, report.seconds) == (1, {"refused": 1}, 4.0)
-    assert (report.ttft.p50, report.gap.p50, report.gap.p99) == (1000, 500, 1000)
+    assert (report.ttft.p50, report.itl.p50, report.itl.p99) == (1000, 500, 1000)
     assert (report.tpot.p50, report.latency.p50) == (500, 3000)

@@ -9,16 +9,16 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.served.stream_link import NOWHERE, StreamLink
+from benchmarks.served.per_request_load_stream import UNKNOWN_TARGET, PerRequestLoadStream
 from benchmarks.work import text_of
-from services.bench.link import LoadError, Target
+from services.bench.load_stream import LoadError, Target
 
 _PREFIX = b"data: "
 _DONE = b"[DONE]"
 
 
-class GatewayLink(StreamLink):
-    """Greedy requests that ignore eos. The prompt is text, which the server tokenizes."""
+class GatewayLoadStream(PerRequestLoadStream):
+    """Requests are greedy and ignore eos. Prompts are text, which the server tokenizes."""
 
     def __init__(self, url: str, model: str) -> None:
         super().__init__()
@@ -39,23 +39,23 @@ class GatewayLink(StreamLink):
 
     async def _connect(self) -> Target:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        return NOWHERE
+        return UNKNOWN_TARGET
 
     async def _disconnect(self) -> None:
         await self._session.close()
 
     async def _request(self, number: int) -> None:
-        """A chunk is one delivery; how many tokens they had in all is told at the end, so the last gets the rest."""
+        """Count each chunk as one token, and the last as all others: the server tells the number only at the end."""
         chunks, tokens, last = 0, 0, 0.0
         async for event, now in self._events(number):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
             if event.get("choices"):
                 if chunks and self.listener is not None:
-                    self.listener.delivered(number, chunks - 1, 1, last)
+                    self.listener.on_tokens(number, chunks - 1, 1, last)
                 chunks, last = chunks + 1, now
         if self.listener is not None:
-            self.listener.delivered(number, chunks - 1, tokens - chunks + 1, last)
-            self.listener.ended(number, time.perf_counter(), None)
+            self.listener.on_tokens(number, chunks - 1, tokens - chunks + 1, last)
+            self.listener.on_finished(number, time.perf_counter(), None)
 
     async def _events(self, number: int) -> AsyncIterator[tuple[dict[str, Any], float]]:
         headers = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""A link whose requests are streams of their own, as both of the peers' protocols have them."""
+"""Load on servers whose protocol has a call for each request, as the peers' protocols do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from abc import abstractmethod
 from collections import deque
 from typing import NoReturn
 
-from services.bench.link import Link, Target
+from services.bench.load_stream import LoadStream, Target
 
-NOWHERE = Target(model="", vocab_size=0, max_model_len=0, eos_token_ids=frozenset(), max_live_requests=None)
-"""Of servers that say nothing about themselves."""
+UNKNOWN_TARGET = Target(model="", vocab_size=0, max_model_len=0, eos_token_ids=frozenset(), max_live_requests=None)
+"""For servers that do not describe their model."""
 
 
-class StreamLink(Link):
+class PerRequestLoadStream(LoadStream):
     """Runs each request as a task."""
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class StreamLink(Link):
         self._failed: asyncio.Future[NoReturn] | None = None
         self._running: set[asyncio.Task[None]] = set()
 
-    def begin(self, number: int) -> None:
+    def send(self, number: int) -> None:
         self._outbox.append(number)
         self._pending.set()
 
     @abstractmethod
     async def _request(self, number: int) -> None:
-        """Send a prepared request and tell the listener what comes."""
+        """Send a prepared request and call the listener with what comes."""
 
     async def _write(self) -> None:
         while True:

@@ -1,8 +1,8 @@
-"""Requests at a rate that heeds no answer, on few Sessions: what a crowd of clients does, at the cost of one.
+"""Open-loop or closed-loop load of one tenant: what many clients send, over one Session.
 
-The generator shares the machine with what it measures, so it does little per message: requests are written in bursts,
-and of answers only first tokens and ends are looked at. Times are from a request's write to its answer's arrival, as
-this process sees them.
+The load generator shares the machine with what it measures, so it does little per message: it writes requests in
+bursts, and of each answer it reads only the first token and the end. Times are from a request's write to its answer's
+arrival, as this process sees them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringline.types.v1 import output_pb2
 
 from benchmarks.served.stream import Stream, open_stream
 from benchmarks.work import text_of
-from services.bench.measure import Spread
+from services.bench.measurement import LatencySummary
 
 TENANT_HEADER = "x-ringline-tenant"
 _SESSION = "/ringline.inference.v1.InferenceService/Session"
@@ -34,25 +34,25 @@ _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """What each request asks for."""
 
     prompt: int
     output: int
-    """On average; between half of that and one and a half of it, for equal ones would all end and begin in step."""
+    """On average, between half and one and a half times that: requests of equal length would all end at once."""
     timeout: float | None
     """Seconds."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests that ended in a span of time; times in seconds."""
+    """Outcomes of the requests that ended in a span of time; times in seconds."""
 
-    begun: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.perf_counter)
     good: int = 0
     good_tokens: int = 0
     refused: int = 0
-    others: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
     refusal: array[float] = field(default_factory=lambda: array("d"))
     """From a request's write to its refusal."""
     ttft: array[float] = field(default_factory=lambda: array("d"))
@@ -62,11 +62,10 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Count what ended in another span, too."""
         self.good += other.good
         self.good_tokens += other.good_tokens
         self.refused += other.refused
-        self.others += other.others
+        self.failures += other.failures
         self.refusal += other.refusal
         self.ttft += other.ttft
         self.tpot += other.tpot
@@ -74,28 +73,28 @@ class Tally:
 
     @property
     def goodput(self) -> float:
-        """Tokens per second of answers that were complete."""
+        """Output tokens per second, of completed requests only."""
         return self.good_tokens / self.seconds
 
 
-def part(seconds: array[float], part: str) -> float | None:
-    """One figure of a spread, such as p99, in milliseconds; None where there is nothing."""
-    spread = Spread.of(seconds)
-    return None if spread is None else float(getattr(spread, part))
+def figure_ms(seconds: array[float], figure: str) -> float | None:
+    """Milliseconds of one ``figure`` of ``LatencySummary``, such as p99; None for no values."""
+    summary = LatencySummary.of(seconds)
+    return None if summary is None else float(getattr(summary, figure))
 
 
-def together(tallies: Iterable[Tally]) -> Tally:
-    """Of several spans."""
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Add up the outcomes of several spans."""
     whole = Tally()
     for tally in tallies:
         whole.add(tally)
     return whole
 
 
-class Flood:
-    """One tenant's Session. An async context manager."""
+class TenantLoad:
+    """Sends one tenant's requests over one Session. An async context manager."""
 
-    def __init__(self, address: str, shape: Shape, tenant: str = "", *, reads: bool = True) -> None:
+    def __init__(self, address: str, shape: RequestShape, tenant: str = "", *, reads: bool = True) -> None:
         self._address = address
         self._shape = shape
         self._reads = reads
@@ -105,14 +104,14 @@ class Flood:
         self._sent: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._ends: dict[str, pb.ChoiceFinished] = {}
-        self._refill = False
+        self._closed_loop = False
         self._due = asyncio.Event()
         self._owed = 0
-        """Requests to write in place of those that ended."""
+        """Requests to send in place of those that ended."""
         self._stream: Stream
         self.tally = Tally()
 
-    async def __aenter__(self) -> Flood:
+    async def __aenter__(self) -> TenantLoad:
         self._stream = await open_stream(self._address, _SESSION, self._metadata, self._take if self._reads else None)
         return self
 
@@ -120,25 +119,25 @@ class Flood:
         self._stream.close()
 
     def fresh_tally(self) -> Tally:
-        """Begin to count anew; returns what was counted so far."""
+        """Return the tally so far, and start a new one."""
         old, self.tally = self.tally, Tally()
-        old.seconds = self.tally.begun - old.begun
+        old.seconds = self.tally.started_at - old.started_at
         return old
 
-    async def keep(self, count: int) -> None:
-        """Keep so many under way, until cancelled. Raises ``ConnectionError`` if the stream ends."""
-        self._refill, self._owed = True, count - len(self._sent)
+    async def run_closed_loop(self, concurrency: int) -> None:
+        """Keep ``concurrency`` requests in flight until cancelled. Raises ``ConnectionError`` if the stream ends."""
+        self._closed_loop, self._owed = True, concurrency - len(self._sent)
         try:
             while True:
                 self._due.clear()
                 owed, self._owed = self._owed, 0
-                await self._ask(owed)
+                await self._send(owed)
                 await self._due.wait()
         finally:
-            self._refill = False
+            self._closed_loop = False
 
-    async def offer(self, rate: float) -> None:
-        """Begin ``rate`` requests a second at random times (a Poisson process), until cancelled.
+    async def run_open_loop(self, rate: float) -> None:
+        """Send ``rate`` requests a second on average, as a Poisson process, until cancelled.
 
         Raises ``ConnectionError`` if the stream ends.
         """
@@ -148,10 +147,10 @@ class Flood:
             while due <= time.perf_counter():
                 due += random.expovariate(rate)
                 count += 1
-            await self._ask(count)
+            await self._send(count)
             await asyncio.sleep(max(due - time.perf_counter(), _BURST_SECONDS))
 
-    async def _ask(self, count: int) -> None:
+    async def _send(self, count: int) -> None:
         await self._stream.room()
         now, messages = time.perf_counter(), []
         for _ in range(count):
@@ -162,7 +161,7 @@ class Flood:
         self._stream.write(messages)
 
     def request(self, name: str) -> pb.GenerateRequest:
-        """Greedy, with a prompt that no cache has."""
+        """Build a greedy request with a prompt that is in no cache."""
         shape = self._shape
         prompt = f"{name} {self._prompts[self._number % _PROMPTS]}"
         request = pb.GenerateRequest(request_id=name, text=prompt)
@@ -194,12 +193,12 @@ class Flood:
         if end.finish_reason == output_pb2.FINISH_REASON_LENGTH:
             tally.good += 1
             tally.good_tokens += tokens
-            if sent >= tally.begun:  # those before met with what there was then
+            if sent >= tally.started_at:  # the others met the load before this span
                 tally.ttft.append(first - sent)
             tally.tpot.append((now - first) / max(1, tokens - 1))
         else:
-            tally.others[end.error.message or output_pb2.FinishReason.Name(end.finish_reason)] += 1
-        self._replace()
+            tally.failures[end.error.message or output_pb2.FinishReason.Name(end.finish_reason)] += 1
+        self._send_another()
 
     def _refused(self, name: str, status: status_pb2.Status, now: float) -> None:
         sent = self._sent.pop(name, None)
@@ -209,18 +208,18 @@ class Flood:
             self.tally.refused += 1
             self.tally.refusal.append(now - sent)
         else:
-            self.tally.others[status.message] += 1
-        self._replace()
+            self.tally.failures[status.message] += 1
+        self._send_another()
 
-    def _replace(self) -> None:
-        if self._refill:
+    def _send_another(self) -> None:
+        if self._closed_loop:
             self._owed += 1
             self._due.set()
 
 
 @contextlib.asynccontextmanager
 async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines while the body runs; what one of them raises is raised at the end."""
+    """Run coroutines while the body runs; an error of one of them is raised when it ends."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         yield
@@ -233,20 +232,20 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         raise failed[0]
 
 
-async def come_and_go(address: str, shape: Shape, tenant: str, rate: float, seconds: float) -> None:
-    """Offer requests for so long, drop all that is under way, be silent for as long, and begin again, for ever."""
+async def send_in_bursts(address: str, shape: RequestShape, tenant: str, rate: float, seconds: float) -> None:
+    """Alternate for ever: an open loop for ``seconds``, whose requests are then dropped, and ``seconds`` of silence."""
     while True:
-        async with Flood(address, shape, tenant) as flood:
+        async with TenantLoad(address, shape, tenant) as load:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await flood.offer(rate)
+                    await load.run_open_loop(rate)
         await asyncio.sleep(seconds)
 
 
-async def never_read(address: str, shape: Shape, rate: float, life: float) -> None:
-    """Offer requests on a Session whose answers are never read, and begin another after ``life`` seconds, for ever."""
+async def send_without_reading(address: str, shape: RequestShape, rate: float, life: float) -> None:
+    """Send an open loop on a Session whose answers are never read; replace the Session every ``life`` seconds."""
     while True:
-        async with Flood(address, shape, reads=False) as deaf:
+        async with TenantLoad(address, shape, reads=False) as load:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(life):
-                    await deaf.offer(rate)
+                    await load.run_open_loop(rate)

@@ -1,4 +1,4 @@
-"""Load on the front door: every request on one Session."""
+"""Load on a processor: every request on one Session."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.types.v1 import output_pb2, sampling_pb2
 
-from services.bench.link import Link, LoadError, Target
+from services.bench.load_stream import LoadError, LoadStream, Target
 from services.security.credentials import PLAINTEXT, PeerCredentials
 
 if TYPE_CHECKING:  # the stub is one class at run time
     from ringline.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 
-class SessionLink(Link):
-    """A Session with a processor; greedy requests that ignore eos."""
+class SessionLoadStream(LoadStream):
+    """Requests are greedy and ignore eos."""
 
     def __init__(
         self, address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
     ) -> None:
-        """``server_name``: whose certificate is expected, if not that of the address's own host."""
+        """``server_name``: the name in the server's certificate, if it is not the host of ``address``."""
         super().__init__()
         self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)
         self._prepared: list[pb.SessionRequest] = []
@@ -46,7 +46,7 @@ class SessionLink(Link):
             for number, prompt in enumerate(prompts)
         ]
 
-    def begin(self, number: int) -> None:
+    def send(self, number: int) -> None:
         self._outbox.append(self._prepared[number])
         self._pending.set()
 
@@ -85,16 +85,16 @@ class SessionLink(Link):
             for response in frame.responses:
                 if response.HasField("delta"):
                     delta = response.delta
-                    listener.delivered(int(response.request_id), delta.first_position, len(delta.token_ids), now)
+                    listener.on_tokens(int(response.request_id), delta.first_position, len(delta.token_ids), now)
                 elif response.HasField("choice_finished"):
-                    listener.ended(int(response.request_id), now, _problem(response.choice_finished))
+                    listener.on_finished(int(response.request_id), now, _problem(response.choice_finished))
                 elif response.HasField("refused"):
-                    listener.ended(int(response.request_id), now, response.refused.status.message)
+                    listener.on_finished(int(response.request_id), now, response.refused.status.message)
         raise LoadError("the server ended the session")
 
 
 def _problem(finished: pb.ChoiceFinished) -> str | None:
-    """Why an end is not the one that was asked for."""
+    """Why the choice did not end with exactly the tokens asked for."""
     if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:
         return None
     if finished.HasField("error"):

@@ -1,4 +1,4 @@
-"""What the two ways to load a server share: one stream, written and read by a task each."""
+"""How a load generator reaches a server: a stream that one task writes and another reads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class LoadError(Exception):
 
     @classmethod
     def of_call(cls, failure: grpc.aio.AioRpcError) -> LoadError:
-        """The end of a call."""
         error = from_rpc(failure)
         return cls(f"{error.code.name}: {error}", error)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured, and what it takes."""
+    """The model that is measured, and the requests that its server takes."""
 
     model: str
     vocab_size: int
@@ -41,36 +40,36 @@ class Target:
     """None: no limit is known."""
 
 
-class Listener(Protocol):
-    """Whoever hears what a link brings; requests are named by number, times are ``time.perf_counter()``."""
+class LoadListener(Protocol):
+    """Called with what a load stream reads. Requests are named by number; ``now`` is ``time.perf_counter()``."""
 
-    def delivered(self, number: int, position: int, count: int, now: float) -> None: ...
+    def on_tokens(self, number: int, position: int, count: int, now: float) -> None: ...
 
-    def ended(self, number: int, now: float, problem: str | None) -> None: ...
+    def on_finished(self, number: int, now: float, problem: str | None) -> None: ...
 
 
-class Link(ABC):
-    """One stream to what is measured. An async context manager: enter to connect."""
+class LoadStream(ABC):
+    """Sends requests to a server and reads its answers. An async context manager: enter to connect."""
 
     target: Target
-    """Known once connected."""
+    """Set by connecting."""
 
     def __init__(self) -> None:
-        self.listener: Listener | None = None
+        self.listener: LoadListener | None = None
         self._pending = asyncio.Event()
         """Set when there is something to write."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @abstractmethod
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
-        """Make the messages of requests 0, 1, … before the clock runs."""
+        """Build the messages of requests 0, 1, … before anything is timed."""
 
     @abstractmethod
-    def begin(self, number: int) -> None:
-        """Have a prepared request sent; returns at once."""
+    def send(self, number: int) -> None:
+        """Queue a prepared request for writing."""
 
     async def wait_for(self, work: Coroutine[Any, Any, object]) -> None:
-        """Await ``work``; raise LoadError when the stream ends before it is done."""
+        """Await ``work``; raise LoadError if the stream ends before it is done."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait((task, self._stream), return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +99,7 @@ class Link(ABC):
         await self._disconnect()
 
     async def _finish(self) -> None:
-        """Say what is still to be said before the stream is closed; by default nothing is."""
+        """Send what must be sent before the stream is closed: by default nothing."""
         return
 
     async def _guarded_write(self) -> None:
@@ -121,8 +120,8 @@ class Link(ABC):
 
     @abstractmethod
     async def _write(self) -> None:
-        """Write what is pending, for ever."""
+        """Write what is queued, for ever."""
 
     @abstractmethod
     async def _read(self) -> None:
-        """Tell the listener what comes; raise LoadError when the stream ends."""
+        """Call the listener with what comes; raise LoadError when the stream ends."""

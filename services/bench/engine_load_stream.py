@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2 as pb
 from ringline.engine.v1.engine_pb2_grpc import EngineServiceStub
 from ringline.types.v1 import output_pb2
 
-from services.bench.link import Link, LoadError, Target
+from services.bench.load_stream import LoadError, LoadStream, Target
 from services.process.run import new_incarnation
 from services.ring.identity import PeerId, ring_id
 from services.rpc.protobuf import hello_message
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # the stub is one class at run time
 
 
 _FINISH_TIMEOUT = 5.0
-"""Seconds for the engine to end the stream."""
+"""Seconds."""
 
 
-class EngineLink(Link):
-    """An attachment to an engine; greedy requests that ignore eos, delivered to their submitter."""
+class EngineLoadStream(LoadStream):
+    """Attaches to an engine. Requests are greedy, ignore eos, and are delivered to their submitter."""
 
     def __init__(
         self, address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
     ) -> None:
-        """``server_name``: whose certificate is expected, if not that of the address's own host."""
+        """``server_name``: the name in the server's certificate, if it is not the host of ``address``."""
         super().__init__()
         self._channel = credentials.open(address, server_name, CHANNEL_OPTIONS)
         self._incarnation = new_incarnation()
@@ -43,7 +43,7 @@ class EngineLink(Link):
         self._numbers: dict[str, int] = {}
         self._commands: list[pb.Command] = []
         self._written = asyncio.Event()
-        """Set while every command is written."""
+        """Set while no command waits to be written."""
 
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
         self._prepared_before += len(self._prepared)  # a ring id is used once
@@ -53,8 +53,8 @@ class EngineLink(Link):
             pb.Command(submit=_submit(name, prompt, output_len)) for name, prompt in zip(names, prompts, strict=True)
         ]
 
-    def begin(self, number: int) -> None:
-        self._send(self._prepared[number])
+    def send(self, number: int) -> None:
+        self._queue(self._prepared[number])
 
     async def _connect(self) -> Target:
         stub = cast("EngineServiceAsyncStub", EngineServiceStub(self._channel))
@@ -77,14 +77,14 @@ class EngineLink(Link):
         await self._channel.close()
 
     async def _finish(self) -> None:
-        """Have the last Done written and the stream ended by the engine, or its ledgers would wait for the grace."""
+        """Have the engine read the last Done and end the stream; else its ledger keeps the requests as orphans."""
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(_FINISH_TIMEOUT):
                 await self._written.wait()
                 await self._call.done_writing()
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    def _send(self, command: pb.Command) -> None:
+    def _queue(self, command: pb.Command) -> None:
         self._commands.append(command)
         self._written.clear()
         self._pending.set()
@@ -104,7 +104,7 @@ class EngineLink(Link):
             if frame.HasField("outputs"):
                 self._take_outputs(frame.outputs, now)
             for rejection in frame.rejections:
-                self._end(rejection.request_id, now, rejection.status.message)
+                self._report_end(rejection.request_id, now, rejection.status.message)
         raise LoadError("the engine ended the stream")
 
     def _take_outputs(self, outputs: pb.StepOutputs, now: float) -> None:
@@ -113,14 +113,14 @@ class EngineLink(Link):
                 outputs.request_ids, outputs.first_positions, outputs.token_counts, strict=True
             ):
                 if (number := self._numbers.get(request_id)) is not None:
-                    self.listener.delivered(number, position, count, now)
+                    self.listener.on_tokens(number, position, count, now)
         for finished in outputs.finished:
-            self._send(pb.Command(done=pb.Done(request_id=finished.request_id, epoch=finished.epoch)))
-            self._end(finished.request_id, now, _problem(finished))
+            self._queue(pb.Command(done=pb.Done(request_id=finished.request_id, epoch=finished.epoch)))
+            self._report_end(finished.request_id, now, _problem(finished))
 
-    def _end(self, request_id: str, now: float, problem: str | None) -> None:
+    def _report_end(self, request_id: str, now: float, problem: str | None) -> None:
         if self.listener is not None and request_id in self._numbers:
-            self.listener.ended(self._numbers[request_id], now, problem)
+            self.listener.on_finished(self._numbers[request_id], now, problem)
 
 
 def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submit:
@@ -146,7 +146,7 @@ def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submi
 
 
 def _problem(finished: pb.Finished) -> str | None:
-    """Why an end is not the end that was asked for."""
+    """Why the request did not end with exactly the tokens asked for."""
     if finished.HasField("error"):
         return finished.error.message
     if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:

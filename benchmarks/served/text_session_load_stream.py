@@ -1,4 +1,4 @@
-"""Load on the front door with prompts of text, so that the processor tokenizes as other servers must."""
+"""Load on a processor with prompts of text, so that it tokenizes as other servers must."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2 as pb
 
 from benchmarks.work import text_of
-from services.bench.session import SessionLink
+from services.bench.session_load_stream import SessionLoadStream
 
 
-class TextSessionLink(SessionLink):
-    """A Session as ``ringline bench`` has it, but for the prompts."""
+class TextSessionLoadStream(SessionLoadStream):
+    """Replaces the token ids of the prompts by their text."""
 
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
         super().prepare(prompts, output_len)

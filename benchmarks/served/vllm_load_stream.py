@@ -1,4 +1,4 @@
-"""Load on vLLM's gRPC engine: token ids, one stream for each request. Runs in the peers' interpreter."""
+"""Load on vLLM's gRPC engine: token ids, one call for each request. Runs in the peers' interpreter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import grpc
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as rpc
 
-from benchmarks.served.stream_link import NOWHERE, StreamLink
-from services.bench.link import Target
+from benchmarks.served.per_request_load_stream import UNKNOWN_TARGET, PerRequestLoadStream
+from services.bench.load_stream import Target
 
 
-class VllmLink(StreamLink):
-    """Greedy requests that ignore eos."""
+class VllmLoadStream(PerRequestLoadStream):
+    """Requests are greedy and ignore eos."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class VllmLink(StreamLink):
     async def _connect(self) -> Target:
         self._channel = grpc.aio.insecure_channel(self._address)
         self._stub = rpc.VllmEngineStub(self._channel)
-        return NOWHERE
+        return UNKNOWN_TARGET
 
     async def _disconnect(self) -> None:
         await self._channel.close()
@@ -51,7 +51,7 @@ class VllmLink(StreamLink):
             now = time.perf_counter()
             if self.listener is not None and answer.HasField("chunk"):
                 count = len(answer.chunk.token_ids)
-                self.listener.delivered(number, position, count, now)
+                self.listener.on_tokens(number, position, count, now)
                 position += count
         if self.listener is not None:
-            self.listener.ended(number, time.perf_counter(), None)
+            self.listener.on_finished(number, time.perf_counter(), None)
