@@ -34,7 +34,7 @@ class Ring:
 
     @property
     def address(self) -> str:
-        """Of the front door."""
+        """Of the processor."""
         return self.state.services["processor"].address
 
     @property

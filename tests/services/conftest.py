@@ -14,14 +14,12 @@ from tests.ring import Ring
 
 @pytest.fixture
 async def front(ring: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
-    """The front door of the running ring."""
     async with grpc.aio.insecure_channel(ring.address) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
 @pytest.fixture
 async def engine(ring: Ring) -> AsyncIterator[engine_pb2_grpc.EngineServiceAsyncStub]:
-    """The engine of the running ring."""
     options = [("grpc.default_authority", "localhost")]
     async with grpc.aio.insecure_channel(ring.engine_address, options=options) as channel:
         yield engine_pb2_grpc.EngineServiceStub(channel)

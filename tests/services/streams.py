@@ -1,4 +1,4 @@
-"""Reading front-door streams in tests: what each request showed, with the protocol's rules checked on the way."""
+"""Transcripts of requests to a processor; reading one checks the protocol's rules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.services.ring.token_logprobs import TokenLogprob, unpacked
 
 
 @dataclass
-class Shown:
-    """All that one request showed its client."""
+class Transcript:
+    """Everything that a processor sent for one request."""
 
     admitted: inference_pb2.Admitted | None = None
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Shown:
     finished: inference_pb2.RequestFinished | None = None
     refused: inference_pb2.Refused | None = None
 
-    def take(self, response: inference_pb2.GenerateResponse) -> None:
-        """Add one event, in the order the protocol allows."""
-        assert not self.complete, "nothing follows the end"
+    def add(self, response: inference_pb2.GenerateResponse) -> None:
+        """Raises ``AssertionError`` for an event that the protocol does not allow here."""
+        assert not self.complete, "an event after the end"
         match response.WhichOneof("event"):
             case "admitted":
                 assert self.admitted is None
@@ -50,19 +50,19 @@ class Shown:
             case "prefill":
                 self.progress.append(response.prefill)
             case "prompt_logprobs":
-                assert not self.deltas, "before any delta"
+                assert not self.deltas, "prompt logprobs after a delta"
                 self.prompt_logprobs = self.prompt_logprobs or output_pb2.Logprobs()
-                assert response.prompt_logprobs.offset == len(self.prompt_logprobs.logprobs), "gapless"
+                assert response.prompt_logprobs.offset == len(self.prompt_logprobs.logprobs), "a gap or a repeat"
                 self.prompt_logprobs.MergeFrom(response.prompt_logprobs.logprobs)
             case other:
                 raise AssertionError(other)
 
     def _delta(self, delta: inference_pb2.Delta) -> None:
         assert self.admitted is not None
-        assert delta.choice not in self.ends, "nothing follows the end of a choice"
-        assert self.started, "who computes it is said before"
+        assert delta.choice not in self.ends, "a delta after the end of its choice"
+        assert self.started, "a delta before Started"
         ids = self.ids.setdefault(delta.choice, [])
-        assert delta.first_position == len(ids), "gapless"
+        assert delta.first_position == len(ids), "a gap or a repeat"
         ids += delta.token_ids
         self.texts[delta.choice] = self.texts.get(delta.choice, "") + delta.text
         self.logprobs.setdefault(delta.choice, []).extend(unpacked(read_logprobs(delta.logprobs)))
@@ -70,7 +70,7 @@ class Shown:
 
     def _end(self, end: inference_pb2.ChoiceFinished) -> None:
         assert self.admitted is not None
-        assert end.choice not in self.ends, "one end per choice"
+        assert end.choice not in self.ends, "a second end of a choice"
         self.ends[end.choice] = end
 
     @property
@@ -87,42 +87,42 @@ LONG_CHOICES, LONG_TOKENS = 32, 1500
 
 
 def long_work(name: str = "") -> inference_pb2.GenerateRequest:
-    """A request that takes an engine many seconds, whatever the machine: what is done to it meanwhile finds it live,
-    even where this process stands still for a while.
+    """A request that takes an engine many seconds on any machine, so that tests can act while it runs, even if this
+    process is not scheduled for a while.
     """
     request = ask(name, max_tokens=LONG_TOKENS, n=LONG_CHOICES)
     request.stopping.ignore_eos = True
     return request
 
 
-async def generate(front, request: inference_pb2.GenerateRequest, shown: Shown | None = None) -> Shown:
-    """One Generate call, to its end; what it showed is in ``shown``, also when it fails."""
-    shown = shown or Shown()
+async def generate(front, request: inference_pb2.GenerateRequest, transcript: Transcript | None = None) -> Transcript:
+    """Call Generate and read to the end; ``transcript`` is filled also when the call fails."""
+    transcript = transcript or Transcript()
     async for response in front.Generate(request, timeout=250):
         assert response.request_id == request.request_id
-        shown.take(response)
-    return shown
+        transcript.add(response)
+    return transcript
 
 
 async def read_session(
     frames: AsyncIterable[inference_pb2.SessionResponse],
     names: Iterable[str],
-    before: Mapping[str, Shown] | None = None,
-) -> dict[str, Shown]:
-    """Read a session until every named request is complete; ``before`` is what they had shown already."""
-    shown = {name: (before or {}).get(name) or Shown() for name in names}
+    before: Mapping[str, Transcript] | None = None,
+) -> dict[str, Transcript]:
+    """Read a session until every named request is complete; ``before``: transcripts that are continued."""
+    transcripts = {name: (before or {}).get(name) or Transcript() for name in names}
     async for frame in frames:
         for response in frame.responses:
-            shown[response.request_id].take(response)
-        if all(one.complete for one in shown.values()):
-            return shown
-    raise AssertionError(f"the session ended without {[name for name, one in shown.items() if not one.complete]}")
+            transcripts[response.request_id].add(response)
+        if all(one.complete for one in transcripts.values()):
+            return transcripts
+    raise AssertionError(f"the session ended without {[name for name, one in transcripts.items() if not one.complete]}")
 
 
 def ask(
     name: str = "", text: str = "Once upon a time", max_tokens: int = 16, **sampling
 ) -> inference_pb2.GenerateRequest:
-    """A request for text; ``sampling`` are fields of SamplingParams."""
+    """``sampling``: fields of SamplingParams."""
     request = inference_pb2.GenerateRequest(request_id=name, text=text)
     request.stopping.max_tokens = max_tokens
     for key, value in sampling.items():

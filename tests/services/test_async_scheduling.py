@@ -15,7 +15,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import output_pb2
 
 from tests.ring import Ring, start_ring, stop_ring
-from tests.services.streams import Shown, ask, generate, read_session
+from tests.services.streams import Transcript, ask, generate, read_session
 from tests.services.test_engine_attach import begun
 from tests.services.test_resume import CASES, asked
 
@@ -38,18 +38,20 @@ async def other(overlapped: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceS
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-def told(shown: Shown) -> tuple[object, ...]:
-    """All that must be equal."""
-    ends = {choice: (end.finish_reason, end.WhichOneof("stop"), end.stop_string) for choice, end in shown.ends.items()}
-    usage = (shown.usage.prompt_tokens, shown.usage.completion_tokens)
-    return shown.ids, shown.texts, shown.logprobs, shown.prompt_logprobs, ends, usage
+def answer_of(transcript: Transcript) -> tuple[object, ...]:
+    """What must be the same with and without async scheduling."""
+    ends = {
+        choice: (end.finish_reason, end.WhichOneof("stop"), end.stop_string) for choice, end in transcript.ends.items()
+    }
+    usage = (transcript.usage.prompt_tokens, transcript.usage.completion_tokens)
+    return transcript.ids, transcript.texts, transcript.logprobs, transcript.prompt_logprobs, ends, usage
 
 
 async def test_a_request_whose_choices_preempt_each_other_shows_no_difference(front, other, overlapped: Ring) -> None:
     """Each of two choices fills most of the cache, and nothing else is there: one must give its blocks up."""
     request = asked(lambda request: setattr(request.stopping, "max_tokens", 200), n=2)
     before = overlapped.load().preemptions
-    assert told(await generate(other, request)) == told(await generate(front, request))
+    assert answer_of(await generate(other, request)) == answer_of(await generate(front, request))
     assert overlapped.load().preemptions > before
 
 
@@ -67,7 +69,7 @@ async def test_clients_see_no_difference(front, other, overlapped: Ring) -> None
     raise AssertionError(f"asked {ATTEMPTS} times, only {seen} was seen")
 
 
-async def ends_of_noise(other, expected: dict[str, Shown], attempt: int) -> set[object]:
+async def ends_of_noise(other, expected: dict[str, Transcript], attempt: int) -> set[object]:
     """Ask for all cases three times at once and compare them; returns how the requests beside them ended."""
     call = other.Session(timeout=250)
     # First of all, so that once nothing waits yet: where it would wait for too long, it would be refused, not late.
@@ -86,15 +88,15 @@ async def ends_of_noise(other, expected: dict[str, Shown], attempt: int) -> set[
         await asyncio.sleep(0.05 * round_)
         await call.write(inference_pb2.SessionRequest(cancel=cancel))
     ends = set()
-    for name, shown in (await read_session(call, names)).items():
+    for name, transcript in (await read_session(call, names)).items():
         name = name.rpartition(" ")[0]
         if name in expected:
-            assert told(shown) == told(expected[name]), name
-        elif shown.refused is not None:  # it ended before it was admitted
-            assert not shown.ids, name
+            assert answer_of(transcript) == answer_of(expected[name]), name
+        elif transcript.refused is not None:  # it ended before it was admitted
+            assert not transcript.ids, name
         else:
-            assert shown.usage.completion_tokens == sum(map(len, shown.ids.values())), name
-            ends |= {end.finish_reason for end in shown.ends.values()}
+            assert transcript.usage.completion_tokens == sum(map(len, transcript.ids.values())), name
+            ends |= {end.finish_reason for end in transcript.ends.values()}
     call.cancel()
     return ends
 

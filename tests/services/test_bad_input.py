@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from ringline.inference.v1 import inference_pb2
 
 from tests.ring import Ring
-from tests.services.streams import Shown, ask, generate
+from tests.services.streams import Transcript, ask, generate
 from tests.services.test_session import nothing_is_left
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -94,17 +94,17 @@ async def test_invalid_fields_are_named(front, name: str) -> None:
     edit, field = BAD[name]
     request = ask("bad", max_tokens=8)
     edit(request)
-    shown = Shown()
+    transcript = Transcript()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(front, request, shown)
+        await generate(front, request, transcript)
     assert caught.value.code() is INVALID
     assert field in caught.value.details()
-    assert (shown.ends, shown.finished) == ({}, None), "the refusal is all that comes"
-    assert shown.refused.status.message == caught.value.details()
+    assert (transcript.ends, transcript.finished) == ({}, None), "the refusal is all that comes"
+    assert transcript.refused.status.message == caught.value.details()
     details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
-    assert status_pb2.Status.FromString(details) == shown.refused.status
+    assert status_pb2.Status.FromString(details) == transcript.refused.status
     violations = error_details_pb2.BadRequest()
-    assert any(detail.Unpack(violations) for detail in shown.refused.status.details)
+    assert any(detail.Unpack(violations) for detail in transcript.refused.status.details)
     assert field in violations.field_violations[0].field
 
 
@@ -122,14 +122,14 @@ async def test_what_a_request_requires_is_known_or_refused_by_name(front) -> Non
     request.requires.extend(model.capabilities)
     assert (await generate(front, request)).finished is not None
     request.requires.append("constraint.regex")
-    shown = Shown()
+    transcript = Transcript()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(front, request, shown)
+        await generate(front, request, transcript)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     info = error_details_pb2.ErrorInfo()
-    assert shown.refused.status.details[0].Unpack(info)
+    assert transcript.refused.status.details[0].Unpack(info)
     assert (info.domain, info.reason) == ("ringline", "CAPABILITY_MISSING")
-    assert "'constraint.regex'" in shown.refused.status.message
+    assert "'constraint.regex'" in transcript.refused.status.message
 
 
 async def test_errors_belong_to_their_requests(front) -> None:
@@ -145,14 +145,14 @@ async def test_errors_belong_to_their_requests(front) -> None:
     for frame in frames:
         await call.write(frame)
     refused: dict[int, str] = {}
-    shown = {"good": Shown(), "also good": Shown()}
+    transcripts = {"good": Transcript(), "also good": Transcript()}
     async for frame in call:
         for response in frame.responses:
             if response.in_reply_to:
                 refused[response.in_reply_to] = response.refused.status.message
             else:
-                shown[response.request_id].take(response)
-        if len(refused) == 3 and all(one.complete for one in shown.values()):
+                transcripts[response.request_id].add(response)
+        if len(refused) == 3 and all(one.complete for one in transcripts.values()):
             break
     assert sorted(refused) == [2, 3, 4]
     assert "frame" in refused[2]
@@ -178,11 +178,11 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is INVALID
-        shown = Shown()
+        transcript = Transcript()
         async for frame in beside:
             for response in frame.responses:
-                shown.take(response)
-            if shown.complete:
+                transcript.add(response)
+            if transcript.complete:
                 break
     await works(front)
 

@@ -1,4 +1,4 @@
-"""The engine's one door, used as a foreign backend would: token ids in, its own token ids out."""
+"""Attach as a foreign backend uses it: token ids in, token ids out."""
 
 from __future__ import annotations
 

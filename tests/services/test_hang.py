@@ -17,7 +17,7 @@ from services.supervise.supervisor import ChildSpec
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.hanging_engine import HANGS, PROCESS, STEP
-from tests.services.streams import Shown, generate
+from tests.services.streams import Transcript, generate
 from tests.services.supervise.test_supervisor import Running
 from tests.services.test_lifecycle import finish, long_request, wait_until_serving
 
@@ -49,12 +49,12 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
         undisturbed = await generate(front, long_request("", TOKENS))
         hangs(tmp_path).write_text(f"{STEP}\n{PROCESS}\n")
         call = front.Session(timeout=250)
-        shown = {f"r{i}": Shown() for i in range(2)}
+        transcripts = {f"r{i}": Transcript() for i in range(2)}
         with capture_logs() as logs:
-            for name in shown:
+            for name in transcripts:
                 await call.write(inference_pb2.SessionRequest(generate=long_request(name, TOKENS)))
-            await finish(call, shown)
-    for one in shown.values():
+            await finish(call, transcripts)
+    for one in transcripts.values():
         assert (one.ids, one.texts, one.ends[0].finish_reason) == (
             undisturbed.ids,
             undisturbed.texts,

@@ -23,7 +23,7 @@ from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.poisoned_engine import MAY_FAIL, POISON
 from tests.services.process.test_run import wait_until
-from tests.services.streams import Shown, ask, generate, long_work, read_session
+from tests.services.streams import Transcript, ask, generate, long_work, read_session
 
 pytestmark = pytest.mark.long
 
@@ -120,7 +120,7 @@ def long_request(name: str, max_tokens: int) -> inference_pb2.GenerateRequest:
 
 async def read_until(
     call: grpc.aio.StreamStreamCall,
-    shown: dict[str, Shown],
+    transcripts: dict[str, Transcript],
     condition: Callable[[inference_pb2.SessionResponse], bool],
 ) -> None:
     """Read a session until a frame that is one of those, or brings it about."""
@@ -128,27 +128,27 @@ async def read_until(
         while True:
             frame = await call.read()
             for response in frame.responses:
-                take(shown, response)
+                take(transcripts, response)
             if condition(frame):
                 return
 
 
-async def read_until_tokens(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown], count: int) -> None:
+async def read_until_tokens(call: grpc.aio.StreamStreamCall, transcripts: dict[str, Transcript], count: int) -> None:
     """Read a session until every request has so many tokens."""
-    await read_until(call, shown, lambda _: all(len(one.ids.get(0, ())) >= count for one in shown.values()))
+    await read_until(call, transcripts, lambda _: all(len(one.ids.get(0, ())) >= count for one in transcripts.values()))
 
 
-def take(shown: dict[str, Shown], response: inference_pb2.GenerateResponse) -> None:
+def take(transcripts: dict[str, Transcript], response: inference_pb2.GenerateResponse) -> None:
     if response.HasField("started"):
         assert response.started.identical
-    shown[response.request_id].take(response)
+    transcripts[response.request_id].add(response)
 
 
-async def finish(call: grpc.aio.StreamStreamCall, shown: dict[str, Shown]) -> None:
+async def finish(call: grpc.aio.StreamStreamCall, transcripts: dict[str, Transcript]) -> None:
     async with asyncio.timeout(200):
-        while not all(one.complete for one in shown.values()):
+        while not all(one.complete for one in transcripts.values()):
             for response in (await call.read()).responses:
-                take(shown, response)
+                take(transcripts, response)
 
 
 async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
@@ -170,14 +170,14 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
 
         for victim, *flags in (("detokenizer",), ("engine", "--async-scheduling"), ("engine", "--async-scheduling")):
             call = front.Session(timeout=250)
-            shown = {f"r{i}": Shown() for i in range(4)}
-            for name in shown:
+            transcripts = {f"r{i}": Transcript() for i in range(4)}
+            for name in transcripts:
                 await call.write(inference_pb2.SessionRequest(generate=long_request(name, 600)))
-            await read_until_tokens(call, shown, 5)
+            await read_until_tokens(call, transcripts, 5)
             services.kill(victim)
             services.start(victim, *flags, python=CPU_TIER if victim == "detokenizer" else sys.executable)
-            await finish(call, shown)
-            for one in shown.values():
+            await finish(call, transcripts)
+            for one in transcripts.values():
                 assert one.ends[0].finish_reason == undisturbed.ends[0].finish_reason, one.ends[0]
                 assert one.ids == undisturbed.ids
                 assert one.texts == undisturbed.texts
@@ -193,13 +193,13 @@ async def test_requests_end_unavailable_when_no_engine_comes_back(services: Serv
     await wait_until_serving(services.address)
     async with grpc.aio.insecure_channel(services.address) as channel:
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
-        shown = {f"r{i}": Shown() for i in range(2)}
-        for name in shown:
+        transcripts = {f"r{i}": Transcript() for i in range(2)}
+        for name in transcripts:
             await call.write(inference_pb2.SessionRequest(generate=long_work(name)))
-        await read_until_tokens(call, shown, 3)
+        await read_until_tokens(call, transcripts, 3)
         services.kill("engine")
-        await finish(call, shown)
-        for one in shown.values():
+        await finish(call, transcripts)
+        for one in transcripts.values():
             assert {end.error.code for end in one.ends.values()} == {grpc.StatusCode.UNAVAILABLE.value[0]}
             assert one.usage.completion_tokens == sum(map(len, one.ids.values())) >= 3
 
@@ -218,8 +218,8 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     async with grpc.aio.insecure_channel(services.address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await generate(front, long_request("", 5))).usage.completion_tokens == 5
-        shown = Shown()
-        asking = asyncio.create_task(generate(front, request, shown))
+        transcript = Transcript()
+        asking = asyncio.create_task(generate(front, request, transcript))
         await asyncio.to_thread(wait_until, lambda: is_begun(metrics.number))
         (services.directory / "may-fail").touch()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -227,7 +227,7 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     metrics.release()
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "died while they had this request" in (caught.value.details() or "")
-    assert shown.usage.completion_tokens == 0
+    assert transcript.usage.completion_tokens == 0
     assert services.processes.pop("engine").wait(90) == 1
 
 
@@ -263,15 +263,15 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
 
         # SIGTERM: what is under way goes on to its end, then the process exits 0.
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
-        shown = {"last": Shown()}
+        transcripts = {"last": Transcript()}
         services.processes["engine"].send_signal(signal.SIGSTOP)  # it cannot end before the processor is told
         await call.write(inference_pb2.SessionRequest(generate=long_request("last", 300)))
-        await read_until(call, shown, lambda _: shown["last"].admitted is not None)
+        await read_until(call, transcripts, lambda _: transcripts["last"].admitted is not None)
         services.processes["processor"].send_signal(signal.SIGTERM)
-        await read_until(call, shown, lambda frame: frame.HasField("draining"))
+        await read_until(call, transcripts, lambda frame: frame.HasField("draining"))
         services.processes["engine"].send_signal(signal.SIGCONT)
-        await finish(call, shown)
-        assert shown["last"].usage.completion_tokens == 300
+        await finish(call, transcripts)
+        assert transcripts["last"].usage.completion_tokens == 300
         assert services.processes.pop("processor").wait(90) == 0
     for name in ("detokenizer", "engine"):
         assert services.kill(name, signal.SIGTERM) == 0

@@ -14,7 +14,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.ring.errors import Code
 from tests.ring import Ring, start_ring, stop_ring
-from tests.services.streams import Shown, ask, read_session
+from tests.services.streams import Transcript, ask, read_session
 from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left
 
 pytestmark = pytest.mark.long
@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
 
 
 @pytest.fixture
-async def door(small: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+async def front(small: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
     async with grpc.aio.insecure_channel(small.address) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
@@ -56,71 +56,73 @@ async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.Genera
         await call.write(inference_pb2.SessionRequest(generate=one))
 
 
-async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not_read(small: Ring, door) -> None:
+async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not_read(small: Ring, front) -> None:
     text = LONG_WORD * (LARGE // len(LONG_WORD))
     names = [str(i) for i in range(200)]
-    shown = {name: Shown() for name in names}
+    transcripts = {name: Transcript() for name in names}
     asked = iter([request(name, 40, text=text, truncate_prompt_tokens=10) for name in names])
-    call = door.Session(timeout=250)
+    call = front.Session(timeout=250)
 
     async def read_until(condition: Callable[[], bool]) -> None:
         while not condition():
             for response in (await call.read()).responses:
-                shown[response.request_id].take(response)
+                transcripts[response.request_id].add(response)
 
     await write(call, *itertools.islice(asked, PLACES // 8))
-    await read_until(lambda: any(one.ids for one in shown.values()))  # so that not all are refused
-    deaf = [door.Session() for _ in range(4)]
+    await read_until(lambda: any(one.ids for one in transcripts.values()))  # so that not all are refused
+    unread = [front.Session() for _ in range(4)]
 
     async def flood(deaf_call: grpc.aio.StreamStreamCall) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for i in range(200):
                 await write(deaf_call, request(str(i), 100, text=text, truncate_prompt_tokens=10))
 
-    floods = [asyncio.create_task(flood(one)) for one in deaf]
+    floods = [asyncio.create_task(flood(one)) for one in unread]
     writer = asyncio.create_task(write(call, *asked))
-    await read_until(lambda: all(one.complete for one in shown.values()))
+    await read_until(lambda: all(one.complete for one in transcripts.values()))
     await writer
-    refusals = [one.refused.status for one in shown.values() if one.refused is not None]
+    refusals = [one.refused.status for one in transcripts.values() if one.refused is not None]
     assert {error.code for error in refusals} == {EXHAUSTED}
     assert all(error.details for error in refusals), "when to come again"
     assert 0 < len(refusals) < len(names)
-    assert all(one.complete and one.usage.completion_tokens == 40 for one in shown.values() if one.refused is None)
-    for one in deaf:
+    assert all(
+        one.complete and one.usage.completion_tokens == 40 for one in transcripts.values() if one.refused is None
+    )
+    for one in unread:
         one.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
     call.cancel()
     await nothing_is_left(small)
 
 
-async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, door) -> None:
-    flood = door.Session(metadata=(("x-ringline-tenant", "flood"),))
+async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, front) -> None:
+    flood = front.Session(metadata=(("x-ringline-tenant", "flood"),))
     await write(flood, *(request(str(i), 1500) for i in range(2 * PLACES)))
     refused = 0
     while refused < PLACES:
         frame = await flood.read()
         refused += sum(one.HasField("refused") and one.refused.status.code == EXHAUSTED for one in frame.responses)
-    call = door.Session(timeout=250, metadata=(("x-ringline-tenant", "other"),))
+    call = front.Session(timeout=250, metadata=(("x-ringline-tenant", "other"),))
     names = [f"other {i}" for i in range(PLACES // 4)]
     await write(call, *(request(name, 5) for name in names))
-    shown = await read_session(call, names)
-    assert Counter(one.ends[0].finish_reason for one in shown.values()) == {LENGTH: len(names)}
+    transcripts = await read_session(call, names)
+    assert Counter(one.ends[0].finish_reason for one in transcripts.values()) == {LENGTH: len(names)}
     assert small.load().waiting_requests > 0, "the flood waits"
     flood.cancel()
     call.cancel()
     await nothing_is_left(small)
 
 
-async def test_work_that_nobody_waits_for_is_dropped_in_the_queue_and_under_way(small: Ring, door) -> None:
-    call = door.Session(timeout=250)
+async def test_work_that_nobody_waits_for_is_dropped_in_the_queue_and_under_way(small: Ring, front) -> None:
+    call = front.Session(timeout=250)
     names = [str(i) for i in range(PLACES // 2)]
     await write(call, *(request(name, 1500, timeout_ms=400) for name in names))
-    shown = await read_session(call, names)
-    refusals = [one.refused.status for one in shown.values() if one.refused is not None]
+    transcripts = await read_session(call, names)
+    refusals = [one.refused.status for one in transcripts.values() if one.refused is not None]
     in_vain = [status for status in refusals if status.code == EXHAUSTED]  # they would have waited in vain
     assert all(status.details for status in in_vain)
     assert {status.code for status in refusals} <= {EXHAUSTED, Code.DEADLINE_EXCEEDED}
-    assert {one.ends[0].finish_reason for one in shown.values() if one.refused is None} <= {DEADLINE}
+    assert {one.ends[0].finish_reason for one in transcripts.values() if one.refused is None} <= {DEADLINE}
     assert len(in_vain) < len(names)
     await nothing_is_left(small)
     call.cancel()

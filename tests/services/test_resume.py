@@ -17,7 +17,7 @@ from services.rpc.protobuf import read_logprobs
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.ring.token_logprobs import unpacked
-from tests.services.streams import Shown, ask, generate, read_session
+from tests.services.streams import Transcript, ask, generate, read_session
 
 GenerateRequest = inference_pb2.GenerateRequest
 
@@ -103,7 +103,7 @@ class Cut:
     ended: frozenset[int] = frozenset()
 
 
-def cuts_of(whole: Shown) -> Iterator[Cut]:
+def cuts_of(whole: Transcript) -> Iterator[Cut]:
     """Every place of each choice, the choices out of step; where all came, with and without its end."""
     counts = [len(whole.deltas.get(choice, ())) for choice in range(len(whole.ends))]
     for step in range(max(counts) + 1):
@@ -116,9 +116,9 @@ def cuts_of(whole: Shown) -> Iterator[Cut]:
         yield Cut(tuple(counts))
 
 
-def until(whole: Shown, cut: Cut) -> Shown:
+def until(whole: Transcript, cut: Cut) -> Transcript:
     """What had come of a request."""
-    had = Shown(started=whole.started)
+    had = Transcript(started=whole.started)
     for choice, count in enumerate(cut.deltas):
         for delta in whole.deltas.get(choice, ())[:count]:
             had.ids.setdefault(choice, []).extend(delta.token_ids)
@@ -127,7 +127,7 @@ def until(whole: Shown, cut: Cut) -> Shown:
     return had
 
 
-def rest_of(name: str, whole: Shown, had: Shown, cut: Cut) -> GenerateRequest:
+def rest_of(name: str, whole: Transcript, had: Transcript, cut: Cut) -> GenerateRequest:
     """The request that goes on, made from what a client has."""
     taken = whole.admitted
     rest = GenerateRequest(
@@ -177,17 +177,19 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
 
 async def test_the_cases_show_what_they_are_for(front) -> None:
     """Each kind of end is among them, text that was held back, and characters that were not finished."""
-    shown = {name: await generate(front, request) for name, request in CASES.items()}
-    ends = [end for one in shown.values() for end in one.ends.values()]
+    transcripts = {name: await generate(front, request) for name, request in CASES.items()}
+    ends = [end for one in transcripts.values() for end in one.ends.values()]
     assert {end.finish_reason for end in ends} == {output_pb2.FINISH_REASON_STOP, output_pb2.FINISH_REASON_LENGTH}
     assert {end.WhichOneof("stop") for end in ends} == {None, "stop_string", "stop_token_id"}
-    together = [len(delta.token_ids) for one in shown.values() for deltas in one.deltas.values() for delta in deltas]
+    together = [
+        len(delta.token_ids) for one in transcripts.values() for deltas in one.deltas.values() for delta in deltas
+    ]
     assert max(together) > 1
-    texts = {name: "".join(one.texts.values()) for name, one in shown.items()}
+    texts = {name: "".join(one.texts.values()) for name, one in transcripts.items()}
     assert "\ufffd" in texts["characters of several tokens"] + texts["more of them"]
     assert set("é€😀") & set(texts["characters of several tokens"] + texts["more of them"])
     for name in ("a stop string", "a stop string left in", "a stop string that comes late", "a stop string after them"):
-        assert any(end.HasField("stop_string") for end in shown[name].ends.values()), name
-    assert shown["an end that comes late"].usage.completion_tokens >= 40
+        assert any(end.HasField("stop_string") for end in transcripts[name].ends.values()), name
+    assert transcripts["an end that comes late"].usage.completion_tokens >= 40
     for name in ("the model's own end", "a stop token"):
-        assert shown[name].ends[0].HasField("stop_token_id"), name
+        assert transcripts[name].ends[0].HasField("stop_token_id"), name

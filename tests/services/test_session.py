@@ -18,7 +18,7 @@ from services.ring.errors import Code
 from services.rpc.protobuf import read_logprobs
 from tests.ring import MODEL, Ring
 from tests.services.ring.token_logprobs import unpacked
-from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Shown, ask, generate, long_work, read_session
+from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Transcript, ask, generate, long_work, read_session
 
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
 HURRIED_MS = 40
@@ -28,28 +28,28 @@ TIMEOUTS_MS = [50 << doubled for doubled in range(8)]
 
 
 async def test_generate_streams_text_and_ids(front) -> None:
-    shown = await generate(front, ask(max_tokens=12, temperature=0.0))
-    assert shown.admitted.sampling.temperature == 0
-    assert shown.admitted.sampling.HasField("seed")
-    assert len(shown.ids[0]) == shown.usage.completion_tokens
-    assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens > 0
-    assert shown.ends[0].finish_reason in (STOP, LENGTH)
+    transcript = await generate(front, ask(max_tokens=12, temperature=0.0))
+    assert transcript.admitted.sampling.temperature == 0
+    assert transcript.admitted.sampling.HasField("seed")
+    assert len(transcript.ids[0]) == transcript.usage.completion_tokens
+    assert transcript.usage.prompt_tokens == transcript.admitted.prompt_tokens > 0
+    assert transcript.ends[0].finish_reason in (STOP, LENGTH)
     again = await generate(front, ask(max_tokens=12, temperature=0.0))
-    assert (again.ids, again.texts) == (shown.ids, shown.texts)
+    assert (again.ids, again.texts) == (transcript.ids, transcript.texts)
 
 
 async def test_text_is_that_of_the_ids(front) -> None:
     request = ask(max_tokens=40, temperature=1.5, seed=11)
     request.output.return_prompt_token_ids = True
     request.stopping.ignore_eos = True
-    shown = await generate(front, request)
-    prompt = list(shown.admitted.prompt_token_ids)
+    transcript = await generate(front, request)
+    prompt = list(transcript.admitted.prompt_token_ids)
 
     async def decode(ids: list[int]) -> str:
         return (await front.Detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))).text
 
     before = await decode(prompt)
-    assert await decode(prompt + shown.ids[0]) == before + shown.texts[0]
+    assert await decode(prompt + transcript.ids[0]) == before + transcript.texts[0]
 
 
 async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
@@ -73,10 +73,10 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
         requests[request.request_id] = request
     call = front.Session(timeout=250)
     await call.write(inference_pb2.SessionRequest(generate=requests["long"]))
-    begun = {"long": Shown()}
+    begun = {"long": Transcript()}
     async for frame in call:
         for response in frame.responses:
-            begun["long"].take(response)
+            begun["long"].add(response)
         if begun["long"].ids:
             break
 
@@ -90,13 +90,13 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
             await call.write(inference_pb2.SessionRequest(cancel=cancel))
 
     writer = asyncio.create_task(write())
-    shown = await read_session(call, requests, begun)
+    transcripts = await read_session(call, requests, begun)
     await writer
     await call.done_writing()
     assert await call.code() is grpc.StatusCode.OK
     for name, request in requests.items():
-        check(request, shown[name], cancelled=name in cancels)
-    assert {end.finish_reason for one in shown.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED}
+        check(request, transcripts[name], cancelled=name in cancels)
+    assert {end.finish_reason for one in transcripts.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED}
     await nothing_is_left(ring)
 
 
@@ -106,31 +106,31 @@ async def test_a_request_whose_time_is_over_ends_so(front, ring: Ring) -> None:
         await nothing_is_left(ring)  # where others wait, it may be refused because they will take longer
         request = long_work()
         request.timeout_ms = timeout_ms
-        shown = Shown()
+        transcript = Transcript()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await generate(front, request, shown)
-        if shown.refused is None:
+            await generate(front, request, transcript)
+        if transcript.refused is None:
             break
-        assert shown.refused.status.code == Code.DEADLINE_EXCEEDED
-    assert {end.finish_reason for end in shown.ends.values()} == {DEADLINE}
-    assert len(shown.ends) == LONG_CHOICES
-    assert shown.usage.completion_tokens == sum(map(len, shown.ids.values()))
+        assert transcript.refused.status.code == Code.DEADLINE_EXCEEDED
+    assert {end.finish_reason for end in transcript.ends.values()} == {DEADLINE}
+    assert len(transcript.ends) == LONG_CHOICES
+    assert transcript.usage.completion_tokens == sum(map(len, transcript.ids.values()))
 
 
-def check(request: inference_pb2.GenerateRequest, shown: Shown, *, cancelled: bool) -> None:
-    if shown.refused is not None:  # before it was tokenized it was cancelled, or its time was over, or too short
-        if shown.refused.status.code == Code.CANCELLED:
+def check(request: inference_pb2.GenerateRequest, transcript: Transcript, *, cancelled: bool) -> None:
+    if transcript.refused is not None:  # before it was tokenized it was cancelled, or its time was over, or too short
+        if transcript.refused.status.code == Code.CANCELLED:
             assert cancelled
             return
-        assert shown.refused.status.code in (Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED)
+        assert transcript.refused.status.code in (Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED)
         assert request.HasField("timeout_ms")
         assert request.timeout_ms <= HURRIED_MS
         return
-    assert set(shown.ends) == set(range(request.sampling.n))
-    assert shown.usage.completion_tokens == sum(map(len, shown.ids.values()))
-    assert shown.usage.prompt_tokens == shown.admitted.prompt_tokens
-    for choice, end in shown.ends.items():
-        ids, text = shown.ids.get(choice, []), shown.texts.get(choice, "")
+    assert set(transcript.ends) == set(range(request.sampling.n))
+    assert transcript.usage.completion_tokens == sum(map(len, transcript.ids.values()))
+    assert transcript.usage.prompt_tokens == transcript.admitted.prompt_tokens
+    for choice, end in transcript.ends.items():
+        ids, text = transcript.ids.get(choice, []), transcript.texts.get(choice, "")
         if end.finish_reason == STOP and end.HasField("stop_string"):
             assert end.stop_string in request.stopping.stop
         elif end.finish_reason == STOP:
@@ -181,7 +181,7 @@ async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
     call = front.Session(timeout=250)
     for _ in range(2):
         await call.write(inference_pb2.SessionRequest(generate=long_work("same")))
-    refused, taken = [], Shown()
+    refused, taken = [], Transcript()
     async for frame in call:
         for response in frame.responses:
             if response.in_reply_to:
@@ -189,7 +189,7 @@ async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
                 cancel = inference_pb2.CancelRequest(request_id="same")
                 await call.write(inference_pb2.SessionRequest(cancel=cancel))
             else:
-                taken.take(response)
+                taken.add(response)
         if taken.complete and refused:
             break
     assert refused[0].in_reply_to == 2
@@ -204,15 +204,15 @@ async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> N
     request = ask(max_tokens=6, temperature=0.0)
     request.output.logprobs = logprobs
     request.output.prompt_logprobs = logprobs
-    shown = await generate(front, request)
-    assert len(shown.logprobs[0]) == len(shown.ids[0])
-    for delta in shown.deltas[0]:
+    transcript = await generate(front, request)
+    assert len(transcript.logprobs[0]) == len(transcript.ids[0])
+    for delta in transcript.deltas[0]:
         assert list(delta.logprobs.ranks) == [1] * len(delta.token_ids)
         assert len(delta.logprobs.top_ids) == logprobs * len(delta.token_ids)
         if logprobs:
             assert list(delta.logprobs.top_ids[::logprobs]) == list(delta.token_ids)
-    assert len(shown.prompt_logprobs.logprobs) == shown.usage.prompt_tokens - 1
-    assert shown.prompt_logprobs.top_count == logprobs
+    assert len(transcript.prompt_logprobs.logprobs) == transcript.usage.prompt_tokens - 1
+    assert transcript.prompt_logprobs.top_count == logprobs
 
 
 @pytest.mark.parametrize("alternatives", [0, 20])
@@ -221,11 +221,11 @@ async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alte
     request = ask(max_tokens=12, temperature=0.9, seed=7)
     request.stopping.ignore_eos = request.output.return_prompt_token_ids = True
     request.output.logprobs = request.output.prompt_logprobs = alternatives
-    shown = await generate(front, request)
+    transcript = await generate(front, request)
     params = SamplingParams(
         temperature=0.9,
-        top_k=shown.admitted.sampling.top_k or None,
-        top_p=shown.admitted.sampling.top_p,
+        top_k=transcript.admitted.sampling.top_k or None,
+        top_p=transcript.admitted.sampling.top_p,
         seed=7,
         max_tokens=12,
         ignore_eos=True,
@@ -233,10 +233,10 @@ async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alte
         prompt_logprobs=alternatives,
     )
     with LLM(str(MODEL), kv_cache_memory_bytes=64 << 20, num_threads=1) as llm:
-        [own] = llm.generate([list(shown.admitted.prompt_token_ids)], params)
-    assert shown.ids[0] == own.choices[0].token_ids
-    assert shown.logprobs[0] == unpacked(own.choices[0].logprobs)
-    assert unpacked(read_logprobs(shown.prompt_logprobs)) == unpacked(own.prompt_logprobs)
+        [own] = llm.generate([list(transcript.admitted.prompt_token_ids)], params)
+    assert transcript.ids[0] == own.choices[0].token_ids
+    assert transcript.logprobs[0] == unpacked(own.choices[0].logprobs)
+    assert unpacked(read_logprobs(transcript.prompt_logprobs)) == unpacked(own.prompt_logprobs)
 
 
 async def test_resume_goes_on_where_it_was_cut(front) -> None:
@@ -251,9 +251,9 @@ async def test_resume_goes_on_where_it_was_cut(front) -> None:
         rest.resume.choices.add(choice=choice, token_ids=full.ids[choice][:count])
     (started,) = full.started
     rest.resume.model_digest, rest.resume.numerics = started.model_digest, started.numerics
-    resumed = Shown(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
+    resumed = Transcript(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
     async for response in front.Generate(rest, timeout=250):
-        resumed.take(response)
+        resumed.add(response)
     assert resumed.started == [started]
     assert started.identical
     assert resumed.ids == full.ids
@@ -272,15 +272,15 @@ async def test_cached_tokens_are_counted(front) -> None:
 async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None:
     call = front.Session(timeout=250)
     await call.write(inference_pb2.SessionRequest(generate=long_work("c")))
-    shown = Shown()
+    transcript = Transcript()
     cancelled = False
     async for frame in call:
         for response in frame.responses:
-            shown.take(response)
-        if not cancelled and shown.ids:
+            transcript.add(response)
+        if not cancelled and transcript.ids:
             cancelled = True
             await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="c")))
-        if shown.complete:
+        if transcript.complete:
             break
-    assert {end.finish_reason for end in shown.ends.values()} == {output_pb2.FINISH_REASON_CANCELLED}
-    assert 0 < shown.usage.completion_tokens == sum(map(len, shown.ids.values())) < LONG_CHOICES * LONG_TOKENS
+    assert {end.finish_reason for end in transcript.ends.values()} == {output_pb2.FINISH_REASON_CANCELLED}
+    assert 0 < transcript.usage.completion_tokens == sum(map(len, transcript.ids.values())) < LONG_CHOICES * LONG_TOKENS

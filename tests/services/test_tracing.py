@@ -15,7 +15,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.collector import Collector, Received, collecting
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services import streams
-from tests.services.streams import Shown, generate, read_session
+from tests.services.streams import Transcript, generate, read_session
 
 pytestmark = pytest.mark.long
 
@@ -52,7 +52,7 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-async def door(traced: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+async def front(traced: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
     async with grpc.aio.insecure_channel(traced.address) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
@@ -74,12 +74,12 @@ def complete(spans: list[Received]) -> bool:
     return {one.name for one in spans} >= HOPS.keys()
 
 
-async def ask_as(door, traceparent: str, request: inference_pb2.GenerateRequest) -> Shown:
+async def ask_as(front, traceparent: str, request: inference_pb2.GenerateRequest) -> Transcript:
     """One Generate call with a traceparent in its metadata."""
-    shown = Shown()
-    async for response in door.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
-        shown.take(response)
-    return shown
+    transcript = Transcript()
+    async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
+        transcript.add(response)
+    return transcript
 
 
 def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
@@ -110,26 +110,26 @@ def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
     return by_name
 
 
-async def test_every_hop_is_in_the_callers_trace(door, collector: Collector) -> None:
+async def test_every_hop_is_in_the_callers_trace(front, collector: Collector) -> None:
     trace_id, span_id, traceparent = context()
-    shown = await ask_as(door, traceparent, ask("a", text=PROMPT, max_tokens=20))
+    transcript = await ask_as(front, traceparent, ask("a", text=PROMPT, max_tokens=20))
     spans = check_hops(collector.trace(trace_id, complete), span_id)
     request = spans["request"].attributes
-    assert request["gen_ai.usage.input_tokens"] == shown.usage.prompt_tokens
-    assert request["gen_ai.usage.output_tokens"] == shown.usage.completion_tokens > 0
+    assert request["gen_ai.usage.input_tokens"] == transcript.usage.prompt_tokens
+    assert request["gen_ai.usage.output_tokens"] == transcript.usage.completion_tokens > 0
     assert request["ringline.time_to_first_token"] > 0
-    assert spans["decode"].attributes["gen_ai.usage.output_tokens"] == shown.usage.completion_tokens
+    assert spans["decode"].attributes["gen_ai.usage.output_tokens"] == transcript.usage.completion_tokens
     assert spans["detokenize"].attributes["ringline.request_id"] == request["ringline.request_id"]
     (submitted,) = spans["request"].events("submitted")
     assert (submitted["engine"], submitted["detokenizer"]) == ("engine-0", "detokenizer-0")
     told = b"".join(one.span.SerializeToString() for one in spans.values())
     assert PROMPT.encode() not in told
-    assert shown.texts[0].encode() not in told
+    assert transcript.texts[0].encode() not in told
 
 
-async def test_requests_of_one_session_have_each_their_own(door, collector: Collector) -> None:
+async def test_requests_of_one_session_have_each_their_own(front, collector: Collector) -> None:
     contexts = {name: context() for name in ("a", "b")}
-    call = door.Session(timeout=250)
+    call = front.Session(timeout=250)
     for name, (_, _, traceparent) in contexts.items():
         request = ask(name)
         request.traceparent = traceparent
@@ -140,13 +140,13 @@ async def test_requests_of_one_session_have_each_their_own(door, collector: Coll
     call.cancel()
 
 
-async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(door, collector: Collector) -> None:
+async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(front, collector: Collector) -> None:
     unwanted, _, refused = context(sampled=False)
     before = {one.span.trace_id.hex() for one in list(collector.spans)}
     for traceparent in (refused, "nonsense"):
-        await ask_as(door, traceparent, ask("a"))
+        await ask_as(front, traceparent, ask("a"))
     last, span_id, traceparent = context()
-    await ask_as(door, traceparent, ask("a"))
+    await ask_as(front, traceparent, ask("a"))
     check_hops(collector.trace(last, complete), span_id)  # each process sends in order, so the others' are here, too
     fresh = {one.span.trace_id.hex() for one in list(collector.spans)} - before
     assert unwanted not in fresh
@@ -154,30 +154,30 @@ async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(door
     check_hops(collector.trace(own, complete), "")
 
 
-async def test_a_refused_request_says_so_without_its_words(door, collector: Collector) -> None:
+async def test_a_refused_request_says_so_without_its_words(front, collector: Collector) -> None:
     trace_id, _, traceparent = context()
     request = ask("a", text=PROMPT, temperature=-1.0)
     request.traceparent = traceparent
     with pytest.raises(grpc.aio.AioRpcError):
-        await generate(door, request)
+        await generate(front, request)
     (span,) = collector.trace(trace_id, bool)
     assert (span.name, span.attributes["rpc.grpc.status_code"]) == ("request", 3)
     assert span.span.status.code == 2
     assert PROMPT.encode() not in span.span.SerializeToString()
 
 
-async def test_a_failover_is_an_event_of_its_request(door, traced: Ring, collector: Collector) -> None:
+async def test_a_failover_is_an_event_of_its_request(front, traced: Ring, collector: Collector) -> None:
     """A detokenizer is killed; where it had the whole answer before that, another is asked for."""
     for _ in range(TRIES):
         trace_id, span_id, traceparent = context()
         request = ask("a", max_tokens=1500)
-        shown, killed = Shown(), False
-        async for response in door.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
-            shown.take(response)
-            if shown.ids and not killed:
+        transcript, killed = Transcript(), False
+        async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
+            transcript.add(response)
+            if transcript.ids and not killed:
                 killed = True
                 os.kill(traced.pid("detokenizer"), signal.SIGKILL)
-        assert shown.usage.completion_tokens == 1500
+        assert transcript.usage.completion_tokens == 1500
         spans = {one.name: one for one in await asyncio.to_thread(collector.trace, trace_id, complete)}
         assert spans["request"].span.parent_span_id.hex() == span_id
         if events := spans["request"].events("failover"):
@@ -187,5 +187,5 @@ async def test_a_failover_is_an_event_of_its_request(door, traced: Ring, collect
             assert spans["detokenize"].attributes["ringline.epoch"] == 2
             assert spans["decode"].attributes["ringline.epoch"] == 2, "it went on where it was computed"
             return
-        await generate(door, ask("waits until it is there again"))
+        await generate(front, ask("waits until it is there again"))
     raise AssertionError(f"no failover in {TRIES} tries")

@@ -6,7 +6,6 @@ from tests.clients.scripted_server import ScriptedInference, Served, serving
 
 
 @pytest.fixture
-async def front_door() -> AsyncIterator[Served]:
-    """A scripted processor."""
+async def scripted_processor() -> AsyncIterator[Served]:
     async with serving(ScriptedInference()) as served:
         yield served

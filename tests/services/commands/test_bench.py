@@ -37,7 +37,7 @@ async def steady(request: pb.GenerateRequest):
         yield end
 
 
-async def test_a_session_is_loaded_and_measured(front_door):
+async def test_a_session_is_loaded_and_measured(scripted_processor):
     together = asyncio.Barrier(5)
 
     async def five_at_a_time(request):
@@ -45,9 +45,9 @@ async def test_a_session_is_loaded_and_measured(front_door):
         async for response in steady(request):
             yield response
 
-    front_door.plays(steady, steady, five_at_a_time)
+    scripted_processor.plays(steady, steady, five_at_a_time)
     code, out, err = await run(
-        f"--address {front_door.address} --requests 20 --concurrency 5 --input-len 16 --output-len 8 --json"
+        f"--address {scripted_processor.address} --requests 20 --concurrency 5 --input-len 16 --output-len 8 --json"
     )
     assert code == 0, err
     figures = json.loads(out)
@@ -56,7 +56,7 @@ async def test_a_session_is_loaded_and_measured(front_door):
     assert figures["output_tokens_per_second"] == pytest.approx(160 / figures["seconds"])
     assert 0 < figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p99"] <= figures["latency_ms"]["p99"]
     assert 0 < figures["gap_ms"]["p50"] <= figures["gap_ms"]["p99"]
-    service = front_door.service
+    service = scripted_processor.service
     assert service.sessions == 1
     assert service.most_live == 5
     requests = service.requests[2:]  # after the warm-up
@@ -69,22 +69,22 @@ async def test_a_session_is_loaded_and_measured(front_door):
     assert len({tuple(request.token_ids.ids) for request in requests}) == 20
 
 
-async def test_prompts_can_share_a_prefix_and_be_repeated(front_door):
-    front_door.plays(steady)
+async def test_prompts_can_share_a_prefix_and_be_repeated(scripted_processor):
+    scripted_processor.plays(steady)
     flags = "--requests 3 --warmup 0 --input-len 16 --output-len 2 --prefix-share 0.75 --seed 5"
     for _ in range(2):
-        code, _, err = await run(f"--address {front_door.address} {flags}")
+        code, _, err = await run(f"--address {scripted_processor.address} {flags}")
         assert code == 0, err
-    prompts = [tuple(request.token_ids.ids) for request in front_door.service.requests]
+    prompts = [tuple(request.token_ids.ids) for request in scripted_processor.service.requests]
     assert sorted(prompts[:3]) == sorted(prompts[3:])
     assert len({prompt[:12] for prompt in prompts}) == 1
     assert len({prompt[12:] for prompt in prompts}) == 3
 
 
-async def test_requests_can_arrive_at_a_rate(front_door):
-    front_door.plays(steady)
+async def test_requests_can_arrive_at_a_rate(scripted_processor):
+    scripted_processor.plays(steady)
     flags = "--requests 10 --rate 500 --input-len 4 --output-len 3"
-    code, out, err = await run(f"--address {front_door.address} {flags}")
+    code, out, err = await run(f"--address {scripted_processor.address} {flags}")
     assert code == 0, err
     assert "10 requests, 500 a second, 4 tokens in, 3 out" in out
     for row in ("output tokens/s", "time to first token", "inter-token", "request"):
@@ -94,8 +94,8 @@ async def test_requests_can_arrive_at_a_rate(front_door):
     assert "--rate" in err
 
 
-async def test_what_went_wrong_is_counted_and_fails_the_run(front_door):
-    front_door.plays(
+async def test_what_went_wrong_is_counted_and_fails_the_run(scripted_processor):
+    scripted_processor.plays(
         play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")),
         play(admitted(), delta(0, [1], "a"), delta(2, [1], "b"), ended(completion=2)),
         play(admitted(), delta(0, [1], "a"), ended(completion=1)),
@@ -103,7 +103,7 @@ async def test_what_went_wrong_is_counted_and_fails_the_run(front_door):
         steady,
     )
     flags = "--requests 6 --warmup 0 --concurrency 1 --input-len 4 --output-len 2 --json"
-    code, out, _ = await run(f"--address {front_door.address} {flags}")
+    code, out, _ = await run(f"--address {scripted_processor.address} {flags}")
     figures = json.loads(out)
     assert code == 1
     assert (figures["completed"], figures["failed"]) == (2, 4)
@@ -115,17 +115,17 @@ async def test_what_went_wrong_is_counted_and_fails_the_run(front_door):
     }
 
 
-async def test_a_run_that_cannot_go_on_says_why(front_door):
-    front_door.plays(steady, steady, play(admitted(), Abort(grpc.StatusCode.UNAVAILABLE, "gone away")))
-    code, out, err = await run(f"--address {front_door.address} --input-len 4 --output-len 2 --concurrency 1")
+async def test_a_run_that_cannot_go_on_says_why(scripted_processor):
+    scripted_processor.plays(steady, steady, play(admitted(), Abort(grpc.StatusCode.UNAVAILABLE, "gone away")))
+    code, out, err = await run(f"--address {scripted_processor.address} --input-len 4 --output-len 2 --concurrency 1")
     assert (code, out) == (1, "")
     assert "gone away" in err
     assert "Traceback" not in err
-    code, _, err = await run(f"--address {front_door.address}")
+    code, _, err = await run(f"--address {scripted_processor.address}")
     assert code == 1
     assert "exceed the context of 64 tokens" in err
-    front_door.service.limits.max_live_requests = 8
-    code, _, err = await run(f"--address {front_door.address} --input-len 4 --output-len 2 --concurrency 9")
+    scripted_processor.service.limits.max_live_requests = 8
+    code, _, err = await run(f"--address {scripted_processor.address} --input-len 4 --output-len 2 --concurrency 9")
     assert code == 1
     assert "8 live requests" in err
 

@@ -12,8 +12,8 @@ from services.commands.chat import chat
 from tests.clients.scripted_server import admitted, delta, ended, forever, hello, play, refusal
 
 
-async def run(front_door, lines: str, *args: str) -> Result:
-    command = ["--address", front_door.address, *args]
+async def run(scripted_processor, lines: str, *args: str) -> Result:
+    command = ["--address", scripted_processor.address, *args]
     return await asyncio.to_thread(CliRunner().invoke, chat, command, input=lines)
 
 
@@ -21,40 +21,40 @@ def said(request: pb.GenerateRequest) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in request.chat.messages]
 
 
-async def test_the_conversation_is_kept(front_door):
+async def test_the_conversation_is_kept(scripted_processor):
     bye = play(admitted(), delta(0, [1], "Bye"), ended(completion=1))
-    front_door.plays(hello, bye)
-    result = await run(front_door, "Hi\n\nGo away\n", "--max-tokens", "9")
+    scripted_processor.plays(hello, bye)
+    result = await run(scripted_processor, "Hi\n\nGo away\n", "--max-tokens", "9")
     assert (result.exit_code, result.stdout) == (0, "Hello, world\nBye\n")
-    first, second = front_door.service.requests
+    first, second = scripted_processor.service.requests
     assert said(first) == [("user", "Hi")]
     assert said(second) == [("user", "Hi"), ("assistant", "Hello, world"), ("user", "Go away")]
     assert first.stopping.max_tokens == second.stopping.max_tokens == 9
 
 
-async def test_commands(front_door):
+async def test_commands(scripted_processor):
     lines = "one\n/system Be kind.\n/colour red\n/reset\ntwo\n/system\nthree\n/exit\nfour\n"
-    result = await run(front_door, lines, "--system", "Be brief.")
+    result = await run(scripted_processor, lines, "--system", "Be brief.")
     assert result.exit_code == 0
     assert "/colour is no command" in result.stderr
-    assert [said(request) for request in front_door.service.requests] == [
+    assert [said(request) for request in scripted_processor.service.requests] == [
         [("system", "Be brief."), ("user", "one")],
         [("system", "Be kind."), ("user", "two")],
         [("user", "two"), ("assistant", "Hello, world"), ("user", "three")],
     ]
 
 
-async def test_a_failed_answer_ends_a_pipe_with_an_error(front_door):
-    front_door.plays(play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
-    result = await run(front_door, "Hi\nagain\n")
+async def test_a_failed_answer_ends_a_pipe_with_an_error(scripted_processor):
+    scripted_processor.plays(play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
+    result = await run(scripted_processor, "Hi\nagain\n")
     assert result.exit_code == 1
     assert result.stderr == "Error: INTERNAL: broken\n"
-    assert len(front_door.service.requests) == 1
+    assert len(scripted_processor.service.requests) == 1
 
 
-async def test_a_model_without_a_template_is_refused(front_door):
-    front_door.service.model.has_chat_template = False
-    result = await run(front_door, "Hi\n")
+async def test_a_model_without_a_template_is_refused(scripted_processor):
+    scripted_processor.service.model.has_chat_template = False
+    result = await run(scripted_processor, "Hi\n")
     assert result.exit_code == 1
     assert "tiny has no chat template" in result.stderr
 
@@ -97,22 +97,22 @@ class Terminal:
         self._seen = self._seen.split(text, 1)[1]
 
 
-async def test_ctrl_c_stops_the_answer_and_not_the_conversation(front_door):
-    front_door.plays(forever, play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
-    async with Terminal(front_door.address) as terminal_:
+async def test_ctrl_c_stops_the_answer_and_not_the_conversation(scripted_processor):
+    scripted_processor.plays(forever, play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
+    async with Terminal(scripted_processor.address) as terminal_:
         await terminal_.expect("> ")
         terminal_.type("Hi\n")
         await terminal_.expect("xxxxx")
         terminal_.process.send_signal(signal.SIGINT)
         await terminal_.expect("[stopped]")
         async with asyncio.timeout(60):
-            await front_door.service.cancelled.wait()
+            await scripted_processor.service.cancelled.wait()
         terminal_.type("Fail\n")
         await terminal_.expect("Error: INTERNAL: broken")
         terminal_.type("And?\n")
         await terminal_.expect("Hello, world")
         terminal_.type("/exit\n")
         assert await asyncio.wait_for(terminal_.process.wait(), 60) == 0
-    (_, answer), *rest = said(front_door.service.requests[2])[1:]
+    (_, answer), *rest = said(scripted_processor.service.requests[2])[1:]
     assert set(answer) == {"x"}
     assert rest == [("user", "And?")]

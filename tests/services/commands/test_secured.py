@@ -1,4 +1,4 @@
-"""Commands beside a stack whose front door is TLS and asks for tokens."""
+"""Commands beside a stack whose processor serves TLS and asks for tokens."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from services.supervise.runtime_directory import ProcessState, StackState, runti
 from services.supervise.stack import SERVICES
 
 
-class Door(engine_pb2_grpc.EngineServiceServicer):
-    """An engine that tells its load."""
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Answers GetLoad."""
 
     def __init__(self, running: int) -> None:
         self.running = running
@@ -37,9 +37,9 @@ class Door(engine_pb2_grpc.EngineServiceServicer):
 
 @contextmanager
 def engine(host: str, running: int, port: int = 0) -> Iterator[int]:
-    """Serving at one address of this machine; its port."""
+    """Serve at one address of this machine; yields the port."""
     server = grpc.server(ThreadPoolExecutor(2))
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(Door(running), server)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(running), server)
     checks = health.HealthServicer()
     for name in ("", *FULL_NAMES.values()):  # in the place of a processor too
         checks.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -1,4 +1,4 @@
-"""Subscriptions over gRPC: what is kept for a processor that takes nothing, and how many there may be."""
+"""Subscriptions over gRPC: subscribers that do not read, limits, and newer incarnations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from services.rpc.handlers import rpc_handlers
 ME = PeerId("processor-0", 5)
 
 
-class Door:
-    """A detokenizer without engines, which waits for a processor for as long as ``stall_timeout`` says, in seconds."""
+class Detokenizer:
+    """Has no engines. ``stall_timeout``: seconds that a subscriber may read nothing."""
 
     def __init__(self, stall_timeout: float, outboxes: Outboxes | None = None) -> None:
         self.gone: list[PeerId] = []
@@ -39,13 +39,15 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def served(door: Door, tmp_path: Path) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
+async def served(
+    detokenizer: Detokenizer, tmp_path: Path
+) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, door.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, detokenizer.service),))
+    server.add_insecure_port(f"unix:{tmp_path}/detokenizer.sock")
     await server.start()
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door.sock", options=narrow) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/detokenizer.sock", options=narrow) as channel:
         yield detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
     await server.stop(0)
 
@@ -68,51 +70,51 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path) -> None:
-    door = Door(stall_timeout=0.2)
+    detokenizer = Detokenizer(stall_timeout=0.2)
     subscribers: list[Subscriber] = []
 
     def add(peer: PeerId) -> Subscriber:
-        """Owe it more than the window of a peer that does not read, before anything can time out."""
-        subscribers.append(type(door.subscribers).add(door.subscribers, peer))
+        """Queue more than fits the HTTP/2 window of a peer that does not read, before anything can time out."""
+        subscribers.append(type(detokenizer.subscribers).add(detokenizer.subscribers, peer))
         for position in range(20):
             subscribers[0].outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
-        door.subscribers.wake()
+        detokenizer.subscribers.wake()
         return subscribers[0]
 
-    door.subscribers.add = add  # type: ignore[method-assign]
-    async with served(door, tmp_path) as stub:
+    detokenizer.subscribers.add = add  # type: ignore[method-assign]
+    async with served(detokenizer, tmp_path) as stub:
         call = stub.Subscribe(hello())
-        await until(lambda: subscribers and door.subscribers.find(ME) is None)
-        assert door.gone == [ME]
+        await until(lambda: subscribers and detokenizer.subscribers.find(ME) is None)
+        assert detokenizer.gone == [ME]
         assert not subscribers[0].outbox.pending
         assert not call.done(), "it has not taken its status"
         call.cancel()
 
 
 async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_else(tmp_path: Path) -> None:
-    """However long it might take nothing, and whatever it is kept waiting for."""
+    """Whatever its stall timeout is."""
     outboxes = Outboxes(max_bytes=3 << 20)
-    door = Door(stall_timeout=600.0, outboxes=outboxes)
-    async with served(door, tmp_path) as stub:
+    detokenizer = Detokenizer(stall_timeout=600.0, outboxes=outboxes)
+    async with served(detokenizer, tmp_path) as stub:
         slow, other = stub.Subscribe(hello()), stub.Subscribe(hello("processor-1"))
         for call in (slow, other):
             assert (await call.read()).HasField("welcome")
-        subscriber = door.subscribers.find(ME)
+        subscriber = detokenizer.subscribers.find(ME)
         assert subscriber is not None
         position = 0
         while not subscriber.given_up:
             subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 10_000)
-            door.subscribers.wake()
+            detokenizer.subscribers.wake()
             position += 1
             assert outboxes.total <= 3 << 20
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
-        await until(lambda: door.subscribers.find(ME) is None)
-        assert door.gone == [ME]
+        await until(lambda: detokenizer.subscribers.find(ME) is None)
+        assert detokenizer.gone == [ME]
         assert (outboxes.total, subscriber.outbox.pending) == (0, False)
-        neighbour = door.subscribers.find(PeerId("processor-1", ME.incarnation))
+        neighbour = detokenizer.subscribers.find(PeerId("processor-1", ME.incarnation))
         assert neighbour is not None
         neighbour.outbox.delta("5-2", 1, 0, 0, [7], "x")
-        door.subscribers.wake()
+        detokenizer.subscribers.wake()
         assert (await other.read()).outputs.texts == ["x"]
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(slow)
@@ -122,7 +124,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
 
 
 async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
-    async with served(Door(stall_timeout=600.0), tmp_path) as stub:
+    async with served(Detokenizer(stall_timeout=600.0), tmp_path) as stub:
         calls = [stub.Subscribe(hello(f"processor-{number}")) for number in range(MAX_SUBSCRIBERS)]
         for call in calls:
             assert (await call.read()).HasField("welcome")
@@ -137,13 +139,13 @@ async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
 
 
 async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_way(tmp_path: Path) -> None:
-    door = Door(stall_timeout=600.0)
-    async with served(door, tmp_path) as stub:
+    detokenizer = Detokenizer(stall_timeout=600.0)
+    async with served(detokenizer, tmp_path) as stub:
         old = stub.Subscribe(hello())
         assert (await old.read()).HasField("welcome")
         new = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
         assert (await new.read()).HasField("welcome")
-        assert door.gone == [ME], "what was held for it is gone"
+        assert detokenizer.gone == [ME], "what was held for it is gone"
         async with asyncio.timeout(60):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await old.read() is not grpc.aio.EOF:
@@ -153,22 +155,22 @@ async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_wa
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await late.read()
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert door.subscribers.find(PeerId(ME.name, ME.incarnation + 1)) is not None
+        assert detokenizer.subscribers.find(PeerId(ME.name, ME.incarnation + 1)) is not None
         assert not new.done()
         new.cancel()
 
 
 async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_nothing(tmp_path: Path) -> None:
-    door = Door(stall_timeout=1e6)
-    async with served(door, tmp_path) as stub:
+    detokenizer = Detokenizer(stall_timeout=1e6)
+    async with served(detokenizer, tmp_path) as stub:
         with capture_logs() as logs:
             call = stub.Subscribe(hello())
-            await until(lambda: door.subscribers.find(ME))
-            subscriber = door.subscribers.find(ME)
+            await until(lambda: detokenizer.subscribers.find(ME))
+            subscriber = detokenizer.subscribers.find(ME)
             assert subscriber is not None
             for position in range(20):
                 subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
-            door.subscribers.wake()
+            detokenizer.subscribers.wake()
             await until(lambda: subscriber._write is not None)
             newer = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
             await until(lambda: any(log["event"] == "unsubscribed" for log in logs))

@@ -49,8 +49,8 @@ class Names:
             await self.asked.wait()
 
 
-class Door(engine_pb2_grpc.EngineServiceServicer):
-    """An engine, as far as somebody attaches to it."""
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Welcomes whoever attaches, and computes nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Owner:
 async def engine(name: str, *hosts: str, port: int = 0) -> AsyncIterator[tuple[int, grpc.aio.Server]]:
     """An engine that listens on one port of several addresses of this machine."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(Door(name), server)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(name), server)
     for host in hosts:
         port = server.add_insecure_port(f"{host}:{port}")
     await server.start()

@@ -1,4 +1,4 @@
-"""For tests of the engine's door: a core that remembers, a model of each request, a reader that believes nothing."""
+"""For tests of the attach registry: a core that records calls, a model of each request, a reader that checks frames."""
 
 from __future__ import annotations
 

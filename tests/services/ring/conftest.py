@@ -9,5 +9,4 @@ from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, RecordingCore
 
 @pytest.fixture
 def registry() -> AttachRegistry:
-    """The engine's door, before anybody attached."""
     return AttachRegistry(RecordingCore(), Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS))

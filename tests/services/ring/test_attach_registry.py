@@ -1,7 +1,7 @@
-"""The engine's door, against a model that keeps every request whole; each stream is read by one that believes nothing.
+"""The attach registry against a model that keeps every request whole.
 
-Peers come, go and come back in newer lives; commands are sensible or not; links are taken in frames of any size. Every
-reader must be able to rebuild exactly the engine's log from what its stream carried.
+Peers attach, leave and come back in newer incarnations, send valid and invalid commands, and take frames of any size.
+Every reader must be able to rebuild the engine's log from its own stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine's door does with peers: how many it takes, and that it keeps nothing of those that left."""
+"""Peers in the attach registry: how many it takes, and that it forgets those that left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt progress and log probabilities at the engine's door: carried, replayed, bounded."""
+"""Prompt progress and prompt log probabilities in the attach registry: delivered, replayed, bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may command what at the engine's door, within which limits, and when requests are forgotten."""
+"""Commands to the attach registry: who may send them, their limits, and when requests are forgotten."""
 
 from __future__ import annotations
 

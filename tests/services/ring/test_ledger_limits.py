@@ -1,4 +1,4 @@
-"""What an engine holds of requests together, within sizes, seen from its door."""
+"""Limits of the ledger over all requests, seen through the attach registry."""
 
 from __future__ import annotations
 
