@@ -1,4 +1,4 @@
-"""``python -m tests.abuse``: attack every service beside clients that behave. Exits 1 if anything was wrong."""
+"""``python -m tests.abuse``: attack every service beside well-behaved clients. Exits 1 if anything was wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.abuse.run import Options, run
 
 
 def main() -> int:
-    """Read the options, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="of attacks, all together (default: 600)")
     parser.add_argument("--seed", type=int, default=None, help="of the attacks and the load (default: drawn)")

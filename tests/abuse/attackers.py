@@ -1,7 +1,7 @@
-"""The process in which all hostile clients run, apart from the one that measures.
+"""The process of all hostile clients, separate from the one that measures.
 
-A line of JSON on its standard input says which attacks to make, for how long; one on its standard output what came of
-them. Clients that linger stay connected until the next line.
+Each line of standard input is an ``Order`` as JSON, answered by a line with an ``AttackResult``. Lingering clients stay
+connected until the next line.
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ from tests.abuse.stuck_attacks import STUCK_ATTACKS
 
 ATTACKS: tuple[Attack, ...] = (*MEMORY_ATTACKS, *STUCK_ATTACKS)
 _LONGEST_LINE = 16 << 20
-LET_GO = "let go"
-"""Instead of an order: close all connections."""
+DISCONNECT = "disconnect"
+"""Sent instead of an order: close all connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Attacks to make at once."""
+    """Attacks that run at the same time."""
 
     addresses: dict[str, str]
     attacks: list[tuple[str, str]]
-    """Names and services; clients are spread over them."""
+    """Names and services; clients are distributed over them."""
     clients: int
     seconds: float
     seed: int
     tokenizer: str
-    """The fingerprint of the one that is served."""
+    """Digest of the served tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What came of them."""
-
+class AttackResult:
     rounds: int
     sent: int
-    """Bytes on connections of one round."""
+    """Bytes, without those on lasting connections."""
     lost: int
-    """Connections that were refused or closed."""
+    """Connections that the server refused or closed."""
     errors: list[str]
-    """Mistakes in the attacks themselves."""
+    """Bugs of the attacks themselves."""
 
 
 @asynccontextmanager
-async def attackers(niceness: int) -> AsyncIterator[Callable[[Order | None], Awaitable[Made | None]]]:
-    """A process that carries out one order after the other; None has its clients let go."""
+async def attackers(niceness: int) -> AsyncIterator[Callable[[Order | None], Awaitable[AttackResult | None]]]:
+    """Run the process; yields a function that carries out an order, or for None closes all connections."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.abuse.attackers", str(niceness)),
         stdin=asyncio.subprocess.PIPE,
@@ -64,12 +62,12 @@ async def attackers(niceness: int) -> AsyncIterator[Callable[[Order | None], Awa
     assert process.stdout is not None
     to, of = process.stdin, process.stdout
 
-    async def carry_out(order: Order | None) -> Made | None:
-        to.write(json.dumps(LET_GO if order is None else asdict(order)).encode() + b"\n")
+    async def carry_out(order: Order | None) -> AttackResult | None:
+        to.write(json.dumps(DISCONNECT if order is None else asdict(order)).encode() + b"\n")
         await to.drain()
         if not (line := await of.readline()):
             raise RuntimeError(f"the process of the attackers ended with {await process.wait()}")
-        return None if order is None else Made(**json.loads(line))
+        return None if order is None else AttackResult(**json.loads(line))
 
     try:
         yield carry_out
@@ -80,11 +78,10 @@ async def attackers(niceness: int) -> AsyncIterator[Callable[[Order | None], Awa
 
 
 def find(name: str, service: str) -> Attack:
-    """The attack of this name on a service."""
     return next(attack for attack in ATTACKS if (attack.name, attack.service) == (name, service))
 
 
-async def _attack(order: Order) -> tuple[Made, list[HostileClient]]:
+async def _attack(order: Order) -> tuple[AttackResult, list[HostileClient]]:
     attacks = [find(name, service) for name, service in order.attacks]
     spread = [attacks[number % len(attacks)] for number in range(order.clients)]
     clients = [
@@ -94,28 +91,28 @@ async def _attack(order: Order) -> tuple[Made, list[HostileClient]]:
     runs = [client.run(attack.act, attack.rounds) for client, attack in zip(clients, spread, strict=True)]
     results = await asyncio.gather(*runs, return_exceptions=True)
     errors = [repr(result) for result in results if isinstance(result, BaseException)]
-    made = Made(
+    made = AttackResult(
         sum(client.rounds for client in clients),
         sum(client.sent for client in clients),
-        sum(client.lost for client in clients),
+        sum(client.lost_connections for client in clients),
         errors[:5],
     )
     for client, attack in zip(clients, spread, strict=True):
         if not attack.lingers:
-            await client.let_go()
+            await client.disconnect()
     return made, clients
 
 
 async def _serve() -> None:
-    """Carry out what standard input asks for, until it ends."""
+    """Carry out orders until standard input ends."""
     loop = asyncio.get_running_loop()
     clients: list[HostileClient] = []
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         asked = json.loads(line)
         for client in clients:
-            await client.let_go()
+            await client.disconnect()
         answer: object = None
-        if asked != LET_GO:
+        if asked != DISCONNECT:
             asked["attacks"] = [tuple(one) for one in asked["attacks"]]
             made, clients = await _attack(Order(**asked))
             answer = asdict(made)

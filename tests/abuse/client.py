@@ -1,4 +1,4 @@
-"""One hostile client: where it may attack, for how long, and what it holds on to."""
+"""A hostile client: its connections, and how often it attacks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ INFERENCE, ENGINE, DETOKENIZER = (
     "/ringline.detokenizer.v1.DetokenizerService/",
 )
 _PAUSE = 0.02
-"""Seconds between two rounds, so that this process gets to all of its clients."""
+"""Seconds between two rounds, so that all clients of this process get their turn."""
 _PAUSE_REFUSED = 0.2
-"""Likewise after a connection that was refused or lost."""
+"""Seconds after a connection that was refused or lost."""
 
 
 class HostileClient:
-    """Makes connections from an address of its own, and counts what it did."""
+    """Attacks one service from an IP address of its own."""
 
     def __init__(
         self, number: int, addresses: Mapping[str, str], service: str, seconds: float, seed: int, tokenizer: str
     ) -> None:
-        """``service`` is the one that is attacked; others may be needed for it.
+        """``service``: the one that is attacked; attacks may need others, too.
 
-        ``tokenizer`` is the fingerprint that output contexts must have.
+        ``tokenizer``: the digest that output contexts must have.
         """
         self.number = number
         self.tokenizer = tokenizer
@@ -39,61 +39,62 @@ class HostileClient:
         self.rng = random.Random((seed << 16) + number)
         self.rounds = 0
         self.sent = 0
-        self.lost = 0
-        """Connections that the server refused or closed."""
+        self.lost_connections = 0
+        """Refused or closed by the server."""
         self._addresses = addresses
         self._until = time.monotonic() + seconds
-        self._lives = 0
+        self._incarnations = 0
         self._kept = AsyncExitStack()
 
     @property
     def source(self) -> str:
-        """The address that it comes from: all of 127.0.0.0/8 is this machine."""
+        """Its IP address: all of 127.0.0.0/8 is this machine."""
         return f"127.{1 + self.number // 200}.0.{1 + self.number % 200}"
 
     @property
     def over(self) -> bool:
-        """Whether it has to stop."""
         return time.monotonic() >= self._until
 
-    def life(self) -> tuple[str, int]:
-        """Name and incarnation of a peer: one name, in ever newer lives."""
-        self._lives += 1
-        return f"hostile-{self.number}", (int(time.time() * 1000) << 16) + self._lives
+    def new_incarnation(self) -> tuple[str, int]:
+        """Return its peer name and an incarnation newer than all before."""
+        self._incarnations += 1
+        return f"hostile-{self.number}", (int(time.time() * 1000) << 16) + self._incarnations
 
     @asynccontextmanager
     async def connection(
         self, service: str | None = None, *, window: int = DEFAULT_WINDOW, reads: bool = True
     ) -> AsyncIterator[Connection]:
-        """A connection to a service that has been greeted; by default the one that is attacked."""
+        """Connect to ``service`` and send the HTTP/2 preface."""
         async with Connection(self._address(service), source=self._source(service), window=window, reads=reads) as made:
-            await made.greet()
+            await made.send_preface()
             yield made
             self.sent += made.sent
 
-    async def keep(self, *, greet: bool = True, window: int = DEFAULT_WINDOW, reads: bool = True) -> Connection:
-        """A connection that stays until the client is told to let go."""
+    async def lasting_connection(
+        self, *, preface: bool = True, window: int = DEFAULT_WINDOW, reads: bool = True
+    ) -> Connection:
+        """Connect; the connection stays open until ``disconnect``."""
         made = Connection(self._address(), source=self._source(), window=window, reads=reads)
         await self._kept.enter_async_context(made)
-        if greet:
-            await made.greet()
+        if preface:
+            await made.send_preface()
         return made
 
-    async def bare(self) -> Connection:
-        """A connection of this round on which nothing has been said."""
+    async def silent_connection(self) -> Connection:
+        """A connection on which nothing has been sent."""
         made = Connection(self._address(), source=self._source())
         await made.dial()
         return made
 
     async def ask(self, method: str, data: bytes, service: str | None = None) -> None:
-        """One call with one message, to its end."""
+        """Make a call with one message, and wait for its end."""
         async with self.connection(service) as made:
             stream = await made.call(method)
             await made.send(stream, message(data), last=True)
-            await made.has_ended(1)
+            await made.wait_streams_ended(1)
 
     async def run(self, attack: Callable[[HostileClient], Awaitable[None]], rounds: int) -> None:
-        """Attack again and again until the time is over, once at least, and at most so many times."""
+        """Attack until the time is over: once at least, ``rounds`` times at most."""
         while (self.rounds == 0 or not self.over) and self.rounds < rounds:
             self.rounds += 1
             pause = _PAUSE
@@ -103,12 +104,12 @@ class HostileClient:
             except TimeoutError:
                 pass
             except OSError:
-                self.lost += 1
+                self.lost_connections += 1
                 pause = _PAUSE_REFUSED
             await asyncio.sleep(pause)
 
-    async def let_go(self) -> None:
-        """Close what was kept."""
+    async def disconnect(self) -> None:
+        """Close lasting connections."""
         with contextlib.suppress(OSError):
             await self._kept.aclose()
 
@@ -124,15 +125,15 @@ Act = Callable[[HostileClient], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What hostile clients do, to one service."""
+    """An attack of many clients on one service."""
 
     name: str
     service: str
     act: Act
     """One round of one client."""
     rounds: int = 1_000_000
-    """Most of one client."""
+    """Of one client, at most."""
     lingers: bool = False
-    """Whether clients stay connected when it is over: the service must free what it may, all the same."""
+    """Whether clients stay connected when it is over; the service must free resources nevertheless."""
     fills: bool = False
-    """Whether it asks for as much as an engine computes at a time: others then wait as beside honest requests."""
+    """Whether it fills the engine's batch, so that others wait as they would behind honest requests."""

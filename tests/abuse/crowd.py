@@ -1,4 +1,4 @@
-"""An engine that honest requests fill: how long others wait beside it is the measure for attacks that fill it, too."""
+"""Fills an engine with honest requests: the baseline for attacks that fill it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ringline.types.v1 import link_pb2
 from services.peers.channels import open_channel
 from services.process.run import new_incarnation
 from services.ring.identity import MAX_VERSION, MIN_VERSION
-from tests.abuse.memory_attacks import ordinary
+from tests.abuse.memory_attacks import honest_submit
 
-_BEGUN = 30.0
-"""Seconds for the first outputs to come."""
+_START_TIMEOUT = 30.0
+"""Seconds until the first outputs."""
 
 
 @asynccontextmanager
 async def full_engine(address: str, requests: int, tenants: int) -> AsyncIterator[None]:
-    """While inside, an engine has so many requests of so many tenants; each that ends is followed by another.
+    """Keep ``requests`` requests of ``tenants`` tenants in flight while the body runs.
 
     Raises an ``ExceptionGroup`` if the engine refuses one, ends one with an error or ends the stream.
     """
@@ -31,25 +31,25 @@ async def full_engine(address: str, requests: int, tenants: int) -> AsyncIterato
         crowd = _Crowd(stub.Attach())
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(crowd.ask([f"crowd-{number % tenants}" for number in range(requests)]))
-            async with asyncio.timeout(_BEGUN):
-                await crowd.begun.wait()
+            async with asyncio.timeout(_START_TIMEOUT):
+                await crowd.started.wait()
             yield
             asking.cancel()
 
 
 class _Crowd:
-    """One peer of the engine, for many tenants."""
+    """One peer of the engine that submits for many tenants."""
 
     def __init__(self, call: Any) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self._call = call
         self._incarnation = new_incarnation()
         self._numbers = count()
         self._tenants: dict[str, str] = {}
-        """Of the requests under way."""
+        """By id of a request in flight."""
 
     async def ask(self, tenants: list[str]) -> None:
-        """A request for each; whenever one has ended, its tenant's next."""
+        """Submit a request for each tenant, and another whenever one has ended."""
         hello = link_pb2.Hello(
             name="crowd", incarnation=self._incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION
         )
@@ -58,13 +58,13 @@ class _Crowd:
             for refused in response.rejections:
                 raise RuntimeError(f"the engine refused an honest request: {refused.status.message}")
             if response.outputs.request_ids:
-                self.begun.set()
+                self.started.set()
             if response.outputs.finished:
                 await self._call.write(engine_pb2.AttachRequest(commands=self._replace(response.outputs.finished)))
         raise RuntimeError("the engine ended the stream")
 
     def _submit(self, tenant: str) -> engine_pb2.Command:
-        wanted = ordinary(f"{self._incarnation}-{next(self._numbers)}", tenant, [7] * 8)
+        wanted = honest_submit(f"{self._incarnation}-{next(self._numbers)}", tenant, [7] * 8)
         self._tenants[wanted.request_id] = tenant
         return engine_pb2.Command(submit=wanted)
 

@@ -1,4 +1,4 @@
-"""Attacks on memory: what is small on the wire and large when it is held, and what nobody ever reads."""
+"""Attacks on memory: messages that are small on the wire and large once parsed, and answers that nobody reads."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, Host
 from tests.abuse.wire import Connection, message
 
 LARGE = (4 << 20) - 64
-"""Bytes of a message, just within the default limit."""
+"""Bytes of a message just below the default limit."""
 MEDIUM = 1 << 20
 STREAMS = 16
-"""Calls on one connection whose answers nobody reads."""
-WITHIN_FIRST = 10
-"""Bytes of window that are used up within the first message: so a call that is not read stalls, whatever it is for."""
+"""Unread calls per connection."""
+TINY_WINDOW = 10
+"""Bytes of window, fewer than any first message has: the call stalls in it."""
 INCOMPLETE = 2000
-"""Calls on one connection whose messages do not go on."""
+"""Calls with unfinished messages, per connection."""
 _DETOKENIZER_NAME = "detokenizer-0"
-_DECODING = 1.0
-"""Seconds for what was submitted to arrive at a detokenizer."""
+_DECODE_TIME = 1.0
+"""Seconds until what was submitted has reached a detokenizer."""
 
 
 # To the processor
@@ -35,7 +35,7 @@ _DECODING = 1.0
 
 @cache
 def _empty_messages(size: int) -> bytes:
-    """A chat of empty messages: two bytes each on the wire."""
+    """A chat of empty messages, which take two bytes each on the wire."""
     chat = b"\x0a\x00" * (size // 2)
     return b"\x32" + _varint(len(chat)) + chat
 
@@ -106,8 +106,8 @@ async def _tokenize(client: HostileClient) -> None:
 
 
 async def _unread_answers(client: HostileClient) -> None:
-    """Sessions with the widest answers there are, and no window for them."""
-    connection = await client.keep(window=client.rng.choice((0, WITHIN_FIRST)), reads=False)
+    """Sessions with the largest possible answers, and too little window for them."""
+    connection = await client.lasting_connection(window=client.rng.choice((0, TINY_WINDOW)), reads=False)
     for _ in range(2):
         session = await connection.call(INFERENCE + "Session", _tenant(client))
         for number in range(2):
@@ -117,13 +117,13 @@ async def _unread_answers(client: HostileClient) -> None:
             request.output.prompt_logprobs = 20
             request.output.return_prompt_token_ids = True
             request.stopping.ignore_eos = True
-            await _say(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
-    await connection.closed()
+            await _send_message(connection, session, inference_pb2.SessionRequest(generate=request).SerializeToString())
+    await connection.wait_closed()
 
 
 async def _unread_refusals(client: HostileClient) -> None:
-    """Sessions whose requests are refused one after the other, while nobody reads that."""
-    connection = await client.keep(window=0, reads=False)
+    """Sessions whose requests are all refused, while nobody reads the refusals."""
+    connection = await client.lasting_connection(window=0, reads=False)
     session = await connection.call(INFERENCE + "Session", _tenant(client))
     refused = message(b"\x0a\x02\x0a\x00") * 1000
     for _ in range(100):
@@ -131,8 +131,8 @@ async def _unread_refusals(client: HostileClient) -> None:
 
 
 async def _unread_lookups(client: HostileClient) -> None:
-    """Answers to Tokenize that nobody reads."""
-    connection = await client.keep(window=0, reads=False)
+    """Tokenize calls whose answers nobody reads."""
+    connection = await client.lasting_connection(window=0, reads=False)
     text = b"Once upon a time " * (MEDIUM // 17)
     for _ in range(STREAMS):
         stream = await connection.call(INFERENCE + "Tokenize", _tenant(client))
@@ -143,13 +143,13 @@ async def _unread_lookups(client: HostileClient) -> None:
 
 
 def new_hello(client: HostileClient) -> link_pb2.Hello:
-    """Of a peer in a new life."""
-    name, incarnation = client.life()
+    """Of a new incarnation of the client's peer."""
+    name, incarnation = client.new_incarnation()
     return link_pb2.Hello(name=name, incarnation=incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
 
 
-def ordinary(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.Submit:
-    """A request as any client has it: 64 tokens, decoded greedily."""
+def honest_submit(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.Submit:
+    """An ordinary request: 64 tokens, decoded greedily."""
     made = engine_pb2.Submit(
         request_id=request_id, epoch=1, prompt_token_ids=prompt, max_tokens=64, ignore_eos=True, tenant=tenant
     )
@@ -161,33 +161,33 @@ def ordinary(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.
 
 
 def submit(client: HostileClient, number: int, hello: link_pb2.Hello) -> engine_pb2.Submit:
-    """One that an engine takes."""
+    """A valid request."""
     prompt = [5 + client.rng.randrange(500) for _ in range(8)]
-    return ordinary(f"{hello.incarnation}-{number}", f"hostile-{client.number}", prompt)
+    return honest_submit(f"{hello.incarnation}-{number}", f"hostile-{client.number}", prompt)
 
 
 async def attach(client: HostileClient, connection: Connection, hello: link_pb2.Hello) -> int:
-    """Begin as a peer of the engine; returns the stream."""
+    """Call Attach and send ``hello``; returns the stream."""
     stream = await connection.call(ENGINE + "Attach")
-    await _say(connection, stream, engine_pb2.AttachRequest(hello=hello).SerializeToString())
+    await _send_message(connection, stream, engine_pb2.AttachRequest(hello=hello).SerializeToString())
     return stream
 
 
 async def _unread_outputs(client: HostileClient) -> None:
-    """An engine computes the widest outputs there are for a peer that never reads."""
-    connection = await client.keep(window=client.rng.choice((0, WITHIN_FIRST)), reads=False)
+    """The engine computes the largest possible outputs for a peer that never reads."""
+    connection = await client.lasting_connection(window=client.rng.choice((0, TINY_WINDOW)), reads=False)
     hello = new_hello(client)
     stream = await attach(client, connection, hello)
     for number in range(2):
         wanted = submit(client, number, hello)
         wanted.logprobs = wanted.prompt_logprobs = 20
         wanted.sampling.n = 4
-        await _command(connection, stream, engine_pb2.Command(submit=wanted))
-    await connection.closed()
+        await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+    await connection.wait_closed()
 
 
 async def _large_submits(client: HostileClient) -> None:
-    """Submits that hold as much as a message can, of one field each."""
+    """Submits filled up to the message limit, each with one field."""
     hello = new_hello(client)
     async with client.connection() as connection:
         stream = await attach(client, connection, hello)
@@ -202,31 +202,31 @@ async def _large_submits(client: HostileClient) -> None:
                     wanted.sampling.logit_bias.update(dict.fromkeys(range(500_000), 1.0))
                 case _:
                     wanted.prompt_token_ids.extend([7] * 8_000_000)
-            await _command(connection, stream, engine_pb2.Command(submit=wanted))
+            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
 
 
 async def _empty_commands(client: HostileClient) -> None:
-    """Millions of commands that are none: each is answered by a rejection."""
+    """Half a million empty commands, each answered by a rejection."""
     async with client.connection() as connection:
         stream = await attach(client, connection, new_hello(client))
-        await _say(connection, stream, b"\x12\x00" * (MEDIUM // 2))
-        await connection.has_ended(1)
+        await _send_message(connection, stream, b"\x12\x00" * (MEDIUM // 2))
+        await connection.wait_streams_ended(1)
 
 
 async def _unread_tokenizers(client: HostileClient) -> None:
-    """The tokenizer's files, asked for again and again, and never read."""
-    connection = await client.keep(window=0, reads=False)
+    """GetTokenizer calls whose answers nobody reads."""
+    connection = await client.lasting_connection(window=0, reads=False)
     for _ in range(STREAMS):
         stream = await connection.call(ENGINE + "GetTokenizer")
         await connection.send(stream, message(b""), last=True)
-    await connection.closed()
+    await connection.wait_closed()
 
 
 # To the detokenizer
 
 
 async def _wide_contexts(client: HostileClient) -> None:
-    """Output contexts as wide as an engine takes them: a detokenizer makes stop automata of them."""
+    """Output contexts as large as an engine takes them, of which a detokenizer builds stop-string automata."""
     hello = new_hello(client)
     async with client.connection("engine") as connection:
         stream = await attach(client, connection, hello)
@@ -239,14 +239,14 @@ async def _wide_contexts(client: HostileClient) -> None:
             )
             wanted = submit(client, number, hello)
             wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
-            await _command(connection, stream, engine_pb2.Command(submit=wanted))
-        await asyncio.sleep(_DECODING)
+            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+        await asyncio.sleep(_DECODE_TIME)
 
 
 async def _unread_texts(client: HostileClient) -> None:
-    """A detokenizer decodes for a subscriber that never reads."""
+    """The detokenizer decodes for a subscriber that never reads."""
     hello = new_hello(client)
-    texts = await client.keep(window=client.rng.choice((0, WITHIN_FIRST)), reads=False)
+    texts = await client.lasting_connection(window=client.rng.choice((0, TINY_WINDOW)), reads=False)
     subscription = await texts.call(DETOKENIZER + "Subscribe")
     await texts.send(
         subscription, message(detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString()), last=True
@@ -260,8 +260,8 @@ async def _unread_texts(client: HostileClient) -> None:
             wanted = submit(client, number, hello)
             wanted.logprobs = 20
             wanted.deliver_to, wanted.output_context = _DETOKENIZER_NAME, context.SerializeToString()
-            await _command(connection, stream, engine_pb2.Command(submit=wanted))
-        await texts.closed()
+            await _send_command(connection, stream, engine_pb2.Command(submit=wanted))
+        await texts.wait_closed()
 
 
 async def _large_hellos(client: HostileClient) -> None:
@@ -274,23 +274,23 @@ async def _large_hellos(client: HostileClient) -> None:
 
 def _incomplete(method: str) -> Act:
     async def act(client: HostileClient) -> None:
-        """Messages of 4 MiB that begin, as far as the server's windows let them, and never end."""
-        connection = await client.keep()
+        """Messages of 4 MiB whose beginnings fill the server's windows, and that never end."""
+        connection = await client.lasting_connection()
         begun = b"\0" + struct.pack(">I", LARGE) + bytes(1 << 18)
         for _ in range(INCOMPLETE):
             stream = await connection.call(method)
             await connection.send_what_fits(stream, begun)
-        await connection.closed()
+        await connection.wait_closed()
 
     return act
 
 
-async def _say(connection: Connection, stream: int, data: bytes) -> None:
+async def _send_message(connection: Connection, stream: int, data: bytes) -> None:
     await connection.send(stream, message(data))
 
 
-async def _command(connection: Connection, stream: int, command: engine_pb2.Command) -> None:
-    await _say(connection, stream, engine_pb2.AttachRequest(commands=[command]).SerializeToString())
+async def _send_command(connection: Connection, stream: int, command: engine_pb2.Command) -> None:
+    await _send_message(connection, stream, engine_pb2.AttachRequest(commands=[command]).SerializeToString())
 
 
 def _tenant(client: HostileClient) -> dict[str, str]:

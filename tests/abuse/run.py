@@ -1,4 +1,4 @@
-"""A whole run: the load alone, beside a full engine, beside one attack after the other, beside all of them at once."""
+"""A whole run: the load alone, beside a full engine, under each attack, and under all attacks at once."""
 
 from __future__ import annotations
 
@@ -16,65 +16,63 @@ import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.peers.channels import open_channel
-from tests.abuse.attackers import ATTACKS, Made, Order, attackers
+from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine
-from tests.abuse.load import OpenLoad
+from tests.abuse.load import OpenLoop
 from tests.abuse.report import Phase, Report, ServiceReading
-from tests.abuse.service import Probe, Service, more_than
+from tests.abuse.service import Probe, Service, excess_over
 from tests.chaos.fleet import Process, wait_serving
-from tests.chaos.load import undisturbed
+from tests.chaos.load import record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.workload import pool
 from tests.ring import MODEL
 
 BUDGET = 1 << 30
-"""Bytes of a processor and of a detokenizer."""
+"""Bytes that a processor or a detokenizer may have in memory."""
 ENGINE_SPARE = 512 << 20
-"""Bytes of an engine beyond what it had when it was ready, with all of its KV cache in memory."""
+"""Bytes that an engine may have beyond its size when ready, with all of its KV cache in memory."""
 LINGER = 20.0
-"""Seconds in which calls end whose clients stay connected: they stall first, or lack their first message."""
+"""Seconds until the service has ended all calls of clients that stay connected: stalled, or without a first message."""
 STALL = 5.0
-YARDSTICK = 60.0
-"""Seconds, in a run of ten minutes, in which the load is measured alone, and again beside a full engine."""
+BASELINE = 60.0
+"""Seconds of each baseline, calm and beside a full engine, in a run of ten minutes."""
 CONCURRENCY = 4
 _POLL = 0.25
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of a run."""
-
     seed: int
     seconds: float
-    """Of attacks, all together."""
+    """Of all attacks together."""
     clients: int = 100
     rate: float = 3.0
-    """Requests a second of the load."""
+    """Requests per second of the load."""
     crowd: int = 300
-    """Honest requests at a time that fill the engine."""
-    sorts: int = 10
-    """Of requests in it."""
+    """Honest requests in flight that fill the engine."""
+    kinds: int = 10
+    """Kinds of requests in the load."""
     attacks: tuple[Attack, ...] = ATTACKS
     release: float = 10.0
-    """Seconds after which nothing of an attack may be left."""
+    """Seconds in which services must release everything of an attack."""
     together: bool = True
-    """Whether all are made at once, at the end."""
+    """Whether all attacks run at once at the end."""
     keep: Path | None = None
-    """Where logs stay; else they are removed."""
+    """Where logs are kept; by default they are deleted."""
 
 
 @dataclass
 class Target:
-    """The services that are attacked, by their kind."""
+    """The services under attack, by kind."""
 
     services: dict[str, Service]
     logs: Sequence[Path]
     processes: dict[str, Process]
-    """None, where they are somebody else's to start."""
+    """Empty if this run did not start them."""
 
     async def restart_dead(self, died: list[str]) -> None:
-        """Start again what ends, as its supervisor would, and add its name to ``died``."""
+        """Restart processes that end, as a supervisor would, and add their names to ``died``."""
         while True:
             for name, process in self.processes.items():
                 if not process.alive:
@@ -88,7 +86,7 @@ class Target:
         return {name: service.address for name, service in self.services.items()}
 
     async def tokenizer(self) -> str:
-        """The fingerprint of the one that is served."""
+        """Digest of the served tokenizer."""
         async with open_channel(self.services["engine"].address) as channel:
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
@@ -97,7 +95,7 @@ class Target:
 
 @asynccontextmanager
 async def fleet(directory: Path) -> AsyncIterator[Target]:
-    """One process of each service, on ports of this machine."""
+    """Start one process of each service, on ports of this machine."""
     addresses = {kind: f"127.0.0.1:{_free_port()}" for kind in ("processor", "engine", "detokenizer")}
     ports = {kind: _free_port() for kind in addresses}
     engines = ["--engines", addresses["engine"]]
@@ -130,7 +128,7 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
 
 
 async def run(options: Options, show: Callable[[Phase], None]) -> Report:
-    """Everything, each phase shown as it ends; the report says what was wrong."""
+    """Start services and attack them; ``show`` is called with each phase as it ends."""
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-abuse-")))
         directory.mkdir(parents=True, exist_ok=True)
@@ -138,7 +136,7 @@ async def run(options: Options, show: Callable[[Phase], None]) -> Report:
 
 
 async def run_on(target: Target, options: Options, show: Callable[[Phase], None]) -> Report:
-    """Attack services that are there."""
+    """Attack services that already run."""
     report = Report(options.seed)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(
@@ -146,15 +144,15 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
                 target.addresses["processor"], retry_overloaded=True, metadata={"x-ringline-tenant": "load"}
             )
         )
-        specs = pool(options.seed, per_sort=1)[: options.sorts]
-        answers = await undisturbed(client, specs, CONCURRENCY)
-        load = OpenLoad(client, specs, answers, rate=options.rate, seed=options.seed)
+        specs = pool(options.seed, per_kind=1)[: options.kinds]
+        answers = await record_answers(client, specs, CONCURRENCY)
+        load = OpenLoop(client, specs, answers, rate=options.rate, seed=options.seed)
         make = await stack.enter_async_context(attackers(19))
         probes = {name: await stack.enter_async_context(Probe(service)) for name, service in target.services.items()}
-        siege = _Siege(target, options, load, make, probes, await target.tokenizer())
+        runner = _PhaseRunner(target, options, load, make, probes, await target.tokenizer())
         rounds = [[attack] for attack in options.attacks] + ([list(options.attacks)] if options.together else [])
         seconds = options.seconds / (len(rounds) + 1)
-        yardstick = max(seconds, YARDSTICK * min(1.0, options.seconds / 600))
+        baseline = max(seconds, BASELINE * min(1.0, options.seconds / 600))
 
         async def measured(measure: Awaitable[Phase]) -> Phase:
             restarting = asyncio.create_task(target.restart_dead(report.died))
@@ -166,24 +164,22 @@ async def run_on(target: Target, options: Options, show: Callable[[Phase], None]
             show(phase)
             return phase
 
-        report.calm = await measured(siege.calm(yardstick))
+        report.calm = await measured(runner.calm(baseline))
         if any(attack.fills for attack in options.attacks):
-            report.full = await measured(siege.beside_full_engine(yardstick))
+            report.full = await measured(runner.beside_full_engine(baseline))
         for number, attacks in enumerate(rounds):
-            report.phases.append(await measured(siege.attack(attacks, seconds, options.seed + number)))
+            report.phases.append(await measured(runner.attack(attacks, seconds, options.seed + number)))
         report.logs = read_logs(target.logs)
     return report
 
 
-class _Siege:
-    """What all phases have in common."""
-
+class _PhaseRunner:
     def __init__(
         self,
         target: Target,
         options: Options,
-        load: OpenLoad,
-        make: Callable[[Order | None], Awaitable[Made | None]],
+        load: OpenLoop,
+        make: Callable[[Order | None], Awaitable[AttackResult | None]],
         probes: dict[str, Probe],
         tokenizer: str,
     ) -> None:
@@ -200,30 +196,30 @@ class _Siege:
         }
 
     async def calm(self, seconds: float) -> Phase:
-        """The load alone; what is held afterwards is what services hold at rest."""
+        """The load alone. What services hold afterwards is what they hold at rest."""
         self._reset_peaks()
-        self._load.begin()
+        self._load.start_phase()
         await asyncio.sleep(seconds)
-        told = await self._load.end()
+        result = await self._load.end_phase()
         await asyncio.sleep(1.0)
-        self._rest = {name: await service.holds() for name, service in self._target.services.items()}
-        return Phase("calm", told, self._readings({}))
+        self._rest = {name: await service.held() for name, service in self._target.services.items()}
+        return Phase("calm", result, self._readings({}))
 
     async def beside_full_engine(self, seconds: float) -> Phase:
-        """The load beside as many honest requests as the engine computes at a time, and more."""
+        """The load beside more honest requests than the engine computes at a time."""
         self._reset_peaks()
         async with full_engine(self._target.addresses["engine"], self._options.crowd, self._options.clients):
-            self._load.begin()
+            self._load.start_phase()
             await asyncio.sleep(seconds)
-            told = await self._load.end()
-        return Phase("a full engine", told, self._readings(await self._released(self._options.release)))
+            result = await self._load.end_phase()
+        return Phase("a full engine", result, self._readings(await self._released(self._options.release)))
 
     async def attack(self, attacks: list[Attack], seconds: float, seed: int) -> Phase:
-        """The load beside attacks at once, and what is left of these."""
+        """The load under ``attacks``, and what services still hold after them."""
         options = self._options
         name = f"{attacks[0].service}: {attacks[0].name}" if len(attacks) == 1 else "all together"
         self._reset_peaks()
-        self._load.begin()
+        self._load.start_phase()
         order = Order(
             self._target.addresses,
             [(attack.name, attack.service) for attack in attacks],
@@ -233,7 +229,7 @@ class _Siege:
             self._tokenizer,
         )
         made = await self._make(order)
-        told = await self._load.end()
+        result = await self._load.end_phase()
         lingering = {attack.service for attack in attacks if attack.lingers}
         kept: dict[str, dict[str, int]] = {}
         if len(attacks) == 1 and lingering:
@@ -243,20 +239,20 @@ class _Siege:
         kept = kept or await self._released(options.release)
         seconds = time.monotonic() - start
         fills = any(attack.fills for attack in attacks)
-        return Phase(name, told, self._readings(kept), made, seconds, fills)
+        return Phase(name, result, self._readings(kept), made, seconds, fills)
 
     def _reset_peaks(self) -> None:
         for service in self._target.services.values():
             service.reset_peak()
 
     async def _released(self, seconds: float, *, connections: bool = True) -> dict[str, dict[str, int]]:
-        """Wait until services hold what they hold at rest; returns what they hold beyond that after so long."""
+        """Wait until services hold no more than at rest; returns the excess that is left after ``seconds``."""
         end = time.monotonic() + seconds
         while True:
             left = {}
             for name, service in self._target.services.items():
                 if service.alive and (
-                    more := more_than(self._rest[name], await service.holds(), connections=connections)
+                    more := excess_over(self._rest[name], await service.held(), connections=connections)
                 ):
                     left[name] = more
             if not left or time.monotonic() > end:
@@ -266,7 +262,7 @@ class _Siege:
     def _readings(self, kept: dict[str, dict[str, int]]) -> dict[str, ServiceReading]:
         found = {}
         for name, service in self._target.services.items():
-            slowest, failures = self._probes[name].taken()
+            slowest, failures = self._probes[name].take_readings()
             found[name] = ServiceReading(
                 service.peak(), service.resident(), self._budgets[name], slowest, failures, kept.get(name, {})
             )

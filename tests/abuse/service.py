@@ -1,4 +1,4 @@
-"""A service under attack as its operating system and its metrics show it."""
+"""Memory, descriptors, metrics and health of a service under attack."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.peers.channels import check_health, open_channel
-from tests.chaos.fleet import held
+from tests.chaos.fleet import held_resources
 
 MIB = 1 << 20
 PROBE_PAUSE = 0.5
 PROBE_LIMIT = 10.0
-"""Seconds in which a service must say how it is, whatever is done to it."""
+"""Seconds in which a service must answer a health check."""
 SPARE_FDS, SPARE_THREADS = 8, 24
-"""More than at rest that a service may keep: gRPC's pools of threads grow, and shrink when they like."""
-FUSE = 3 << 30
-"""Bytes with which a service is killed, before it takes the machine's memory from everything else."""
-_FUSE_PAUSE = 0.05
+"""Allowed excess over the counts at rest: gRPC grows and shrinks its thread pools as it likes."""
+KILL_ABOVE = 3 << 30
+"""Resident bytes above which a service is killed, before it exhausts the machine."""
+_SIZE_POLL = 0.05
 _SERIES = {
     "open calls": "ringline_open_calls",
     "live requests": "ringline_live_requests",
@@ -35,49 +35,48 @@ _SERIES = {
 
 @dataclass
 class Service:
-    """One process."""
-
     kind: str
     address: str
     pid: int
     metrics: str
 
     def resident(self) -> int:
-        """Bytes that it has in memory."""
+        """Resident bytes."""
         return self._status("VmRSS")
 
     def peak(self) -> int:
-        """The most since ``reset_peak``."""
+        """Most resident bytes since ``reset_peak``."""
         return self._status("VmHWM")
 
     def reset_peak(self) -> None:
-        """Look for the peak from now on."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     @property
     def alive(self) -> bool:
-        """Whether it is still the process that it was."""
+        """Whether the process runs."""
         with contextlib.suppress(OSError):
             return "State:\tZ" not in Path(f"/proc/{self.pid}/status").read_text()
         return False
 
-    async def watch_fuse(self) -> None:
-        """Kill it when it takes so much that the machine would suffer."""
+    async def kill_when_huge(self) -> None:
+        """Kill the process when it exceeds ``KILL_ABOVE``."""
         while True:
-            if self.alive and self.resident() > FUSE:
+            if self.alive and self.resident() > KILL_ABOVE:
                 os.kill(self.pid, signal.SIGKILL)
-            await asyncio.sleep(_FUSE_PAUSE)
+            await asyncio.sleep(_SIZE_POLL)
 
-    async def holds(self) -> dict[str, int]:
-        """What it holds now, by kind; only what is more than nothing."""
+    async def held(self) -> dict[str, int]:
+        """Counts of what it holds, by resource."""
         found = {"fds": _count(f"/proc/{self.pid}/fd"), "threads": _count(f"/proc/{self.pid}/task")}
         found |= await asyncio.to_thread(self._series)
         if self.kind != "processor":
             try:
-                found |= {what: count for what, count in vars(await held(self.kind, self.address)).items() if count}
+                found |= {
+                    what: count for what, count in vars(await held_resources(self.kind, self.address)).items() if count
+                }
             except grpc.aio.AioRpcError:
-                found["refused questions"] = 1
+                found["refused load queries"] = 1
         return found
 
     def _series(self) -> dict[str, int]:
@@ -87,7 +86,7 @@ class Service:
         return {what: int(values[series]) for what, series in _SERIES.items() if series in values}
 
     def _status(self, name: str) -> int:
-        """Of a process that has ended, 0."""
+        """0 if the process has ended."""
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                 if line.startswith(name):
@@ -95,8 +94,8 @@ class Service:
         return 0
 
 
-def more_than(rest: dict[str, int], now: dict[str, int], *, connections: bool) -> dict[str, int]:
-    """What is held beyond what was held at rest; ``connections``: whether these count, too."""
+def excess_over(rest: dict[str, int], now: dict[str, int], *, connections: bool) -> dict[str, int]:
+    """What ``now`` holds beyond ``rest``; ``connections``: whether descriptors count."""
     allowed = {what: rest.get(what, 0) for what in now}
     allowed["fds"] += SPARE_FDS
     allowed["threads"] += SPARE_THREADS
@@ -109,20 +108,20 @@ def more_than(rest: dict[str, int], now: dict[str, int], *, connections: bool) -
 
 @dataclass
 class Probe:
-    """Asks a service for its health, over one connection, all the time."""
+    """Checks a service's health over one connection, all the time."""
 
     service: Service
     slowest: float = 0.0
-    """Seconds that an answer took since it was last asked for."""
+    """Seconds of the slowest answer since ``take_readings``."""
     failures: int = 0
-    """Answers that did not come within the limit."""
+    """Checks without an answer in time."""
     _channel: grpc.aio.Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Probe:
         self._channel = open_channel(self.service.address)
         await check_health(self._channel, seconds=PROBE_LIMIT)
-        self._tasks = [asyncio.create_task(work) for work in (self._run(self._channel), self.service.watch_fuse())]
+        self._tasks = [asyncio.create_task(work) for work in (self._run(self._channel), self.service.kill_when_huge())]
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -132,8 +131,8 @@ class Probe:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
 
-    def taken(self) -> tuple[float, int]:
-        """The slowest answer and the failures so far; counts anew."""
+    def take_readings(self) -> tuple[float, int]:
+        """Return and reset the slowest answer and the failures."""
         found = self.slowest, self.failures
         self.slowest, self.failures = 0.0, 0
         return found

@@ -1,4 +1,4 @@
-"""Attacks that hold on: calls that never begin, never end or are never read, and connections that say nothing."""
+"""Attacks that occupy calls and connections: calls that never begin or end, unread answers, silent connections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.abuse.memory_attacks import attach, new_hello, submit
 from tests.abuse.wire import CONTINUATION, HEADERS, PREFACE, SETTINGS, Connection, frame, headers, message
 
 SESSIONS = 20
-"""On one connection: a hundred clients have 2,000."""
+"""Per connection; a hundred clients have 2,000."""
 HALF_OPEN = 500
-FLOOD = 200
+MANY = 200
 CONNECTIONS = 100
-_BITE = 0.5
-"""Seconds between the bytes of who is slow."""
+_SLOW_PAUSE = 0.5
+"""Seconds between two writes of a slow client."""
 _CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(190)
 HEALTH, REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _METHODS = {
@@ -27,38 +27,38 @@ _METHODS = {
 
 
 async def _unread_sessions(client: HostileClient) -> None:
-    """Sessions that have no window for their first frame."""
-    connection = await client.keep(window=0, reads=False)
+    """Sessions without window for their first frame."""
+    connection = await client.lasting_connection(window=0, reads=False)
     for _ in range(SESSIONS):
         await connection.call(INFERENCE + "Session")
-    await connection.closed()
+    await connection.wait_closed()
 
 
 async def _silent_sessions(client: HostileClient) -> None:
-    """Sessions that never ask for anything."""
-    connection = await client.keep()
+    """Sessions that never send a request."""
+    connection = await client.lasting_connection()
     for _ in range(SESSIONS):
         await connection.call(INFERENCE + "Session")
-    await connection.closed()
+    await connection.wait_closed()
 
 
 async def _silent_attaches(client: HostileClient) -> None:
-    """Peers that never say who they are."""
-    connection = await client.keep()
+    """Attach calls that never send their Hello."""
+    connection = await client.lasting_connection()
     for _ in range(SESSIONS):
         await connection.call(ENGINE + "Attach")
-    await connection.closed()
+    await connection.wait_closed()
 
 
 async def _superseding_attaches(client: HostileClient) -> None:
-    """One peer in ever newer lives, on connections that never read."""
-    connection = await client.keep(window=0, reads=False)
-    for _ in range(FLOOD):
+    """One peer that attaches in ever newer incarnations, and never reads."""
+    connection = await client.lasting_connection(window=0, reads=False)
+    for _ in range(MANY):
         await attach(client, connection, new_hello(client))
 
 
 async def _storms(client: HostileClient) -> None:
-    """Every command there is, to requests of its own and to none."""
+    """Every kind of command, for its own requests and for unknown ones."""
     hello = new_hello(client)
     async with client.connection() as connection:
         stream = await attach(client, connection, hello)
@@ -81,10 +81,10 @@ async def _storms(client: HostileClient) -> None:
 def _half_open(service: str) -> Act:
     async def act(client: HostileClient) -> None:
         """Calls that never send their message."""
-        connection = await client.keep()
+        connection = await client.lasting_connection()
         for _ in range(HALF_OPEN):
             await connection.call(_METHODS[service])
-        await connection.closed()
+        await connection.wait_closed()
 
     return act
 
@@ -92,7 +92,7 @@ def _half_open(service: str) -> Act:
 def _open_and_cancel(service: str) -> Act:
     async def act(client: HostileClient) -> None:
         async with client.connection() as connection:
-            for _ in range(FLOOD):
+            for _ in range(MANY):
                 stream = await connection.call(_METHODS[service])
                 await connection.send(stream, message(b""))
                 await connection.reset(stream)
@@ -101,61 +101,61 @@ def _open_and_cancel(service: str) -> Act:
 
 
 async def _watches(client: HostileClient) -> None:
-    """Watches of health that never end, of names that no service has."""
-    connection = await client.keep()
-    for number in range(FLOOD):
+    """Endless health Watch calls for unknown services."""
+    connection = await client.lasting_connection()
+    for number in range(MANY):
         stream = await connection.call(HEALTH + "Watch")
         name = f"{client.number}.{number}".encode()
         await connection.send(stream, message(bytes((10, len(name))) + name), last=True)
-    await connection.closed()
+    await connection.wait_closed()
 
 
 async def _reflections(client: HostileClient) -> None:
-    """Questions to reflection whose answers nobody reads."""
-    connection = await client.keep(window=1000, reads=False)
+    """Reflection calls whose answers nobody reads."""
+    connection = await client.lasting_connection(window=1000, reads=False)
     for _ in range(SESSIONS):
         stream = await connection.call(REFLECTION)
         await connection.send(stream, message(b"\x3a\x00") * 50)
-    await connection.closed()
+    await connection.wait_closed()
 
 
 async def _slow_handshakes(client: HostileClient) -> None:
-    """Greetings a byte at a time, or none at all."""
-    connection = await client.keep(greet=False)
-    greeting = (PREFACE + frame(SETTINGS, 0, 0, b""))[: client.rng.choice((0, 100))]
-    for byte in greeting:
-        if not await connection.say(bytes((byte,))):
+    """HTTP/2 prefaces sent byte by byte, or not at all."""
+    connection = await client.lasting_connection(preface=False)
+    preface = (PREFACE + frame(SETTINGS, 0, 0, b""))[: client.rng.choice((0, 100))]
+    for byte in preface:
+        if not await connection.write(bytes((byte,))):
             return
-        await asyncio.sleep(_BITE)
-    await connection.closed()
+        await asyncio.sleep(_SLOW_PAUSE)
+    await connection.wait_closed()
 
 
 async def _slow_headers(client: HostileClient) -> None:
-    """Headers that never end, a few at a time."""
-    connection = await client.keep()
-    await connection.say(frame(HEADERS, 0, 1, headers()))
+    """Endless CONTINUATION frames, sent slowly."""
+    connection = await client.lasting_connection()
+    await connection.write(frame(HEADERS, 0, 1, headers()))
     more = frame(CONTINUATION, 0, 1, headers(**{"x-more": "y" * 100}))
     for _ in range(1000):
-        if not await connection.say(more):
+        if not await connection.write(more):
             return
-        await asyncio.sleep(_BITE)
+        await asyncio.sleep(_SLOW_PAUSE)
 
 
 async def _garbage(client: HostileClient) -> None:
-    """What is no HTTP/2, and TLS to a port that has none."""
-    connection = await client.bare()
+    """Random bytes, and TLS to a plaintext port."""
+    connection = await client.silent_connection()
     try:
         data = client.rng.choice((_CLIENT_HELLO, client.rng.randbytes(2000), PREFACE + client.rng.randbytes(2000)))
-        if await connection.say(data):
-            await connection.closed()
+        if await connection.write(data):
+            await connection.wait_closed()
     finally:
         await connection.close()
 
 
 async def _connections(client: HostileClient) -> None:
-    """As many connections as it may have, each with nothing on it."""
-    made: list[Connection] = [await client.keep() for _ in range(CONNECTIONS)]
-    await made[0].closed()
+    """Many idle connections."""
+    made: list[Connection] = [await client.lasting_connection() for _ in range(CONNECTIONS)]
+    await made[0].wait_closed()
 
 
 def _on_all(name: str, act: Act, *, lingers: bool = False, rounds: int = 1_000_000) -> list[Attack]:

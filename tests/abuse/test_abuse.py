@@ -1,4 +1,4 @@
-"""A few seconds of a few attacks, and that what judges them is worth something."""
+"""A few seconds of a few attacks, and tests of the report."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.abuse.attackers import ATTACKS, Made, find
-from tests.abuse.load import Told
+from tests.abuse.attackers import ATTACKS, AttackResult, find
+from tests.abuse.load import LoadResult
 from tests.abuse.report import SLOW, SLOWER_THAN_FULL, Phase, ServiceReading
 from tests.abuse.run import Options, Target, run_on
-from tests.abuse.service import SPARE_FDS, Service, more_than
-from tests.chaos.outcome import Fault
+from tests.abuse.service import SPARE_FDS, Service, excess_over
+from tests.chaos.outcome import Defect
 from tests.ring import Ring
 
 FEW = (
@@ -28,12 +28,12 @@ async def test_a_few_attacks_disturb_nobody(ring: Ring) -> None:
         metrics = ring.state.services[kind].metrics
         assert metrics is not None
         services[kind] = Service(kind, ring.addresses[kind], ring.pid(kind), metrics)
-    options = Options(1, 1.6, clients=4, crowd=8, rate=10.0, sorts=2, attacks=FEW, release=60.0, together=False)
+    options = Options(1, 1.6, clients=4, crowd=8, rate=10.0, kinds=2, attacks=FEW, release=60.0, together=False)
     report = await run_on(Target(services, [], {}), options, Phase.show)
     assert not report.problems
     assert report.full is not None, "the load was not measured beside a full engine"
     assert [phase.made.rounds > 0 for phase in report.phases if phase.made] == [True] * len(FEW)
-    assert sum(phase.told.requests for phase in report.phases), "nobody else asked for anything"
+    assert sum(phase.result.requests for phase in report.phases), "nobody else asked for anything"
 
 
 def test_every_attack_has_a_name_of_its_own_and_every_service_its_attacks() -> None:
@@ -47,40 +47,43 @@ def reading(**changed: object) -> ServiceReading:
     return ServiceReading(**values)  # type: ignore[arg-type]  # a test says which
 
 
-CALM = Told(100, [0.1] * 100, [0.2] * 100)
+CALM = LoadResult(100, [0.1] * 100, [0.2] * 100)
 
 
 @pytest.mark.parametrize(
-    ("told", "service", "made"),
+    ("result", "service", "made"),
     [
-        (Told(100, [0.1] * 100, [SLOW + 1.0] * 100), reading(), None),
-        (Told(1, faults=Counter({Fault.LOST: 1}), details=["lost"]), reading(), None),
+        (LoadResult(100, [0.1] * 100, [SLOW + 1.0] * 100), reading(), None),
+        (LoadResult(1, defects=Counter({Defect.LOST: 1}), details=["lost"]), reading(), None),
         (CALM, reading(peak=3), None),
         (CALM, reading(failed_probes=1), None),
         (CALM, reading(kept={"open calls": 1}), None),
-        (CALM, reading(), Made(1, 1, 0, ["KeyError()"])),
+        (CALM, reading(), AttackResult(1, 1, 0, ["KeyError()"])),
     ],
 )
-def test_the_report_finds(told: Told, service: ServiceReading, made: Made | None) -> None:
-    assert not list(Phase("well", CALM, {"engine": reading()}, Made(1, 1, 0, [])).problems(CALM))
-    assert list(Phase("badly", told, {"engine": service}, made).problems(CALM))
+def test_the_report_finds(result: LoadResult, service: ServiceReading, made: AttackResult | None) -> None:
+    assert not list(Phase("well", CALM, {"engine": reading()}, AttackResult(1, 1, 0, [])).problems(CALM))
+    assert list(Phase("badly", result, {"engine": service}, made).problems(CALM))
 
 
 def test_attacks_that_fill_the_engine_are_measured_beside_a_full_one() -> None:
-    full, slow = Told(100, [0.1] * 100, [8.0] * 100), Told(100, [0.1] * 100, [12.0] * 100)
+    full, slow = LoadResult(100, [0.1] * 100, [8.0] * 100), LoadResult(100, [0.1] * 100, [12.0] * 100)
 
-    def problems(told: Told, *, fills: bool) -> list[str]:
-        return list(Phase("it", told, {}, Made(1, 1, 0, []), fills=fills).problems(CALM, full))
+    def problems(result: LoadResult, *, fills: bool) -> list[str]:
+        return list(Phase("it", result, {}, AttackResult(1, 1, 0, []), fills=fills).problems(CALM, full))
 
     assert problems(slow, fills=False) == ["p99 12.00 s, calm 0.20 s"]
     assert not problems(slow, fills=True)
-    slower = Told(100, [0.1] * 100, [8.0 * SLOWER_THAN_FULL + 1.0] * 100)
+    slower = LoadResult(100, [0.1] * 100, [8.0 * SLOWER_THAN_FULL + 1.0] * 100)
     assert problems(slower, fills=True) == ["p99 21.00 s, calm 0.20 s, beside a full engine 8.00 s"]
 
 
 def test_what_is_held_is_compared_with_what_was_held_at_rest() -> None:
     rest = {"fds": 20, "threads": 10, "open calls": 3}
-    assert not more_than(rest, {**rest, "fds": 20 + SPARE_FDS}, connections=True)
-    assert more_than(rest, {**rest, "fds": 50}, connections=True) == {"fds": 30}
-    assert not more_than(rest, {**rest, "fds": 50}, connections=False)
-    assert more_than(rest, {**rest, "open calls": 4, "ledgers": 2}, connections=True) == {"open calls": 1, "ledgers": 2}
+    assert not excess_over(rest, {**rest, "fds": 20 + SPARE_FDS}, connections=True)
+    assert excess_over(rest, {**rest, "fds": 50}, connections=True) == {"fds": 30}
+    assert not excess_over(rest, {**rest, "fds": 50}, connections=False)
+    assert excess_over(rest, {**rest, "open calls": 4, "ledgers": 2}, connections=True) == {
+        "open calls": 1,
+        "ledgers": 2,
+    }

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: break everything for a while, and say what came of it. Exits 1 if anything was wrong."""
+"""``python -m tests.chaos``: inject faults into a ring under load. Exits 1 if anything was wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.chaos.run import Options, run
 
 
 def main() -> int:
-    """Read the options, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="of chaos (default: 600)")
     parser.add_argument("--seed", type=int, default=None, help="of the faults and the load (default: drawn)")

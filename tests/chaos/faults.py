@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a schedule that depends on its seed alone, so that a seed replays it."""
+"""What goes wrong, and when. The schedule depends on the seed alone, so a seed replays it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from enum import StrEnum
 from tests.chaos.fleet import Fleet
 
 SPARE = 5.0
-"""Seconds before a process that was killed is killed again, so that it may have begun to serve."""
+"""Seconds before a process may be killed again, so that it can serve in between."""
 RESTART_AFTER = 0.2
 _SHARES = {"engine": 5, "detokenizer": 3, "processor": 2}
-"""How often each service is hit, beside the others."""
+"""Weights of the services when a target is drawn."""
 
 
 class Kind(StrEnum):
-    """Of faults."""
-
     KILL = "kill"
     HANG = "hang"
     CUT = "cut"
@@ -35,21 +33,19 @@ PER_MINUTE = {Kind.KILL: 12.0, Kind.HANG: 5.0, Kind.CUT: 8.0, Kind.DELAY: 4.0, K
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
-
     at: float
-    """Seconds after the beginning."""
+    """Seconds after the start of the schedule."""
     kind: Kind
     target: str
-    """Of a process, or of a wire ``from>to``."""
+    """Name of a process, or of a wire: ``from>to``."""
     seconds: float = 0.0
-    """How long it lasts, if it does."""
+    """Duration of a hang, delay or hold."""
     strength: float = 0.0
-    """Of a delay, seconds."""
+    """Seconds by which a delay holds back each byte."""
 
 
 def schedule(seed: int, seconds: float, fleet: Fleet) -> list[Fault]:
-    """Every kind at its rate, evenly spread."""
+    """Spread the faults of each kind evenly over ``seconds``."""
     random_ = random.Random(seed)
     faults = []
     for kind, rate in PER_MINUTE.items():
@@ -61,8 +57,6 @@ def schedule(seed: int, seconds: float, fleet: Fleet) -> list[Fault]:
 
 
 class _Targets:
-    """Chooses what each fault happens to."""
-
     def __init__(self, random_: random.Random, fleet: Fleet) -> None:
         self._random = random_
         self._wires = sorted(fleet.wires)
@@ -95,15 +89,13 @@ class _Targets:
 
 
 class Injector:
-    """Carries a schedule out."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.done: Counter[str] = Counter()
-        """Faults so far, by kind, and by kind and service."""
+        """Injected faults by kind, and by kind and service."""
 
     async def run(self, faults: list[Fault]) -> None:
-        """Return when the last fault is over."""
+        """Inject ``faults`` on time; return when the last one is over."""
         start = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             for fault in faults:

@@ -1,4 +1,4 @@
-"""The ring under test: real processes of every service on unix sockets, each link between two of them a wire."""
+"""The ring under test: real processes on unix sockets, with a ``Wire`` in each link between two of them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from tests.ring import MODEL, ROOT
 START_TIMEOUT = 200.0
 STOP_MARGIN = 60.0
 DRAIN_GRACE = 0.2
-"""Seconds: so little that what a process has when it drains goes on elsewhere, rather than ends before."""
+"""Seconds. So short that requests of a draining process move elsewhere instead of finishing in it."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Code that services run: this tree's, or another's."""
+    """A source tree that services are started from."""
 
     name: str
     root: Path
     module: str = "services.cli"
-    """The command line."""
+    """What ``python -m`` runs."""
 
 
 THIS = Release("this", ROOT)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a service holds when it should hold nothing."""
+class HeldResources:
+    """What a service still holds; all zero when it is idle."""
 
     ledgers: int = 0
     blocks: int = 0
@@ -55,25 +55,24 @@ class Held:
     live_requests: int = 0
 
     @property
-    def nothing(self) -> bool:
-        return self == Held()
+    def empty(self) -> bool:
+        return self == HeldResources()
 
 
 class Process:
-    """One service, in all of its lives."""
+    """One service over all of its incarnations."""
 
     def __init__(self, name: str, address: str, log: Path, flags: list[str], release: Release = THIS) -> None:
-        """It listens at ``address``."""
         self.name, self.address, self.log, self.release = name, address, log, release
         self.kind = name.partition("-")[0]
         self.flags = flags
-        """Of the lives that begin from now on."""
+        """Of incarnations that start from now on."""
         self._process: subprocess.Popen[bytes] | None = None
         self._hung_until = 0.0
 
     @property
     def pid(self) -> int:
-        """Of its present life, or of the last one."""
+        """Of the current incarnation, or of the last one."""
         assert self._process is not None
         return self._process.pid
 
@@ -82,7 +81,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Begin a life, unless it has one."""
+        """Start the process unless it runs."""
         if self.alive:
             return
         root, module = self.release.root, self.release.module
@@ -98,13 +97,13 @@ class Process:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it without a word."""
+        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     async def hang(self, seconds: float) -> None:
-        """Stop it for a while; another hang meanwhile makes that longer."""
+        """SIGSTOP for ``seconds``; another hang meanwhile makes that longer."""
         process = self._process
         self._hung_until = max(self._hung_until, time.monotonic() + seconds)
         self.signal(signal.SIGSTOP)
@@ -113,7 +112,7 @@ class Process:
             self.signal(signal.SIGCONT)
 
     async def drain(self) -> int:
-        """Have it end as an operator would; returns its exit code."""
+        """SIGTERM, and SIGKILL if it does not end; returns the exit code."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         end = time.monotonic() + DRAIN_GRACE + STOP_MARGIN
@@ -125,7 +124,7 @@ class Process:
 
 
 class Fleet:
-    """Use as an async context manager."""
+    """An async context manager: enter to start all processes."""
 
     def __init__(
         self,
@@ -160,13 +159,13 @@ class Fleet:
             return engine_flags(self._model)
         flags = ["--no-metrics", "--engines", self._wires(name, "engine")]
         if kind == "processor":
-            # So many engines are killed that innocent requests are hit more often than poisonous ones may be.
+            # So many engines are killed that the limit for poisonous requests would hit innocent ones.
             flags += ["--detokenizers", self._wires(name, "detokenizer"), "--max-crash-resubmits", "1000"]
             flags += ["--patience", str(self._patience)]
         return flags
 
     def _wires(self, name: str, kind: str) -> str:
-        """Addresses of wires from a process to all of one kind."""
+        """Create wires from ``name`` to all processes of ``kind``; returns their addresses."""
         addresses = []
         for target in self.names[kind]:
             wire = Wire(
@@ -178,7 +177,6 @@ class Fleet:
 
     @property
     def fronts(self) -> str:
-        """Addresses of the processors, for clients."""
         return self._fronts
 
     async def __aenter__(self) -> Fleet:
@@ -196,11 +194,11 @@ class Fleet:
             wire.close()
 
     async def wait_serving(self, *names: str) -> None:
-        """Return when all of these say that they serve."""
+        """Return when health checks of all say SERVING."""
         await wait_serving(self.processes[name] for name in names)
 
     async def heal(self) -> None:
-        """End every fault, and start what is not there."""
+        """End every fault, and start processes that do not run."""
         for wire in self.wires.values():
             wire.release()
         for process in self.processes.values():
@@ -208,19 +206,18 @@ class Fleet:
             process.start()
         await self.wait_serving(*self.processes)
 
-    async def held(self, name: str) -> Held:
-        """What an engine or a detokenizer holds now."""
+    async def held_resources(self, name: str) -> HeldResources:
+        """Of an engine or a detokenizer."""
         process = self.processes[name]
-        return await held(process.kind, process.address)
+        return await held_resources(process.kind, process.address)
 
 
 def engine_flags(model: Sequence[str]) -> list[str]:
-    """Of an engine that serves what these flags name."""
+    """``model``: the flags that name it."""
     return ["--no-metrics", "--kv-cache-memory-bytes", "32MiB", "--served-model-name", "tiny", "--model", *model]
 
 
 def listen_flags(address: str) -> list[str]:
-    """Of a service that is to listen there."""
     if address.startswith("unix:"):
         return ["--uds", address.removeprefix("unix:")]
     host, _, port = address.rpartition(":")
@@ -228,7 +225,7 @@ def listen_flags(address: str) -> list[str]:
 
 
 async def wait_serving(processes: Iterable[Process]) -> None:
-    """Return when all of them say that they serve."""
+    """Return when health checks of all say SERVING."""
     end = time.monotonic() + START_TIMEOUT
     for process in processes:
         async with open_channel(process.address) as channel:
@@ -238,18 +235,18 @@ async def wait_serving(processes: Iterable[Process]) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def held(kind: str, address: str) -> Held:
-    """What an engine or a detokenizer holds now."""
+async def held_resources(kind: str, address: str) -> HeldResources:
+    """Of an engine or a detokenizer."""
     async with open_channel(address) as channel:
         if kind == "engine":
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load
-            return Held(load.ledgers, load.blocks_used, load.running_choices, load.waiting_requests)
-        return Held(live_requests=await _live_requests(channel))
+            return HeldResources(load.ledgers, load.blocks_used, load.running_choices, load.waiting_requests)
+        return HeldResources(live_requests=await _live_requests(channel))
 
 
 async def _live_requests(channel: grpc.aio.Channel) -> int:
-    """Of a detokenizer: it tells whoever subscribes."""
+    """Of a detokenizer, which reports its load to subscribers."""
     hello = hello_message(PeerId("chaos", new_incarnation()))
     stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
     call = stub.Subscribe(detokenizer_pb2.SubscribeRequest(hello=hello), timeout=60)

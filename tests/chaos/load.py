@@ -1,4 +1,4 @@
-"""Clients that ask the ring for what is in the pool, all the time, and compare what they get with the right answers."""
+"""Closed-loop load from a pool of requests; every answer is compared with the right one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from ringline import AsyncClient, Delta, RingError
 
-from tests.chaos.outcome import Fault, Gap, Outcome, Pause, faults_of
-from tests.chaos.workload import Spec
+from tests.chaos.outcome import Defect, Gap, Outcome, Pause, find_defects
+from tests.chaos.workload import RequestSpec
 
 STUCK_AFTER = 150.0
-"""Seconds in which a request has to end: longer than the processors are patient."""
+"""Seconds after which a request counts as stuck; longer than the processors' patience."""
 PATIENCE = 120.0
 RETRIES = 200
 CANCEL_SHARE, SLOW_SHARE = 0.08, 0.08
@@ -24,7 +24,7 @@ SLOW_PAUSE = 0.05
 
 @dataclass
 class Tally:
-    """What came of all requests of one phase."""
+    """Outcomes of all requests of one phase."""
 
     requests: int = 0
     cancelled: int = 0
@@ -32,26 +32,26 @@ class Tally:
     moved: int = 0
     not_identical: int = 0
     resumed: int = 0
-    sorts: Counter[str] = field(default_factory=Counter)
-    faults: Counter[Fault] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    defects: Counter[Defect] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
-    """The first few faults in words."""
+    """The first defects, in words."""
     pauses: list[Pause] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    """The longest one of each request."""
+    """The longest of each request."""
     all_gaps: list[Gap] = field(default_factory=list)
 
 
 def connect(addresses: str) -> AsyncClient:
-    """A client that goes on elsewhere when its processor is lost, and is as patient as the processors are."""
+    """A client that resumes at another processor, and is as patient as processors are."""
     return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True)
 
 
-async def undisturbed(client: AsyncClient, specs: Sequence[Spec], concurrency: int) -> dict[str, Outcome]:
-    """The right answer to each request of the pool, asked while nothing goes wrong, so many at a time."""
+async def record_answers(client: AsyncClient, specs: Sequence[RequestSpec], concurrency: int) -> dict[str, Outcome]:
+    """Record the right answers while nothing goes wrong, ``concurrency`` requests at a time."""
     free = asyncio.Semaphore(concurrency)
 
-    async def answer(spec: Spec) -> Outcome:
+    async def answer(spec: RequestSpec) -> Outcome:
         async with free:
             return await ask(client, spec)
 
@@ -61,20 +61,20 @@ async def undisturbed(client: AsyncClient, specs: Sequence[Spec], concurrency: i
     return {spec.name: answer for spec, answer in zip(specs, answers, strict=True)}
 
 
-class Load:
-    """So many requests at a time, until told to stop."""
+class ClosedLoop:
+    """Keeps ``concurrency`` requests in flight until ``stop``."""
 
     def __init__(
         self,
         clients: Sequence[AsyncClient],
-        specs: Sequence[Spec],
+        specs: Sequence[RequestSpec],
         answers: Mapping[str, Outcome],
         *,
         seed: int,
         concurrency: int,
         pause: float,
     ) -> None:
-        """``pause``: seconds, on average, between two requests of one of ``concurrency`` workers."""
+        """``pause``: mean seconds between two requests of one of ``concurrency`` workers."""
         self._clients = clients
         self._specs = specs
         self._answers = answers
@@ -82,15 +82,15 @@ class Load:
         self._stopping = asyncio.Event()
         self._workers = [asyncio.create_task(self._work(random.Random((seed << 8) + i))) for i in range(concurrency)]
         self.tally = Tally()
-        """Of the present phase."""
+        """Of the current phase."""
 
     def next_phase(self) -> Tally:
-        """Count anew; returns what was counted so far."""
+        """Start a new tally; returns the old one."""
         done, self.tally = self.tally, Tally()
         return done
 
     async def stop(self) -> None:
-        """Ask for nothing more, and wait for what is under way."""
+        """Send nothing more, and wait for requests in flight."""
         self._stopping.set()
         await asyncio.gather(*self._workers)
 
@@ -106,7 +106,7 @@ class Load:
             self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0)
             await asyncio.sleep(pause)
 
-    def _count(self, spec: Spec, outcome: Outcome, *, cancelled: bool, slow: bool) -> None:
+    def _count(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool, slow: bool) -> None:
         tally = self.tally
         tally.requests += 1
         tally.cancelled += cancelled
@@ -114,25 +114,28 @@ class Load:
         tally.moved += outcome.moved
         tally.not_identical += outcome.not_identical
         tally.resumed += outcome.resumed
-        tally.sorts[spec.name.partition("-")[0]] += 1
+        tally.kinds[spec.name.partition("-")[0]] += 1
         if not slow:
             tally.pauses += outcome.pauses
             tally.gaps.append(outcome.longest_gap)
             tally.all_gaps += outcome.gaps
-        for fault, words in faults_of(outcome, self._answers[spec.name], cancelled=cancelled).items():
-            tally.faults[fault] += 1
+        for defect, words in find_defects(outcome, self._answers[spec.name], cancelled=cancelled).items():
+            tally.defects[defect] += 1
             if len(tally.details) < 50:
                 when = time.strftime("%H:%M:%S", time.gmtime())
-                tally.details.append(f"{when} {spec.name}: {fault}: {words}")
+                tally.details.append(f"{when} {spec.name}: {defect}: {words}")
 
 
-async def ask(client: AsyncClient, spec: Spec, *, cancel_after: int | None = None, slow: float = 0.0) -> Outcome:
-    """One request, read to its end, or cancelled after so many tokens."""
+async def ask(client: AsyncClient, spec: RequestSpec, *, cancel_after: int | None = None, slow: float = 0.0) -> Outcome:
+    """Send one request and read to its end, or cancel it after ``cancel_after`` tokens.
+
+    ``slow``: seconds that the client waits after each delta.
+    """
     outcome = Outcome()
     try:
         async with asyncio.timeout(STUCK_AFTER), client.stream(**spec.arguments()) as stream:
             async for event in stream.events():
-                outcome.take(event)
+                outcome.add(event)
                 if cancel_after is not None and outcome.num_ids >= cancel_after:
                     return outcome
                 if slow and isinstance(event, Delta):

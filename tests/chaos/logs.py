@@ -1,4 +1,4 @@
-"""What the services' logs say of a run: who was suspected, and what should never be logged."""
+"""Counts suspicions in the services' logs, and finds lines that should never be logged."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ _MOST_WORDS = 300
 
 @dataclass
 class Findings:
-    """Of all services, in all of their lives."""
-
     suspected: int = 0
     trusted_again: int = 0
-    """Of those who were suspected: false alarms, or hangs that ended."""
+    """False alarms, and hangs that ended."""
     errors: list[str] = field(default_factory=list)
-    """Lines that no fault explains."""
+    """Lines of level error or above, and tracebacks: no fault may cause them."""
 
 
 def read_logs(paths: Iterable[Path]) -> Findings:
-    """Every line of every log."""
     found = Findings()
     for path in paths:
         for line in path.read_text(errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-            except ValueError:  # half a line of a process that was killed, or one that nothing made into a log's
+            except ValueError:  # cut short by a kill, or not written by the logger
                 entry = {"level": "error"} if line.startswith("Traceback") else {}
             event = entry.get("event")
             found.suspected += event == "peer suspected"

@@ -1,4 +1,4 @@
-"""What became of one request, and what is wrong with it beside the right answer."""
+"""What a client saw of one request, and its defects compared with the right answer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from enum import StrEnum
 from ringline import Admitted, Delta, Event, Finished, FinishReason, PromptLogprobs, Resumed, Started, Usage
 
 
-class Fault(StrEnum):
-    """How an answer may be wrong."""
+class Defect(StrEnum):
+    """Ways in which an answer can be wrong."""
 
     LOST = "lost"
-    """It failed, or lacks tokens."""
+    """The request failed, or tokens are missing."""
     DUPLICATED = "duplicated"
-    """It has tokens twice."""
+    """Tokens were delivered twice."""
     ALTERED = "altered"
-    """Other tokens, text, log probabilities or ends."""
+    """Tokens, text, log probabilities or ends differ."""
     WRONG_USAGE = "wrong usage"
     STUCK = "stuck"
     """It did not end in time."""
@@ -26,7 +26,7 @@ class Fault(StrEnum):
 
 @dataclass
 class Answer:
-    """One choice."""
+    """Of one choice."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Pause:
-    """A gap in a stream, and what for."""
+    """A gap in which the request moved, and why."""
 
     seconds: float
     reason: str
@@ -48,8 +48,8 @@ class Gap:
 
     begun: float
     ended: float
-    told: bool
-    """Whether the client was told in it that the request goes on elsewhere."""
+    announced: bool
+    """Whether the client received Started in it: the request moved."""
 
     @property
     def seconds(self) -> float:
@@ -57,48 +57,46 @@ class Gap:
 
 
 MIN_GAP = 0.02
-"""Seconds: shorter gaps are not kept."""
+"""Seconds. Shorter gaps are not recorded."""
 
 
 @dataclass
 class Outcome:
-    """All that one request brought, as it came."""
+    """Everything that a client saw of one request."""
 
     choices: dict[int, Answer] = field(default_factory=dict)
     prompt_logprobs: list[object] = field(default_factory=list)
     usage: Usage | None = None
     error: str = ""
-    """What it failed with."""
+    """Text of the error."""
     reason: str | None = None
-    """Why, by the contract's names."""
+    """The error's reason in the contract."""
     failed: float = math.inf
-    """When, on the monotonic clock."""
+    """Monotonic time of the error."""
     models: list[str] = field(default_factory=list)
-    """Digests of those that computed it, in order; one that did so again is there once."""
+    """Digests of the models that computed it, in order, without repeats."""
     stuck: bool = False
     broken: list[str] = field(default_factory=list)
-    """Rules of the stream that were broken."""
+    """Violations of the stream's protocol."""
     pauses: list[Pause] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     moved: int = 0
     not_identical: int = 0
     resumed: int = 0
-    """Times that the client went on at another processor."""
+    """How often the client resumed at another processor."""
     first_token: float | None = None
-    """Seconds from the beginning."""
+    """Seconds from the start."""
     longest_gap: float = 0.0
-    """Seconds between two deltas, of whatever choices."""
+    """Seconds between two deltas of any choices."""
     began: float = field(default_factory=time.monotonic)
-    _heard: float = field(default_factory=time.monotonic)
+    _last_delta: float = field(default_factory=time.monotonic)
     _reason: str | None = None
 
     @property
     def num_ids(self) -> int:
-        """Tokens so far."""
         return sum(len(answer.ids) for answer in self.choices.values())
 
-    def take(self, event: Event) -> None:
-        """Add one event."""
+    def add(self, event: Event) -> None:
         match event:
             case Delta():
                 self._delta(event)
@@ -120,20 +118,20 @@ class Outcome:
             case Resumed():
                 self.resumed += 1
             case Admitted():
-                self._heard = time.monotonic()
+                self._last_delta = time.monotonic()
 
     def _delta(self, delta: Delta) -> None:
         now = time.monotonic()
         if self.first_token is None:
             self.first_token = now - self.began
         else:
-            self.longest_gap = max(self.longest_gap, now - self._heard)
-            if self._reason is not None or now - self._heard >= MIN_GAP:
-                self.gaps.append(Gap(self._heard, now, self._reason is not None))
+            self.longest_gap = max(self.longest_gap, now - self._last_delta)
+            if self._reason is not None or now - self._last_delta >= MIN_GAP:
+                self.gaps.append(Gap(self._last_delta, now, self._reason is not None))
         if self._reason is not None:
-            self.pauses.append(Pause(now - self._heard, self._reason))
+            self.pauses.append(Pause(now - self._last_delta, self._reason))
             self._reason = None
-        self._heard = now
+        self._last_delta = now
         answer = self.choices.setdefault(delta.choice, Answer())
         if delta.position != len(answer.ids):
             word = "again" if delta.position < len(answer.ids) else "too far on"
@@ -145,55 +143,55 @@ class Outcome:
         answer.logprobs += delta.logprobs or ()
 
 
-def faults_of(outcome: Outcome, right: Outcome, *, cancelled: bool) -> dict[Fault, str]:
-    """What is wrong with an outcome, and how, in words. One that the client cancelled may end anywhere."""
-    found: dict[Fault, str] = {}
+def find_defects(outcome: Outcome, right: Outcome, *, cancelled: bool) -> dict[Defect, str]:
+    """Defects of ``outcome`` in words. A request that the client cancelled may end anywhere."""
+    found: dict[Defect, str] = {}
     if outcome.stuck:
-        found[Fault.STUCK] = "no end in time"
+        found[Defect.STUCK] = "no end in time"
     if outcome.error:
-        found[Fault.LOST] = outcome.error
+        found[Defect.LOST] = outcome.error
     for rule in outcome.broken:
-        found[Fault.DUPLICATED if "again" in rule or "twice" in rule else Fault.LOST] = rule
+        found[Defect.DUPLICATED if "again" in rule or "twice" in rule else Defect.LOST] = rule
     partial = cancelled or bool(found)
     for choice, expected in right.choices.items():
         _compare(choice, outcome.choices.get(choice, Answer()), expected, partial, found)
     for choice in outcome.choices.keys() - right.choices.keys():
-        found[Fault.ALTERED] = f"choice {choice} was not asked for"
+        found[Defect.ALTERED] = f"choice {choice} was not asked for"
     if not partial:
         _compare_whole(outcome, right, found)
     return found
 
 
-def _compare(choice: int, answer: Answer, expected: Answer, partial: bool, found: dict[Fault, str]) -> None:
+def _compare(choice: int, answer: Answer, expected: Answer, partial: bool, found: dict[Defect, str]) -> None:
     count = len(answer.ids)
     if answer.ids != expected.ids[:count]:
         at = next((i for i, pair in enumerate(zip(answer.ids, expected.ids, strict=False)) if pair[0] != pair[1]), None)
         if at is None:
-            found[Fault.DUPLICATED] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
+            found[Defect.DUPLICATED] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
         else:
-            found[Fault.ALTERED] = f"choice {choice} differs from token {at} on"
+            found[Defect.ALTERED] = f"choice {choice} differs from token {at} on"
     elif answer.logprobs != expected.logprobs[: len(answer.logprobs)]:
-        found[Fault.ALTERED] = f"choice {choice} has other log probabilities"
+        found[Defect.ALTERED] = f"choice {choice} has other log probabilities"
     elif partial:
         if not expected.text.startswith(answer.text):
-            found[Fault.ALTERED] = f"choice {choice} has other text"
+            found[Defect.ALTERED] = f"choice {choice} has other text"
     elif count < len(expected.ids):
-        found[Fault.LOST] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
+        found[Defect.LOST] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
     elif len(answer.logprobs) != len(expected.logprobs):
-        found[Fault.LOST] = f"choice {choice} lacks log probabilities"
+        found[Defect.LOST] = f"choice {choice} lacks log probabilities"
     elif answer.text != expected.text:
-        found[Fault.ALTERED] = f"choice {choice} has other text"
+        found[Defect.ALTERED] = f"choice {choice} has other text"
     elif answer.end != expected.end:
-        found[Fault.ALTERED] = f"choice {choice} ended with {answer.end} instead of {expected.end}"
+        found[Defect.ALTERED] = f"choice {choice} ended with {answer.end} instead of {expected.end}"
 
 
-def _compare_whole(outcome: Outcome, right: Outcome, found: dict[Fault, str]) -> None:
+def _compare_whole(outcome: Outcome, right: Outcome, found: dict[Defect, str]) -> None:
     if outcome.prompt_logprobs != right.prompt_logprobs:
-        found[Fault.ALTERED] = "the prompt has other log probabilities"
+        found[Defect.ALTERED] = "the prompt has other log probabilities"
     if _without_cached(outcome.usage) != _without_cached(right.usage):
-        found[Fault.WRONG_USAGE] = f"{outcome.usage} instead of {right.usage}"
+        found[Defect.WRONG_USAGE] = f"{outcome.usage} instead of {right.usage}"
 
 
 def _without_cached(usage: Usage | None) -> tuple[int, int] | None:
-    """What was cached depends on where the request went first."""
+    """The number of cached tokens depends on where the request went first."""
     return None if usage is None else (usage.prompt_tokens, usage.completion_tokens)

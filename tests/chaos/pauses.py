@@ -1,4 +1,4 @@
-"""What a client sees of one fault while nothing else goes wrong; and what computing anew costs, to compare it with."""
+"""Pauses that a client sees at a single fault, and the cost of a prefill to compare them with."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from ringline import AsyncClient
 
 from tests.chaos.faults import RESTART_AFTER, Kind
 from tests.chaos.fleet import Fleet
-from tests.chaos.load import Load
+from tests.chaos.load import ClosedLoop
 from tests.chaos.outcome import Gap
 from tests.chaos.report import Pauses, Prefill, quantile
 
 SERVICES = ("engine", "detokenizer", "processor")
 KINDS = (Kind.KILL, Kind.HANG, Kind.CUT)
 HANG = 4.0
-"""Seconds: longer than the 2 s after which a peer is suspected."""
+"""Seconds; more than the 2 s after which a peer is suspected."""
 REST = 2.0
-"""Seconds after a fault until the next, so that everything is joined again."""
+"""Seconds between two faults, in which all links are restored."""
 _DIALLED_BY = {"engine": "processor", "detokenizer": "processor", "processor": "client"}
-"""Whose links are cut."""
+"""Which links are cut, by the service that dials them."""
 LAG = 0.5
-"""Seconds after a fault in which a client may still be given what was on its way."""
+"""Seconds after a fault in which deltas that were on their way may still arrive."""
 _PREFILLS = 8
 _VOCABULARY = 1000
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A fault that was alone."""
+class SingleFault:
+    """A fault while nothing else goes wrong."""
 
     service: str
     kind: Kind
     at: float
-    """On the monotonic clock."""
+    """Monotonic time."""
 
 
-async def strike_each(fleet: Fleet, repeats: int, seed: int) -> list[Strike]:
-    """Kill, stop and cut off one process of each service at a time, ``repeats`` times each, and let it come back."""
+async def inject_each(fleet: Fleet, repeats: int, seed: int) -> list[SingleFault]:
+    """Kill, hang and cut off one process at a time, ``repeats`` times for each service and kind."""
     random_ = random.Random(seed)
-    strikes = []
+    faults = []
     for _ in range(repeats):
         for service in SERVICES:
             for kind in KINDS:
                 name = random_.choice(fleet.names[service])
-                strikes.append(Strike(service, kind, time.monotonic()))
-                await _strike(fleet, name, kind)
+                faults.append(SingleFault(service, kind, time.monotonic()))
+                await _inject(fleet, name, kind)
                 await fleet.wait_serving(name)
                 await asyncio.sleep(REST)
-    return strikes
+    return faults
 
 
-async def _strike(fleet: Fleet, name: str, kind: Kind) -> None:
+async def _inject(fleet: Fleet, name: str, kind: Kind) -> None:
     process = fleet.processes[name]
     match kind:
         case Kind.KILL:
@@ -70,22 +70,22 @@ async def _strike(fleet: Fleet, name: str, kind: Kind) -> None:
                     wire.cut()
 
 
-def pauses_of(strikes: Iterable[Strike], gaps: Iterable[Gap], noticed: float) -> list[Pauses]:
-    """By service and kind, the gaps that a fault made, of requests that noticed it.
+def pauses_of(faults: Iterable[SingleFault], gaps: Iterable[Gap], noticed: float) -> list[Pauses]:
+    """By service and kind, the gaps of requests that noticed a fault.
 
-    Those did that were told so, or whose gap is longer than ``noticed`` seconds.
+    A request noticed it if it moved, or if its gap is longer than ``noticed`` seconds.
     """
     found: dict[tuple[str, Kind], Pauses] = {}
-    there = [gap for gap in gaps if gap.told or gap.seconds > noticed]
-    for strike in strikes:
-        pauses = found.setdefault((strike.service, strike.kind), Pauses(strike.service, strike.kind))
+    noticed_gaps = [gap for gap in gaps if gap.announced or gap.seconds > noticed]
+    for fault in faults:
+        pauses = found.setdefault((fault.service, fault.kind), Pauses(fault.service, fault.kind))
         pauses.faults += 1
-        pauses.seconds += [gap.seconds for gap in there if gap.begun - LAG <= strike.at < gap.ended]
+        pauses.seconds += [gap.seconds for gap in noticed_gaps if gap.begun - LAG <= fault.at < gap.ended]
     return list(found.values())
 
 
 async def prefill_cost(client: AsyncClient, tokens: int, seed: int) -> Prefill:
-    """The median time to the first token of a prompt of ``tokens`` on an idle ring: new, and with its prefix cached."""
+    """Median TTFT of prompts of ``tokens`` ids on an idle ring, first uncached, then cached."""
     random_ = random.Random(seed)
     cold: list[float] = []
     cached: list[float] = []
@@ -98,8 +98,8 @@ async def prefill_cost(client: AsyncClient, tokens: int, seed: int) -> Prefill:
     return Prefill(tokens, quantile(cold, 0.5), quantile(cached, 0.5))
 
 
-async def measure(fleet: Fleet, load: Load, repeats: int, seed: int, noticed: float) -> list[Pauses]:
-    """Strike under load; the gaps of this phase alone are looked at."""
-    strikes = await strike_each(fleet, repeats, seed)
-    await asyncio.sleep(REST)  # for what still runs: gaps are counted when their requests have ended
-    return pauses_of(strikes, load.tally.all_gaps, noticed)
+async def measure(fleet: Fleet, load: ClosedLoop, repeats: int, seed: int, noticed: float) -> list[Pauses]:
+    """Inject single faults under load."""
+    faults = await inject_each(fleet, repeats, seed)
+    await asyncio.sleep(REST)  # gaps are counted when their requests have ended
+    return pauses_of(faults, load.tally.all_gaps, noticed)

@@ -1,4 +1,4 @@
-"""A wire between two processes that can be cut, slowed and held: a relay of bytes from one unix socket to another."""
+"""A relay from one unix socket to another that can cut, delay and hold the bytes between two processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _HIGH_WATER = 1 << 18
 
 
 class Wire:
-    """Everything that connects to ``path`` is connected to ``target``."""
+    """Relays connections to ``path`` to ``target``."""
 
     def __init__(self, name: str, path: Path, target: Path) -> None:
         self.name, self.path, self.target = name, path, target
         self.delay = 0.0
-        """Seconds that each byte takes, in either direction."""
+        """Seconds by which each byte is held back, in either direction."""
         self._open = asyncio.Event()
         self._open.set()
         self._ends: set[_End] = set()
@@ -24,11 +24,10 @@ class Wire:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen."""
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _End(self), str(self.path))
 
     def close(self) -> None:
-        """Listen no longer, and end every connection."""
+        """Stop listening, and abort every connection."""
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -36,18 +35,18 @@ class Wire:
             task.cancel()
 
     def cut(self) -> None:
-        """End every connection; new ones are let through."""
+        """Abort every connection; new ones are relayed."""
         for end in list(self._ends):
             end.abort()
 
     def hold(self) -> None:
-        """Let nothing through, and end nothing: a half-open link."""
+        """Pass nothing on, and close nothing: a half-open link."""
         self._open.clear()
         for end in list(self._ends):
             end.flow()
 
     def release(self) -> None:
-        """As it should be."""
+        """End a delay or a hold."""
         self.delay = 0.0
         self._open.set()
         for end in list(self._ends):
@@ -55,18 +54,16 @@ class Wire:
 
     @property
     def held(self) -> bool:
-        """Whether nothing gets through."""
         return not self._open.is_set()
 
-    def joined(self, end: _End) -> None:
-        """Somebody connected: connect them to the target."""
+    def add_end(self, end: _End) -> None:
+        """Connect a new client's end to the target."""
         self._ends.add(end)
         task = asyncio.create_task(self._dial(end))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
 
-    def left(self, end: _End) -> None:
-        """A connection is over."""
+    def remove_end(self, end: _End) -> None:
         self._ends.discard(end)
 
     async def _dial(self, end: _End) -> None:
@@ -82,17 +79,15 @@ class Wire:
 
 
 class _End(asyncio.Protocol):
-    """One end of a relayed connection."""
-
     def __init__(self, wire: Wire, other: _End | None = None) -> None:
         self._wire = wire
         self._other = other
         self._dialled = other is not None
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[tuple[float, bytes]] = deque()
-        """What came from the other end, and when it is to be passed on."""
+        """Bytes from the other end, and when they are due."""
         self._full = False
-        """Whether this end takes no more for now."""
+        """Whether the write buffer is above its high-water mark."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -104,7 +99,7 @@ class _End(asyncio.Protocol):
             self._other.flow()
         else:
             transport.pause_reading()
-            self._wire.joined(self)
+            self._wire.add_end(self)
 
     def data_received(self, data: bytes) -> None:
         if self._other is not None:
@@ -112,7 +107,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._wire.left(self)
+        self._wire.remove_end(self)
         if self._other is not None:
             self._other.abort()
 
@@ -127,7 +122,7 @@ class _End(asyncio.Protocol):
             self._other.flow()
 
     def take(self, data: bytes, delay: float) -> None:
-        """Pass something on, in order."""
+        """Write ``data`` after ``delay`` seconds, in order."""
         if delay == 0.0 and not self._waiting:
             if self._transport is not None:
                 self._transport.write(data)
@@ -146,7 +141,7 @@ class _End(asyncio.Protocol):
                 self._transport.write(data)
 
     def flow(self) -> None:
-        """Read, unless the wire is held, or the other end is not there or full."""
+        """Resume or pause reading: paused while the wire is held, or the other end is missing or full."""
         if self._transport is None:
             return
         with suppress(RuntimeError):
@@ -156,6 +151,5 @@ class _End(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def abort(self) -> None:
-        """End it, without what was under way."""
         if self._transport is not None:
             self._transport.abort()

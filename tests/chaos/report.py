@@ -1,4 +1,4 @@
-"""What a run showed: for people as lines, for machines as JSON."""
+"""The results of a run, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 from tests.chaos.load import Tally
 from tests.chaos.logs import Findings
-from tests.chaos.outcome import Fault
+from tests.chaos.outcome import Defect
 
 
 @dataclass
 class Phase:
-    """One part of a run."""
-
     name: str
     seconds: float
     tally: Tally
@@ -24,18 +22,18 @@ class Phase:
 
 @dataclass
 class Pauses:
-    """What requests saw of faults of one kind at one service, one fault at a time."""
+    """Pauses at single faults of one kind at one service."""
 
     service: str
     kind: str
     faults: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of each request that noticed one."""
+    """Of each request that noticed a fault."""
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Seconds to the first token of a prompt of so many tokens, on an idle ring."""
+    """TTFT in seconds of a prompt on an idle ring."""
 
     tokens: int
     cold: float
@@ -44,23 +42,21 @@ class Prefill:
 
 @dataclass
 class Report:
-    """A whole run."""
-
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
     replaced: int = 0
-    """Processes that were told to end, and started again."""
+    """Processes that were drained and started again."""
     phases: list[Phase] = field(default_factory=list)
     calm_first_token: float = 0.0
-    """Median, seconds, while nothing went wrong."""
+    """Median in seconds, while nothing went wrong."""
     calm_gap: float = 0.0
-    """Likewise: between two deltas, the longest of a request."""
+    """Median in seconds of each request's longest gap, while nothing went wrong."""
     pauses: list[Pauses] = field(default_factory=list)
     prefill: Prefill | None = None
     left: dict[str, Any] = field(default_factory=dict)
-    """By service: what it still held after all had ended."""
+    """What each process still held after all requests had ended."""
     exit_codes: dict[str, int] = field(default_factory=dict)
-    """Of services that were told to end and did not do so with 0."""
+    """Of processes that drained with another exit code than 0."""
     logs: Findings = field(default_factory=Findings)
 
     @property
@@ -69,7 +65,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that should not have been, in words; none, if the run went well."""
+        """Empty if the run went well."""
         found = []
         for phase in self.phases:
             found += [f"{phase.name}: {detail}" for detail in phase.tally.details]
@@ -80,16 +76,15 @@ class Report:
         return found + self.logs.errors
 
     def add(self, phase: Phase) -> None:
-        """One has ended: keep it, and print what came of it."""
+        """Keep and print a phase that has ended."""
         self.phases.append(phase)
         print("\n".join(_phase_lines(phase)), flush=True)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the single pauses."""
+        """Pauses as quantiles."""
         return {
             "seed": self.seed,
             "requests": self.requests,
@@ -110,7 +105,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """What is to be said at the end, when all phases have been printed."""
+        """The summary, without the phases, which ``add`` has printed."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
         lines = [
             f"seed {self.seed}: {self.requests} requests; injected: {kinds or 'nothing'}; replaced: {self.replaced}",
@@ -128,13 +123,13 @@ class Report:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all are not above; 0 of none."""
+    """By nearest rank; 0 for no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _pauses(tally: Tally) -> dict[str, list[float]]:
-    """Seconds, by what happened, and the longest gaps of all requests, whatever happened to them."""
+    """Pauses by cause in seconds, and the longest gap of every request."""
     pauses: dict[str, list[float]] = {}
     for pause in tally.pauses:
         what, _, why = pause.reason.split(" ", 2)
@@ -147,12 +142,12 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
     return {
         "seconds": round(phase.seconds, 1),
         "requests": tally.requests,
-        "sorts": dict(tally.sorts),
+        "sorts": dict(tally.kinds),
         "cancelled": tally.cancelled,
         "slow_readers": tally.slow,
         "moved": tally.moved,
         "not_identical": tally.not_identical,
-        **{fault.replace(" ", "_"): tally.faults[fault] for fault in Fault},
+        **{defect.replace(" ", "_"): tally.defects[defect] for defect in Defect},
         "details": tally.details,
         "pauses_ms": {what: _quantiles(values) for what, values in _pauses(tally).items() if values},
     }
@@ -160,7 +155,7 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
 
 def _phase_lines(phase: Phase) -> list[str]:
     tally = phase.tally
-    counts = ", ".join(f"{tally.faults[fault]} {fault}" for fault in Fault)
+    counts = ", ".join(f"{tally.defects[defect]} {defect}" for defect in Defect)
     lines = [
         f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
         f"{tally.slow} read slowly), {tally.moved} times moved: {counts}"
@@ -185,7 +180,7 @@ def _prefill_json(prefill: Prefill) -> dict[str, float]:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    """How many, and of all of them, if there are any, in milliseconds."""
+    """Count, and quantiles in milliseconds."""
     if not values:
         return {"count": 0}
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}

@@ -1,4 +1,4 @@
-"""A whole run: a calm ring gives the right answers, then everything goes wrong, then every process is replaced."""
+"""A whole run: record the right answers, inject faults under load, then replace every process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.faults import Injector, schedule
-from tests.chaos.fleet import Fleet, Held
-from tests.chaos.load import Load, connect, undisturbed
+from tests.chaos.fleet import Fleet, HeldResources
+from tests.chaos.load import ClosedLoop, connect, record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.outcome import Outcome
 from tests.chaos.pauses import measure, prefill_cost
@@ -20,49 +20,48 @@ from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
 
 CLIENTS = 3
-"""Each has one session, at one processor at a time."""
+"""Each has one Session with one processor at a time."""
 NOTICED = 3.0
-"""Times the longest gap of a request while nothing goes wrong, at the median: what is longer was noticed."""
+"""A request noticed a fault if its gap is this many times the median longest gap without faults."""
 SETTLE_TIMEOUT = 60.0
-"""Seconds in which services forget what has ended; longer than an orphan's grace."""
+"""Seconds in which services free what has ended; longer than the orphan grace."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of a run."""
-
     seed: int
     seconds: float
-    """Of chaos; the rest takes about a minute more."""
+    """Of chaos; all else takes about a minute more."""
     rolling: int = 1
-    """How often every process is replaced, one after the other."""
+    """How often every process is drained and replaced, one after the other."""
     concurrency: int = 12
     pause: float = 0.2
-    """Seconds, on average, between two requests of a worker, of which there are ``concurrency``."""
+    """Mean seconds between two requests of one of ``concurrency`` workers."""
     rolling_pause: float = 0.2
-    """The same while processes are replaced."""
+    """``pause`` while processes are replaced."""
     pauses: int = 0
-    """How often each kind of fault happens alone to each service, to see what pause it makes."""
-    per_sort: int = 4
-    """Requests of the pool."""
+    """How often each kind of fault is injected alone into each service, to measure its pause."""
+    per_kind: int = 4
+    """Requests of each kind in the pool."""
     keep: Path | None = None
-    """Where logs stay; else they are removed."""
+    """Where logs are kept; by default they are deleted."""
 
 
 async def run(options: Options) -> Report:
-    """Everything; the report says what was wrong."""
     report = Report(options.seed)
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
         fleet = await stack.enter_async_context(Fleet(directory))
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        specs = pool(options.seed, options.per_sort)
-        answers = await undisturbed(clients[0], specs, options.concurrency)
+        specs = pool(options.seed, options.per_kind)
+        answers = await record_answers(clients[0], specs, options.concurrency)
         report.calm_first_token = quantile([one.first_token or 0.0 for one in answers.values()], 0.5)
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
         report.prefill = await prefill_cost(clients[0], _typical_tokens(answers.values()), options.seed)
-        load = Load(clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause)
+        load = ClosedLoop(
+            clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause
+        )
         if options.pauses:
             await _single_faults(options, fleet, load, report)
         if options.seconds:
@@ -79,18 +78,18 @@ async def run(options: Options) -> Report:
 
 
 def _typical_tokens(answers: Iterable[Outcome]) -> int:
-    """What an engine that takes over has to compute, half way: the prompt and half of the answer, at the median."""
+    """Median number of tokens that an engine computes if it takes a request over half-way."""
     usages = [answer.usage for answer in answers if answer.usage is not None]
     return round(quantile([usage.prompt_tokens + usage.completion_tokens / 2 for usage in usages], 0.5))
 
 
-async def _single_faults(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
+async def _single_faults(options: Options, fleet: Fleet, load: ClosedLoop, report: Report) -> None:
     start = time.monotonic()
     report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
     report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
 
 
-async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> None:
+async def _chaos(options: Options, fleet: Fleet, load: ClosedLoop, report: Report) -> None:
     injector, start = Injector(fleet), time.monotonic()
     await injector.run(schedule(options.seed, options.seconds, fleet))
     await asyncio.sleep(max(0.0, start + options.seconds - time.monotonic()))
@@ -99,8 +98,8 @@ async def _chaos(options: Options, fleet: Fleet, load: Load, report: Report) -> 
     report.add(Phase("chaos", time.monotonic() - start, load.next_phase()))
 
 
-async def _rolling_restart(fleet: Fleet, load: Load, report: Report, number: int) -> None:
-    """As an operator would: drain, start again, wait until it serves, and on to the next."""
+async def _rolling_restart(fleet: Fleet, load: ClosedLoop, report: Report, number: int) -> None:
+    """Drain each process, start it again, and wait until it serves, as an operator would."""
     start = time.monotonic()
     for name, process in fleet.processes.items():
         if (code := await process.drain()) != 0:
@@ -111,20 +110,20 @@ async def _rolling_restart(fleet: Fleet, load: Load, report: Report, number: int
     report.add(Phase(f"rolling restart {number}", time.monotonic() - start, load.next_phase()))
 
 
-async def _left(fleet: Fleet) -> dict[str, Held]:
-    """What engines and detokenizers still hold when nobody asks for anything any more."""
+async def _left(fleet: Fleet) -> dict[str, HeldResources]:
+    """What engines and detokenizers still hold when no client sends requests any more."""
     end = time.monotonic() + SETTLE_TIMEOUT
     names = fleet.names["engine"] + fleet.names["detokenizer"]
     while True:
-        held = {name: await fleet.held(name) for name in names}
-        left = {name: one for name, one in held.items() if not one.nothing}
+        held = {name: await fleet.held_resources(name) for name in names}
+        left = {name: one for name, one in held.items() if not one.empty}
         if not left or time.monotonic() > end:
             return left
         await asyncio.sleep(0.25)
 
 
 async def _end(fleet: Fleet, report: Report) -> None:
-    """The front first. A processor that held a request would wait for it, and then be cut, which is logged."""
+    """Drain processors first: one whose engine is gone would log that its requests were cut off."""
     for name, process in reversed(fleet.processes.items()):
         if (code := await process.drain()) != 0:
             report.exit_codes[name] = code

@@ -1,4 +1,4 @@
-"""A little chaos, and that its checker and its schedule are worth something."""
+"""A short chaos run, and tests of its checker and schedule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ringline import Delta, Finished, FinishReason, Started, Usage
 
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet
-from tests.chaos.outcome import Fault, Gap, Outcome, faults_of
-from tests.chaos.pauses import Strike, pauses_of
+from tests.chaos.outcome import Defect, Gap, Outcome, find_defects
+from tests.chaos.pauses import SingleFault, pauses_of
 from tests.chaos.run import Options, run
 
 pytestmark = pytest.mark.long
@@ -23,16 +23,15 @@ SEEDS = (253, 254, 255)
 
 @pytest.mark.timeout(600)
 async def test_nothing_is_lost_in_a_little_chaos() -> None:
-    """Kills, hangs, cuts, delays and half-open links; then every process is replaced under load."""
     moved = 0
     for seed in SEEDS:
-        report = await run(Options(seed=seed, seconds=16, rolling_pause=1.5, per_sort=2))
+        report = await run(Options(seed=seed, seconds=16, rolling_pause=1.5, per_kind=2))
         print("\n".join(report.lines()))
         assert not report.problems
         assert report.faults[Kind.KILL] >= 3
         assert report.faults[Kind.HANG] >= 1
         if moved := sum(phase.tally.moved for phase in report.phases):
-            break  # else the faults met no request: on a fast machine few are under way
+            break  # else no fault hit a request: on a fast machine few are in flight
     assert moved
     assert all(phase.tally.requests for phase in report.phases[:2])
 
@@ -40,8 +39,8 @@ async def test_nothing_is_lost_in_a_little_chaos() -> None:
 def answer(ids: list[int], text: str, *, usage: int | None = None) -> Outcome:
     outcome = Outcome(usage=Usage(3, 0, len(ids) if usage is None else usage))
     for position, token_id in enumerate(ids):
-        outcome.take(Delta(0, position, text[position], (token_id,), None))
-    outcome.take(Finished(0, FinishReason.LENGTH, None, None))
+        outcome.add(Delta(0, position, text[position], (token_id,), None))
+    outcome.add(Finished(0, FinishReason.LENGTH, None, None))
     return outcome
 
 
@@ -57,11 +56,11 @@ def cut_short(outcome: Outcome) -> None:
 
 
 def say_again(outcome: Outcome) -> None:
-    outcome.take(Delta(0, 2, "c", (9,), None))
+    outcome.add(Delta(0, 2, "c", (9,), None))
 
 
 def skip(outcome: Outcome) -> None:
-    outcome.take(Delta(0, 4, "c", (9,), None))
+    outcome.add(Delta(0, 4, "c", (9,), None))
 
 
 def change_token(outcome: Outcome) -> None:
@@ -89,54 +88,58 @@ def never_end(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "fault"),
+    ("harm", "defect"),
     [
-        (fail, Fault.LOST),
-        (cut_short, Fault.LOST),
-        (skip, Fault.LOST),
-        (say_again, Fault.DUPLICATED),
-        (change_token, Fault.ALTERED),
-        (change_text, Fault.ALTERED),
-        (change_end, Fault.ALTERED),
-        (change_logprobs, Fault.ALTERED),
-        (miscount, Fault.WRONG_USAGE),
-        (never_end, Fault.STUCK),
+        (fail, Defect.LOST),
+        (cut_short, Defect.LOST),
+        (skip, Defect.LOST),
+        (say_again, Defect.DUPLICATED),
+        (change_token, Defect.ALTERED),
+        (change_text, Defect.ALTERED),
+        (change_end, Defect.ALTERED),
+        (change_logprobs, Defect.ALTERED),
+        (miscount, Defect.WRONG_USAGE),
+        (never_end, Defect.STUCK),
     ],
 )
-def test_the_checker_finds(harm: Callable[[Outcome], None], fault: Fault) -> None:
+def test_the_checker_finds(harm: Callable[[Outcome], None], defect: Defect) -> None:
     outcome = deepcopy(RIGHT)
-    assert not faults_of(outcome, RIGHT, cancelled=False)
+    assert not find_defects(outcome, RIGHT, cancelled=False)
     harm(outcome)
-    assert fault in faults_of(outcome, RIGHT, cancelled=False)
+    assert defect in find_defects(outcome, RIGHT, cancelled=False)
 
 
 def test_what_a_client_cancelled_may_be_short_but_not_wrong() -> None:
     part = Outcome()
-    part.take(Delta(0, 0, "a", (7,), None))
-    assert not faults_of(part, RIGHT, cancelled=True)
-    assert Fault.LOST in faults_of(part, RIGHT, cancelled=False)
-    part.take(Delta(0, 1, "b", (9,), None))
-    assert Fault.ALTERED in faults_of(part, RIGHT, cancelled=True)
+    part.add(Delta(0, 0, "a", (7,), None))
+    assert not find_defects(part, RIGHT, cancelled=True)
+    assert Defect.LOST in find_defects(part, RIGHT, cancelled=False)
+    part.add(Delta(0, 1, "b", (9,), None))
+    assert Defect.ALTERED in find_defects(part, RIGHT, cancelled=True)
 
 
 def test_a_pause_lies_between_two_deltas_and_has_a_reason() -> None:
     outcome = Outcome()
-    outcome.take(Delta(0, 0, "a", (7,), None))
-    outcome.take(Started("model", "numerics", identical=True, reason="engine engine-0 was lost"))
-    outcome.take(Delta(0, 1, "b", (8,), None))
-    outcome.take(Delta(0, 2, "c", (9,), None))
+    outcome.add(Delta(0, 0, "a", (7,), None))
+    outcome.add(Started("model", "numerics", identical=True, reason="engine engine-0 was lost"))
+    outcome.add(Delta(0, 1, "b", (8,), None))
+    outcome.add(Delta(0, 2, "c", (9,), None))
     assert [pause.reason for pause in outcome.pauses] == ["engine engine-0 was lost"]
 
 
 def test_a_pause_belongs_to_the_fault_that_is_in_it_if_it_was_noticed() -> None:
-    strikes = [Strike("engine", Kind.KILL, 10.0), Strike("engine", Kind.KILL, 20.0), Strike("processor", Kind.CUT, 30)]
-    gaps = [
-        Gap(9.9, 10.03, told=True),
-        Gap(9.9, 10.02, told=False),
-        Gap(20.1, 23.1, told=False),
-        Gap(12.0, 15.0, told=True),
+    faults = [
+        SingleFault("engine", Kind.KILL, 10.0),
+        SingleFault("engine", Kind.KILL, 20.0),
+        SingleFault("processor", Kind.CUT, 30),
     ]
-    engine, processor = pauses_of(strikes, gaps, noticed=0.2)
+    gaps = [
+        Gap(9.9, 10.03, announced=True),
+        Gap(9.9, 10.02, announced=False),
+        Gap(20.1, 23.1, announced=False),
+        Gap(12.0, 15.0, announced=True),
+    ]
+    engine, processor = pauses_of(faults, gaps, noticed=0.2)
     assert (engine.faults, engine.seconds) == (2, [pytest.approx(0.13), 3.0])
     assert (processor.faults, processor.seconds) == (1, [])
 

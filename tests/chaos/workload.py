@@ -1,4 +1,4 @@
-"""What is asked of the ring: a fixed pool of requests of every sort, each with one right answer."""
+"""A pool of requests of every kind, each with one right answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SHARED = "Once upon a time there was a little girl who lived in a house near the
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One request; asked twice, it has the same answer twice."""
+class RequestSpec:
+    """One deterministic request."""
 
     name: str
     prompt: str | None
@@ -20,21 +20,20 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """For the client library."""
         prompt = {"messages": list(self.messages)} if self.messages else {"prompt": self.prompt}
         return {**prompt, **self.options}
 
 
-def pool(seed: int, per_sort: int = 4) -> list[Spec]:
-    """Requests of every sort, ``per_sort`` of each."""
+def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
+    """``per_kind`` requests of every kind."""
     random_ = random.Random(seed)
     specs = []
-    for index in range(per_sort):
+    for index in range(per_kind):
         topic = random_.choice(TOPICS)
         text = f"Once upon a time there was {topic}"
         seeded = {"temperature": 0.9, "top_p": 0.95, "seed": random_.getrandbits(32)}
         length = {"max_tokens": random_.randint(60, 200), "ignore_eos": True}
-        sorts: dict[str, dict[str, Any]] = {
+        kinds: dict[str, dict[str, Any]] = {
             "greedy": {"temperature": 0.0, **length},
             "seeded": {**seeded, **length},
             "choices": {**seeded, **length, "n": 3, "max_tokens": 80},
@@ -44,8 +43,8 @@ def pool(seed: int, per_sort: int = 4) -> list[Spec]:
             "ends": {**seeded, "max_tokens": 300},
             "long": {**seeded, "ignore_eos": True, "max_tokens": 400},
         }
-        specs += [Spec(f"{sort}-{index}", text, options=options) for sort, options in sorts.items()]
-        specs.append(Spec(f"prefix-{index}", SHARED + f"One day she met {topic}", options={**seeded, **length}))
+        specs += [RequestSpec(f"{kind}-{index}", text, options=options) for kind, options in kinds.items()]
+        specs.append(RequestSpec(f"prefix-{index}", SHARED + f"One day she met {topic}", options={**seeded, **length}))
         messages = ({"role": "user", "content": f"Tell me about {topic}."},)
-        specs.append(Spec(f"chat-{index}", None, messages, {**seeded, "max_tokens": 120}))
+        specs.append(RequestSpec(f"chat-{index}", None, messages, {**seeded, "max_tokens": 120}))
     return specs

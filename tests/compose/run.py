@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ringline import Client, Options, Unavailable
 
-from tests.chaos.load import Load, Tally, connect, undisturbed
+from tests.chaos.load import ClosedLoop, Tally, connect, record_answers
 from tests.chaos.workload import pool
 from tests.compose.engine import KINDS, Failed, Stack, inspect, kill, own_bytes, run, stop_service
 
@@ -105,8 +105,8 @@ async def disturb(stack: Stack) -> None:
     specs = [spec for spec in pool(SEED) if spec.name.partition("-")[0] in SORTS]
     async with AsyncExitStack() as clients:
         connected = [await clients.enter_async_context(connect(",".join(stack.addresses))) for _ in range(CLIENTS)]
-        answers = await undisturbed(connected[0], specs, CONCURRENCY)
-        load = Load(connected, specs, answers, seed=SEED, concurrency=CONCURRENCY, pause=0.02)
+        answers = await record_answers(connected[0], specs, CONCURRENCY)
+        load = ClosedLoop(connected, specs, answers, seed=SEED, concurrency=CONCURRENCY, pause=0.02)
         for kind in KINDS[::-1]:
             await strike(load, stack, kind)
         for kind in KINDS[::-1]:
@@ -116,7 +116,7 @@ async def disturb(stack: Stack) -> None:
         report("after", load.next_phase())
 
 
-async def strike(load: Load, stack: Stack, kind: str) -> None:
+async def strike(load: ClosedLoop, stack: Stack, kind: str) -> None:
     """Kill the busiest until one had requests: it may have ended its last one just before."""
     for _ in range(STRIKES):
         had = await asyncio.to_thread(crash, stack, kind)
@@ -129,8 +129,8 @@ async def strike(load: Load, stack: Stack, kind: str) -> None:
 def report(name: str, tally: Tally) -> int:
     """How many requests were moved; fails if anything was lost."""
     moved = tally.moved + tally.resumed
-    if tally.faults:
-        raise Failed(f"{name}: {dict(tally.faults)}\n" + "\n".join(tally.details))
+    if tally.defects:
+        raise Failed(f"{name}: {dict(tally.defects)}\n" + "\n".join(tally.details))
     check(tally.requests > 0, f"{name}: {tally.requests} requests under load, none lost, {moved} moved")
     return moved
 

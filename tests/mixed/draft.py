@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.chaos.fleet import Fleet, Release
 from tests.chaos.load import ask, connect
-from tests.chaos.outcome import faults_of
+from tests.chaos.outcome import find_defects
 from tests.mixed.setting import Mix, Row, Setting, fleet_of
 
 DRAFT = "0500ab1"
@@ -35,8 +35,8 @@ async def side_by_side(setting: Setting, draft: Release, this: Release) -> Row:
         async with connect(f"unix:{fleet.wires['client>processor-1'].path}") as client:
             for spec in setting.specs:
                 outcome = await ask(client, spec)
-                faults = faults_of(outcome, setting.answers[spec.name], cancelled=False)
-                row.problems += [f"{spec.name}: {fault}: {words}" for fault, words in faults.items()]
+                defects = find_defects(outcome, setting.answers[spec.name], cancelled=False)
+                row.problems += [f"{spec.name}: {defect}: {words}" for defect, words in defects.items()]
                 row.requests += 1
         for dialling, dialled, address in _between_releases(fleet):
             expected = _REFUSALS[fleet.processes[dialled].release.name].format(dialling)

@@ -19,10 +19,10 @@ from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
 from services.rpc.protobuf import hello_message, status_from_proto
 from tests.chaos.fleet import THIS, Fleet, Release
-from tests.chaos.load import Load, ask, connect
+from tests.chaos.load import ClosedLoop, ask, connect
 from tests.chaos.logs import read_logs
-from tests.chaos.outcome import Fault
-from tests.chaos.workload import Spec
+from tests.chaos.outcome import Defect
+from tests.chaos.workload import RequestSpec
 from tests.mixed.next_release import CAPABILITY
 from tests.mixed.setting import Mix, Row, Setting, fleet_of
 
@@ -69,13 +69,13 @@ async def two_of_each(setting: Setting, mix: Mix, older: Release, newer: Release
 
 
 @asynccontextmanager
-async def _under_load(setting: Setting, fleet: Fleet, row: Row) -> AsyncIterator[Load]:
+async def _under_load(setting: Setting, fleet: Fleet, row: Row) -> AsyncIterator[ClosedLoop]:
     """Requests under way all the time, every one compared with its right answer; ends when all have ended."""
     options = setting.options
     numerics = {await numerics_of(fleet, name) for name in fleet.names["engine"]}
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
-        load = Load(
+        load = ClosedLoop(
             clients, setting.specs, setting.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
         )
         try:
@@ -85,15 +85,15 @@ async def _under_load(setting: Setting, fleet: Fleet, row: Row) -> AsyncIterator
     tally = load.tally
     row.requests = tally.requests
     if numerics != {setting.numerics}:  # by their own word the releases compute otherwise: tokens may be others
-        del tally.faults[Fault.ALTERED]
+        del tally.defects[Defect.ALTERED]
     elif tally.not_identical:
         row.problems.append(f"{tally.not_identical} moves were not identical, though all numerics are equal")
-    if tally.faults.total():
-        row.problems += [*(f"{count} {fault}" for fault, count in tally.faults.items()), *tally.details]
+    if tally.defects.total():
+        row.problems += [*(f"{count} {defect}" for defect, count in tally.defects.items()), *tally.details]
     row.problems += read_logs(process.log for process in fleet.processes.values()).errors
 
 
-async def _strike(fleet: Fleet, load: Load, name: str, setting: Setting) -> int:
+async def _strike(fleet: Fleet, load: ClosedLoop, name: str, setting: Setting) -> int:
     """Kill a service that has work; returns how many requests went on elsewhere, as far as can be seen.
 
     Where there is another of its kind, it comes back only after what was under way has ended there.
@@ -117,14 +117,14 @@ async def _work_of(fleet: Fleet, name: str) -> int:
     """Wait until a service has some; returns how many requests a detokenizer has."""
     if fleet.processes[name].kind == "processor":
         return 0
-    while not ((held := await fleet.held(name)).running or held.live_requests):  # noqa: ASYNC110
+    while not ((held := await fleet.held_resources(name)).running or held.live_requests):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     return held.live_requests
 
 
 async def _check_capability(fleet: Fleet, row: Row) -> None:
     """What only the next release can do is refused by name, whichever service lacks it; its own engine takes it."""
-    spec = Spec("requires", "Once", options={"max_tokens": 1, "requires": [CAPABILITY]})
+    spec = RequestSpec("requires", "Once", options={"max_tokens": 1, "requires": [CAPABILITY]})
     async with connect(fleet.fronts) as client:
         outcome = await ask(client, spec)
     if outcome.reason == Reason.CAPABILITY_MISSING.name and CAPABILITY in outcome.error:

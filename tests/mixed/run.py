@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos.fleet import THIS, Release
-from tests.chaos.load import connect, undisturbed
+from tests.chaos.load import connect, record_answers
 from tests.chaos.workload import pool
 from tests.mixed.draft import DRAFT, side_by_side
 from tests.mixed.releases import frozen, next_release, release_of
@@ -56,7 +56,7 @@ def _releases(mix: Mix, options: Options, directory: Path) -> tuple[Release, Rel
 
 
 async def _setting(options: Options, directory: Path) -> Setting:
-    specs = pool(options.seed, per_sort=1)
+    specs = pool(options.seed, per_kind=1)
     async with fleet_of(directory / "r", [THIS], [THIS], [THIS]) as fleet, connect(fleet.fronts) as client:
-        answers = await undisturbed(client, specs, options.concurrency)
+        answers = await record_answers(client, specs, options.concurrency)
         return Setting(options, directory, specs, answers, await numerics_of(fleet, "engine-0"))

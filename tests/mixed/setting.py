@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos.fleet import Fleet, Release
 from tests.chaos.outcome import Outcome
-from tests.chaos.workload import Spec
+from tests.chaos.workload import RequestSpec
 
 
 class Mix(StrEnum):
@@ -46,7 +46,7 @@ class Setting:
     options: Options
     directory: Path
     """Of trees and logs."""
-    specs: Sequence[Spec]
+    specs: Sequence[RequestSpec]
     answers: Mapping[str, Outcome]
     """The right ones, of a ring of this release alone."""
     numerics: str

@@ -15,9 +15,9 @@ from pathlib import Path
 from ringline import AsyncClient
 
 from tests.chaos.fleet import Fleet, engine_flags
-from tests.chaos.load import ask, connect, undisturbed
-from tests.chaos.outcome import Outcome, faults_of
-from tests.chaos.workload import Spec, pool
+from tests.chaos.load import ask, connect, record_answers
+from tests.chaos.outcome import Outcome, find_defects
+from tests.chaos.workload import RequestSpec, pool
 from tests.rolling.variants import Change, variant
 
 AT_ONCE = 4
@@ -27,7 +27,9 @@ LEAD = 0.3
 """Seconds between these and the end of the engine."""
 FIRST_ANSWER = 120.0
 """Seconds in which an answer of the model before must have come."""
-LONGEST = Spec("longest", "Once upon a time", options={"temperature": 0.0, "max_tokens": 850, "ignore_eos": True})
+LONGEST = RequestSpec(
+    "longest", "Once upon a time", options={"temperature": 0.0, "max_tokens": 850, "ignore_eos": True}
+)
 """Asked for right before an engine is replaced, so that something of it must go on elsewhere, or ends."""
 
 
@@ -47,7 +49,7 @@ class Options:
     """Of processors: a request waits that long for an engine of its model."""
     longest_pause: float = 2.0
     """Seconds between two deltas of an answer, and until the first one; a longer one is a problem."""
-    per_sort: int = 1
+    per_kind: int = 1
     keep: Path | None = None
     """Where logs stay; else they are removed."""
 
@@ -91,7 +93,7 @@ async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout
         fleet = Fleet(directory, size, size, size, model=bundled, patience=options.patience)
         await stack.enter_async_context(fleet)
         client = await stack.enter_async_context(connect(fleet.fronts))
-        specs = [*pool(options.seed, options.per_sort), LONGEST]
+        specs = [*pool(options.seed, options.per_kind), LONGEST]
         before = await _right_answers(client, specs)
         rollouts = []
         for change in options.changes:
@@ -102,9 +104,9 @@ async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout
         return rollouts
 
 
-async def _right_answers(client: AsyncClient, specs: Sequence[Spec]) -> dict[str, Outcome]:
+async def _right_answers(client: AsyncClient, specs: Sequence[RequestSpec]) -> dict[str, Outcome]:
     """Of the one model that all engines serve."""
-    answers = await undisturbed(client, specs, AT_ONCE)
+    answers = await record_answers(client, specs, AT_ONCE)
     assert len({tuple(answer.models) for answer in answers.values()}) == 1
     return answers
 
@@ -114,13 +116,13 @@ async def _roll_out(
     model: Sequence[str],
     fleet: Fleet,
     client: AsyncClient,
-    specs: Sequence[Spec],
+    specs: Sequence[RequestSpec],
     before: dict[str, Outcome],
     options: Options,
 ) -> tuple[Rollout, dict[str, Outcome]]:
     """What came of it, and the right answers of the new model."""
     start = time.monotonic()
-    asked: list[tuple[Spec, asyncio.Task[Outcome]]] = []
+    asked: list[tuple[RequestSpec, asyncio.Task[Outcome]]] = []
     load = asyncio.create_task(_load(client, specs, options.rate, asked))
     problems = []
     longest: list[asyncio.Task[Outcome]] = []
@@ -147,7 +149,10 @@ async def _roll_out(
 
 
 async def _load(
-    client: AsyncClient, specs: Sequence[Spec], rate: float, asked: list[tuple[Spec, asyncio.Task[Outcome]]]
+    client: AsyncClient,
+    specs: Sequence[RequestSpec],
+    rate: float,
+    asked: list[tuple[RequestSpec, asyncio.Task[Outcome]]],
 ) -> None:
     """Requests at a steady rate, which are added to ``asked``, until it is cancelled."""
     for spec in itertools.cycle(specs):
@@ -157,7 +162,7 @@ async def _load(
 
 def _judge(
     rollout: Rollout,
-    answers: Sequence[tuple[Spec, Outcome]],
+    answers: Sequence[tuple[RequestSpec, Outcome]],
     before: dict[str, Outcome],
     after: dict[str, Outcome],
     last_drain: float,
@@ -189,8 +194,8 @@ def _judge(
             continue
         if gone:
             outcome.error = ""
-        for fault, words in faults_of(outcome, right[spec.name], cancelled=gone).items():
-            rollout.problems.append(f"{spec.name}, {name}: {fault}: {words}")
+        for defect, words in find_defects(outcome, right[spec.name], cancelled=gone).items():
+            rollout.problems.append(f"{spec.name}, {name}: {defect}: {words}")
         rollout.longest_pause = max(rollout.longest_pause, outcome.longest_gap)
         rollout.longest_wait = max(rollout.longest_wait, outcome.first_token or 0.0)
     if not all(rollout.by_model[name] for name in names.values()):

@@ -10,7 +10,7 @@ import pytest
 from ringline import Delta, Finished, FinishReason, Started, Usage
 
 from tests.chaos.outcome import Outcome
-from tests.chaos.workload import Spec
+from tests.chaos.workload import RequestSpec
 from tests.rolling.run import MODEL_GONE, Options, Rollout, _judge, run
 from tests.rolling.variants import Change
 
@@ -24,15 +24,15 @@ async def test_no_request_is_lost_and_none_goes_on_with_other_weights() -> None:
     assert not rollout.problems
 
 
-SPEC = Spec("greedy", "Once")
+SPEC = RequestSpec("greedy", "Once")
 
 
 def answer(model: str, ids: list[int]) -> Outcome:
     outcome = Outcome(usage=Usage(3, 0, len(ids)))
-    outcome.take(Started(model, "numerics", True, ""))
+    outcome.add(Started(model, "numerics", True, ""))
     for position, token_id in enumerate(ids):
-        outcome.take(Delta(0, position, chr(97 + token_id), (token_id,), None))
-    outcome.take(Finished(0, FinishReason.LENGTH, None, None))
+        outcome.add(Delta(0, position, chr(97 + token_id), (token_id,), None))
+    outcome.add(Finished(0, FinishReason.LENGTH, None, None))
     return outcome
 
 

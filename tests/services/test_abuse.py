@@ -1,4 +1,4 @@
-"""What a stranger can do to the processor's port with bare HTTP/2: the connection pays for it, and nobody else."""
+"""HTTP/2 attacks on the processor's port cost the attacker its connection, and nobody else anything."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MAX_STREAMS = 1024
 
 
 def resident(pid: int) -> int:
-    """Bytes that a process has in memory."""
+    """Resident bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_strangers_disturb_nobody(ring: Ring) -> None:
+async def test_attackers_disturb_nobody(ring: Ring) -> None:
     before = resident(ring.pid("processor"))
     async with ringline.AsyncClient(ring.address) as client, Connection(ring.address) as silent:
         expected = await client.generate("Once upon a time", max_tokens=16, temperature=0)
@@ -52,36 +52,36 @@ async def test_strangers_disturb_nobody(ring: Ring) -> None:
         assert answer.text == expected.text
         rest = await stream.result()
         assert (rest.usage.completion_tokens, rest.resumed) == (300, 0)
-        await silent.closed()
+        await silent.wait_closed()
     assert resident(ring.pid("processor")) - before < 128 << 20
 
 
 async def rapid_reset(address: str) -> None:
-    """Calls that are taken back at once (CVE-2023-44487)."""
-    async with Connection(address) as stranger:
-        await stranger.greet()
+    """Calls that are reset at once (CVE-2023-44487)."""
+    async with Connection(address) as attacker:
+        await attacker.send_preface()
         for stream in range(1, 20_001, 2):
             call = frame(HEADERS, END_HEADERS, stream, headers())
-            if not await stranger.say(call + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))):
+            if not await attacker.write(call + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))):
                 break
 
 
 async def ping_flood(address: str) -> None:
-    async with Connection(address) as stranger:
-        await stranger.greet()
+    async with Connection(address) as attacker:
+        await attacker.send_preface()
         for _ in range(10_000):
-            if not await stranger.say(frame(PING, 0, 0, b"12345678")):
+            if not await attacker.write(frame(PING, 0, 0, b"12345678")):
                 break
-        await stranger.closed()
+        await attacker.wait_closed()
 
 
 async def continuation_flood(address: str) -> None:
-    """Headers without an end (CVE-2024-27316 and its like): gRPC reads on, and keeps nothing of them."""
-    async with Connection(address) as stranger:
-        await stranger.greet()
-        await stranger.say(frame(HEADERS, 0, 1, headers()))
+    """Endless headers (CVE-2024-27316 and others): gRPC reads on, and keeps nothing of them."""
+    async with Connection(address) as attacker:
+        await attacker.send_preface()
+        await attacker.write(frame(HEADERS, 0, 1, headers()))
         more = headers(**{"x-more": "y" * 100}) * 80
-        while stranger.sent < 256 << 20 and await stranger.say(frame(CONTINUATION, 0, 1, more[: 16 << 10])):
+        while attacker.sent < 256 << 20 and await attacker.write(frame(CONTINUATION, 0, 1, more[: 16 << 10])):
             pass
 
 
@@ -95,7 +95,7 @@ async def large_metadata(address: str) -> None:
 
 
 async def reflection_that_is_dropped(address: str) -> None:
-    """Answers that nobody waits for: what is left of them once ended the process."""
+    """Reflection calls cancelled after one answer: what was left of them once crashed the process."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         for _ in range(500):
@@ -106,17 +106,17 @@ async def reflection_that_is_dropped(address: str) -> None:
 
 
 async def half_open_streams(ring: Ring) -> None:
-    """Calls whose messages begin and do not go on, and one that goes on a byte at a time."""
+    """Calls with unfinished messages, and one that sends a byte at a time."""
     begun = frame(DATA, 0, 1, b"\0\0\0\1\0" + b"\x0a")  # 256 bytes are announced
-    async with Connection(ring.address) as stranger:
-        await stranger.greet()
+    async with Connection(ring.address) as attacker:
+        await attacker.send_preface()
         for stream in range(1, 4_001, 2):
             path = "/ringline.inference.v1.InferenceService/" + ("Session", "Generate")[stream // 2 % 2]
             call = frame(HEADERS, END_HEADERS, stream, headers(path))
-            if not await stranger.say(call + begun[:5] + struct.pack(">I", stream) + begun[9:]):
+            if not await attacker.write(call + begun[:5] + struct.pack(">I", stream) + begun[9:]):
                 break
         for _ in range(20):
-            if not await stranger.say(frame(DATA, 0, 1, b"x")):
+            if not await attacker.write(frame(DATA, 0, 1, b"x")):
                 break
         async with ringline.AsyncClient(ring.address) as client:
             await client.generate("Once", max_tokens=1)
@@ -126,9 +126,9 @@ async def half_open_streams(ring: Ring) -> None:
 
 
 async def too_many_streams(address: str) -> None:
-    """Calls without a message, more than a connection may have: the server ends those beyond, and some before."""
-    async with Connection(address) as stranger:
-        await stranger.greet()
+    """Calls without a message, more than a connection may have: the server ends those beyond the limit, and others."""
+    async with Connection(address) as attacker:
+        await attacker.send_preface()
         for stream in range(1, 2 * (MAX_STREAMS + 100), 2):
-            assert await stranger.say(frame(HEADERS, END_HEADERS, stream, headers()))
-        await stranger.has_ended(100)
+            assert await attacker.write(frame(HEADERS, END_HEADERS, stream, headers()))
+        await attacker.wait_streams_ended(100)

@@ -71,7 +71,7 @@ async def serving(
 @asynccontextmanager
 async def client(server: Server, **options: Any) -> AsyncIterator[Connection]:
     async with Connection(server.address, **options) as made:
-        await made.greet()
+        await made.send_preface()
         yield made
 
 
@@ -79,7 +79,7 @@ async def check(connection: Connection) -> None:
     """A whole call. ``grpc.aio`` refers to a server's first one for ever, and to its last one until the next comes."""
     stream = await connection.call(LOOKUP)
     await connection.send(stream, message(b""), last=True)
-    await connection.has_ended(len(connection.ended) + 1)
+    await connection.wait_streams_ended(len(connection.ended) + 1)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -103,7 +103,7 @@ async def test_a_stream_is_reset_whose_client_never_takes_its_status(
         async with client(server) as another:
             await until(lambda: server.open_calls == 0)
             await check(another)
-        await connection.has_ended(20)
+        await connection.wait_streams_ended(20)
         assert not connection.lost, "other streams of the connection go on"
 
 
@@ -117,7 +117,7 @@ async def test_an_answer_that_is_not_taken_goes() -> None:
             await asyncio.sleep(0.1)
             await until(lambda: server.open_calls == 0)
             await check(another)
-        await connection.has_ended(3)
+        await connection.wait_streams_ended(3)
 
 
 async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(3):
             await connection.call(HEALTH)
             await connection.call(LOOKUP)
-        await connection.has_ended(6)
+        await connection.wait_streams_ended(6)
         await until(lambda: server.open_calls == 0)
 
 
@@ -158,7 +158,7 @@ async def test_who_has_most_calls_makes_room() -> None:
                 await until(lambda number=number: other.received >= number * len(LARGE))
                 assert "another client" in await refused(calls[-number])
             await other.send(await other.call(SESSION), message(b"go"))
-            await other.has_ended(1)  # both have as many
+            await other.wait_streams_ended(1)  # both have as many
         for call in calls[:2]:
             await call.write(b"go")
             assert await call.read() == LARGE
@@ -188,14 +188,14 @@ async def test_calls_beyond_those_of_a_connection_are_reset() -> None:
     async with serving(max_streams_per_connection=4) as (server, _), client(server) as connection:
         for _ in range(8):
             await connection.call(SESSION)
-        await connection.has_ended(4)
+        await connection.wait_streams_ended(4)
         assert not connection.lost
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
     async with serving(max_connections=2) as (server, _), client(server) as one, client(server) as two:
         async with client(server) as three:
-            await three.closed()
+            await three.wait_closed()
         assert not one.lost
         assert not two.lost
 
@@ -257,7 +257,7 @@ def test_of_clients_that_have_as_many_the_quietest_connections_make_room() -> No
 
 async def test_a_connection_without_calls_is_closed() -> None:
     async with serving(connection_idle_timeout=0.2) as (server, _), client(server) as idle:
-        await idle.closed()
+        await idle.wait_closed()
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             for _ in range(2):

@@ -55,7 +55,7 @@ class Echo:
 @asynccontextmanager
 async def greeted(address: str) -> AsyncIterator[Connection]:
     async with Connection(address) as connection:
-        await connection.greet()
+        await connection.send_preface()
         yield connection
 
 
@@ -89,7 +89,7 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(size
         sizes_read.append(BUDGET // 2)
         with capture_logs() as logs:
             guard.check()
-            await hostile.closed()
+            await hostile.wait_closed()
         closed = [log["connections"] for log in logs if log["event"] == "memory is short: closed connections"]
         assert closed == [1]
         assert not busy.lost
@@ -112,7 +112,7 @@ async def hoard_until_closed() -> None:
             while resident_memory() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
                 await asyncio.sleep(0.01)
             guard.start()
-            await hostile.closed()
+            await hostile.wait_closed()
             while resident_memory() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
     await server.stop()
@@ -155,14 +155,14 @@ async def test_what_was_hoarded_slowly_counts_when_memory_is_short(sizes_read: l
         assert not hoarder.lost, "there is memory"
         sizes_read.append(BUDGET // 2)
         guard.check()
-        await hoarder.closed()
+        await hoarder.wait_closed()
         assert not idle.lost
         async with asyncio.timeout(60):
             while len(left := list(accepted_connections(port))) > 1:  # noqa: ASYNC110 - the server's descriptor, until it closes it
                 await asyncio.sleep(0.01)
         (one,) = left
         close_connection(one)
-        await idle.closed()
+        await idle.wait_closed()
         close_connection(one)  # it is over, and its descriptor may be another's
     await server.stop()
 
