@@ -1,4 +1,4 @@
-"""Everything that compose.yaml promises, one step after the other, on a real Docker engine."""
+"""Checks on a real Docker engine what compose.yaml promises, step by step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LARGEST_CPU_TIER = 130 * 10**6
 ONE = dict.fromkeys(KINDS, 1)
 TWO = dict.fromkeys(KINDS, 2)
 SEED = 7
-SORTS = ("greedy", "seeded", "ends", "long")
-"""Of requests, those that take longest."""
+KINDS_OF_REQUESTS = ("greedy", "seeded", "ends", "long")
+"""Those that take longest."""
 CLIENTS = 2
 CONCURRENCY = 12
-STRIKES = 5
+MAX_KILLS = 5
 LONG_WORK = Options(n=32, max_tokens=1500, ignore_eos=True, temperature=0.9, seed=7)
 """An answer that takes longer than it takes to disturb it."""
 
@@ -53,14 +53,14 @@ def say(text: str) -> None:
 
 
 def check(holds: bool, text: str) -> None:
-    """Say that something holds, or fail."""
+    """Print ``text`` if it holds; else fail."""
     if not holds:
         raise Failed(f"not so: {text}")
     say(f"  {text}")
 
 
 def build(stack: Stack) -> None:
-    """The images, and what is in them."""
+    """Build the images, and check their sizes."""
     start = time.monotonic()
     stack("build", timeout=3600)
     say(f"built in {time.monotonic() - start:.0f} s")
@@ -72,7 +72,7 @@ def build(stack: Stack) -> None:
 
 
 def start(stack: Stack, counts: dict[str, int]) -> None:
-    """So many of each service, until all are healthy and linked."""
+    """Start ``counts`` of each service, and wait until all are healthy and linked."""
     begun = time.monotonic()
     scales = [word for kind, count in counts.items() for word in ("--scale", f"{kind}={count}")]
     stack("up", "-d", "--no-build", *scales)
@@ -82,7 +82,7 @@ def start(stack: Stack, counts: dict[str, int]) -> None:
 
 
 def look_inside(stack: Stack) -> None:
-    """Each container is what its image's users count on."""
+    """Check user, file system, packages, memory limit and restart policy of each container."""
     for kind in KINDS:
         (container,) = stack.containers(kind)
         user, writable, heavy = (*run("docker", "exec", container, "python", "-c", PROBE).split(" "), "")[:3]
@@ -101,14 +101,14 @@ def generate(stack: Stack, **security: str) -> None:
 
 
 async def disturb(stack: Stack) -> None:
-    """With two of each, under load: one of each dies, and one of each is told to end. Nothing may be lost."""
-    specs = [spec for spec in pool(SEED) if spec.name.partition("-")[0] in SORTS]
+    """Under load, kill one of each service and drain one of each: nothing may be lost."""
+    specs = [spec for spec in pool(SEED) if spec.name.partition("-")[0] in KINDS_OF_REQUESTS]
     async with AsyncExitStack() as clients:
         connected = [await clients.enter_async_context(connect(",".join(stack.addresses))) for _ in range(CLIENTS)]
         answers = await record_answers(connected[0], specs, CONCURRENCY)
         load = ClosedLoop(connected, specs, answers, seed=SEED, concurrency=CONCURRENCY, pause=0.02)
         for kind in KINDS[::-1]:
-            await strike(load, stack, kind)
+            await kill_until_hit(load, stack, kind)
         for kind in KINDS[::-1]:
             await asyncio.to_thread(stop, stack, kind)
             report(f"stopped: {kind}", load.next_phase())
@@ -116,18 +116,18 @@ async def disturb(stack: Stack) -> None:
         report("after", load.next_phase())
 
 
-async def strike(load: ClosedLoop, stack: Stack, kind: str) -> None:
-    """Kill the busiest until one had requests: it may have ended its last one just before."""
-    for _ in range(STRIKES):
+async def kill_until_hit(load: ClosedLoop, stack: Stack, kind: str) -> None:
+    """Kill the busiest until one had requests: its last may end just before the kill."""
+    for _ in range(MAX_KILLS):
         had = await asyncio.to_thread(crash, stack, kind)
         moved = report(f"killed: {kind} with {had:.0f} requests", load.next_phase())
         if moved or (kind == "detokenizer" and had):  # a client is not told of another detokenizer
             return
-    raise Failed(f"{STRIKES} times no request was hit")
+    raise Failed(f"{MAX_KILLS} times no request was hit")
 
 
 def report(name: str, tally: Tally) -> int:
-    """How many requests were moved; fails if anything was lost."""
+    """Return how many requests moved; fail if any was lost."""
     moved = tally.moved + tally.resumed
     if tally.defects:
         raise Failed(f"{name}: {dict(tally.defects)}\n" + "\n".join(tally.details))
@@ -136,7 +136,7 @@ def report(name: str, tally: Tally) -> int:
 
 
 def crash(stack: Stack, kind: str) -> float:
-    """How many requests it had; its restart policy brings it back."""
+    """Kill the busiest; returns how many requests it had. Its restart policy must bring it back."""
     container, had = stack.busiest(kind)
     before = int(inspect(container, "{{.RestartCount}}"))
     kill(container, stack.image("processor"))
@@ -147,7 +147,7 @@ def crash(stack: Stack, kind: str) -> float:
 
 
 def stop(stack: Stack, kind: str) -> None:
-    """The signal reaches the process, which drains and ends by itself; then it is started again."""
+    """Stop a container: its process must drain and exit by itself. Then start it again."""
     container, _ = stack.busiest(kind)
     run("docker", "stop", "--time", "40", container)
     check(inspect(container, "{{.State.ExitCode}}") == "0", f"{kind}: drained and ended with 0")
@@ -157,7 +157,7 @@ def stop(stack: Stack, kind: str) -> None:
 
 
 def speak_tls(stack: Stack, directory: Path) -> None:
-    """With compose.tls.yaml the door takes those alone who speak TLS, and links are made by certificates."""
+    """With compose.tls.yaml the processor refuses plaintext, and links use certificates."""
     secured = replace(stack, overrides=("compose.tls.yaml",))
     start(secured, ONE)
     look_at_keys(secured)
@@ -174,7 +174,7 @@ def speak_tls(stack: Stack, directory: Path) -> None:
 
 
 def look_at_keys(stack: Stack) -> None:
-    """Each container can read its own certificate and key and the authority's certificate, and there is no more."""
+    """Each container sees only its own certificate and key and the authority's certificate."""
     digests = set()
     for kind in KINDS:
         (container,) = stack.containers(kind)
@@ -186,14 +186,13 @@ def look_at_keys(stack: Stack) -> None:
 
 
 def use_one(stack: Stack) -> None:
-    """One of each service."""
     start(stack, ONE)
     look_inside(stack)
     generate(stack)
 
 
 def hang(stack: Stack) -> None:
-    """The engine's process is stopped in the middle of an answer: its container is replaced, and the answer goes on."""
+    """Stop the engine's process during an answer: its container is replaced, and the answer goes on."""
     start(stack, ONE)
     image = stack.image("processor")
     with Client(stack.addresses, patience=60) as client:

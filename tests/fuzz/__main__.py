@@ -1,8 +1,8 @@
-"""Fuzzes the three services of a ring of its own, beside a client that behaves: ``python -m tests.fuzz``.
+"""Fuzzes the three services of a ring of its own, beside a well-behaved client: ``python -m tests.fuzz``.
 
-Prints per service how calls ended, its memory before and after, and the client's latency with and without it, measured
-in turns. Exit code 1 if a service failed, hung or died, the client was answered wrongly, or its slowest answers took
-more than twice as long.
+Prints per service the status codes of calls, its memory before and after, and the client's latency with and without
+fuzzing, measured in turns. Exit code 1 if a service failed, hung or died, the client got a wrong answer, or its p99
+latency more than doubled.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 
 import ringline
 
-from tests.fuzz.sender import Came, Order, sender
+from tests.fuzz.sender import Order, SendResult, sender
 from tests.ring import Ring, start_ring, stop_ring
 
 RATES = {"processor": 300.0, "engine": 300.0, "detokenizer": 100.0}
-"""Of what a detokenizer is sent, the engine computes the most."""
+"""Mutated messages per second. Those to a detokenizer cost the engine most."""
 TURNS = 10
 ALONE = 2.0
-"""Seconds of each turn in which the client is measured with nobody beside it."""
-MOST = 2.0
-"""Times as long as alone may the client's 99th percentile be."""
+"""Seconds of each turn in which the client is measured without fuzzing."""
+MAX_SLOWDOWN = 2.0
+"""Limit of the client's p99 latency, as a multiple of that without fuzzing."""
 _ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
 def main() -> int:
-    """Run and report; returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description="Send damaged messages to every service of a ring.")
     parser.add_argument("--inputs", type=int, default=100_000, help="damaged messages per service")
     parser.add_argument("--seed", type=int, default=0, help="what is sent follows from it")
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _orders(ring: Ring, service: str, given: argparse.Namespace) -> list[Order]:
-    """What is sent to a service, turn by turn."""
+    """One order for each turn."""
     rate = (RATES[service] if given.rate is None else given.rate) or None
     return [
         Order(ring.addresses, service, given.inputs // TURNS, given.seed * TURNS + turn, given.streams, rate)
@@ -72,11 +72,11 @@ async def _fuzz_one(
     ring: Ring,
     client: ringline.AsyncClient,
     expected: str,
-    send: Callable[[Order], Awaitable[Came]],
+    send: Callable[[Order], Awaitable[SendResult]],
     orders: Sequence[Order],
 ) -> int:
-    """Carry out the orders to one service, and leave it alone in between; returns how much was not as it should be."""
-    service, came, busy = orders[0].service, Came(0, {}, []), 0.0
+    """Fuzz one service in turns with pauses; returns the number of problems."""
+    service, result, busy = orders[0].service, SendResult(0, {}, []), 0.0
     alone: list[float] = []
     beside: list[float] = []
     before = _resident(ring.pid(service))
@@ -86,22 +86,22 @@ async def _fuzz_one(
         found, more = await _latencies(client, expected, send(order))
         busy += time.monotonic() - start
         beside += found
-        came += more
-    slower = _share(beside, 0.99) / _share(alone, 0.99)
+        result += more
+    slower = _quantile(beside, 0.99) / _quantile(alone, 0.99)
     print(
-        f"{service}: {came.sent} inputs in {busy:.0f} s, {before:.0f} to {_resident(ring.pid(service)):.0f} MiB, "
-        f"{came.codes}\n  alone  {_told(alone)}\n  beside {_told(beside)}   p99 {slower:.2f} times as long",
+        f"{service}: {result.sent} inputs in {busy:.0f} s, {before:.0f} to {_resident(ring.pid(service)):.0f} MiB, "
+        f"{result.codes}\n  alone  {_format(alone)}\n  beside {_format(beside)}   p99 {slower:.2f} times as long",
         flush=True,
     )
-    for line in came.broken[:20]:
+    for line in result.failures[:20]:
         print("  " + line)
-    if slower > MOST:
-        print(f"  p99: expected at most {MOST:g} times as long")
-    return len(came.broken) + (slower > MOST)
+    if slower > MAX_SLOWDOWN:
+        print(f"  p99: expected at most {MAX_SLOWDOWN:g} times as long")
+    return len(result.failures) + (slower > MAX_SLOWDOWN)
 
 
 async def _latencies(client: ringline.AsyncClient, expected: str, work: Awaitable[Any]) -> tuple[list[float], Any]:
-    """Milliseconds of request after request, one at a time, while ``work`` goes on; and what that returned."""
+    """Milliseconds of requests sent one after the other while ``work`` runs; and what it returned."""
     task = asyncio.ensure_future(work)
     found = []
     while not task.done():
@@ -114,17 +114,17 @@ async def _latencies(client: ringline.AsyncClient, expected: str, work: Awaitabl
     return found, await task
 
 
-def _told(found: Sequence[float]) -> str:
-    return f"p50 {_share(found, 0.5):6.1f} ms   p99 {_share(found, 0.99):6.1f} ms   of {len(found)}"
+def _format(found: Sequence[float]) -> str:
+    return f"p50 {_quantile(found, 0.5):6.1f} ms   p99 {_quantile(found, 0.99):6.1f} ms   of {len(found)}"
 
 
-def _share(found: Sequence[float], share: float) -> float:
+def _quantile(found: Sequence[float], share: float) -> float:
     ordered = sorted(found)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _resident(pid: int) -> float:
-    """MiB that a process has in memory."""
+    """Resident MiB."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 

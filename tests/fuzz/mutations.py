@@ -1,4 +1,4 @@
-"""Messages that nobody should send: hostile values in every field, and the bytes of good messages, damaged."""
+"""Mutates valid messages: hostile values in any field, and changed bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 _DEPTH = 4
-"""Of messages in messages."""
+"""Of nested messages."""
 _TEXTS = (
     "",
     "a",
@@ -37,24 +37,24 @@ _INTEGERS = {
 }
 
 
-def damaged(rng: random.Random, message: Message) -> bytes:
-    """``message`` with some of its fields replaced, its bytes changed, or both."""
+def mutate(rng: random.Random, message: Message) -> bytes:
+    """Mutate fields of ``message``, its bytes, or both."""
     kind = rng.randrange(4)
-    data = changed(rng, message) if kind else message.SerializeToString()
-    return data if kind > 1 else _damage(rng, data)
+    data = mutate_fields(rng, message) if kind else message.SerializeToString()
+    return data if kind > 1 else _mutate_bytes(rng, data)
 
 
-def changed(rng: random.Random, message: Message) -> bytes:
-    """``message`` with some of its fields replaced; it can be parsed."""
+def mutate_fields(rng: random.Random, message: Message) -> bytes:
+    """Mutate some fields of ``message``; the result can be parsed."""
     copy = type(message)()
     copy.CopyFrom(message)
     for _ in range(rng.randint(1, 3)):
-        _change(rng, copy, _DEPTH)
+        _mutate_field(rng, copy, _DEPTH)
     return copy.SerializeToString()
 
 
-def _change(rng: random.Random, message: Message, depth: int) -> None:
-    """Set, clear, or change something in one of the fields."""
+def _mutate_field(rng: random.Random, message: Message, depth: int) -> None:
+    """Set, clear or extend one field."""
     if not message.DESCRIPTOR.fields:
         return
     field = rng.choice(message.DESCRIPTOR.fields)
@@ -66,7 +66,7 @@ def _change(rng: random.Random, message: Message, depth: int) -> None:
         inner = getattr(message, field.name)
         inner.SetInParent()
         if depth:
-            _change(rng, inner, depth - 1)
+            _mutate_field(rng, inner, depth - 1)
     else:
         setattr(message, field.name, _value(rng, field))
 
@@ -83,7 +83,7 @@ def _extend(rng: random.Random, message: Message, field: FieldDescriptor, depth:
         for _ in range(min(count, 5)):
             inner = container.add()
             if depth:
-                _change(rng, inner, depth - 1)
+                _mutate_field(rng, inner, depth - 1)
     else:
         container.extend(_value(rng, field) for _ in range(count))
 
@@ -108,8 +108,8 @@ def _value(rng: random.Random, field: FieldDescriptor) -> Any:
             return rng.choice(_INTEGERS[kind])
 
 
-def _damage(rng: random.Random, data: bytes) -> bytes:
-    """A few bytes changed, left out, put in or said twice."""
+def _mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Replace, delete, insert or repeat a few bytes."""
     result = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         begin = rng.randint(0, len(result))

@@ -1,6 +1,6 @@
-"""The process that sends damaged messages, apart from the one that measures.
+"""The process that sends mutated messages, separate from the one that measures.
 
-A line of JSON on its standard input says what to send, one on its standard output what came of it.
+Each line of standard input is an ``Order`` as JSON, answered by a line with a ``SendResult``.
 """
 
 from __future__ import annotations
@@ -23,35 +23,31 @@ _LONGEST_LINE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to send."""
-
     addresses: dict[str, str]
     service: str
     inputs: int
     seed: int
     streams: int
-    """Calls at a time."""
+    """Calls in flight."""
     rate: float | None
-    """Most messages a second; None: as many as go."""
+    """Messages per second; None: as fast as possible."""
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """What came of it."""
-
+class SendResult:
     sent: int
     codes: dict[str, int]
-    """How calls ended."""
-    broken: list[str]
+    """Number of calls by status code."""
+    failures: list[str]
 
-    def __add__(self, other: Self) -> Came:
+    def __add__(self, other: Self) -> SendResult:
         codes = Counter(self.codes) + Counter(other.codes)
-        return Came(self.sent + other.sent, dict(codes), self.broken + other.broken)
+        return SendResult(self.sent + other.sent, dict(codes), self.failures + other.failures)
 
 
 @asynccontextmanager
-async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[Came]]]:
-    """A process that carries out one order after the other; each raises ``RuntimeError`` if it ended instead."""
+async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[SendResult]]]:
+    """Run the process; yields a function that carries out an order, and raises ``RuntimeError`` if the process died."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fuzz.sender", str(niceness)),
         stdin=asyncio.subprocess.PIPE,
@@ -62,12 +58,12 @@ async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[Cam
     assert process.stdout is not None
     to, of = process.stdin, process.stdout
 
-    async def send(order: Order) -> Came:
+    async def send(order: Order) -> SendResult:
         to.write(json.dumps(asdict(order)).encode() + b"\n")
         await to.drain()
         if not (line := await of.readline()):
             raise RuntimeError(f"the process that sends ended with {await process.wait()}")
-        return Came(**json.loads(line))
+        return SendResult(**json.loads(line))
 
     try:
         if await of.readline() != _READY.encode():
@@ -78,26 +74,26 @@ async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[Cam
         await process.wait()
 
 
-async def _all(order: Order) -> Came:
+async def _all(order: Order) -> SendResult:
     shares = [_one(order, order.seed * order.streams + number) for number in range(order.streams)]
-    return sum(await asyncio.gather(*shares), Came(0, {}, []))
+    return sum(await asyncio.gather(*shares), SendResult(0, {}, []))
 
 
-async def _one(order: Order, seed: int) -> Came:
+async def _one(order: Order, seed: int) -> SendResult:
     async with fuzzing(order.addresses, seed) as fuzzer:
         rate = None if order.rate is None else order.rate / order.streams
         await fuzzer.run(order.service, order.inputs // order.streams, rate)
-    return Came(fuzzer.sent, fuzzer.codes, fuzzer.broken)
+    return SendResult(fuzzer.sent, fuzzer.codes, fuzzer.failures)
 
 
 def main() -> None:
-    """Carry out what standard input asks for, until it ends."""
+    """Carry out orders until standard input ends."""
     os.nice(int(sys.argv[1]))
     sys.stdout.write(_READY)
     sys.stdout.flush()
     for line in sys.stdin:
-        came = asyncio.run(_all(Order(**json.loads(line))))
-        print(json.dumps(asdict(came)), flush=True)
+        result = asyncio.run(_all(Order(**json.loads(line))))
+        print(json.dumps(asdict(result)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How damaged messages reach each service: by every RPC that a stranger can call, on streams that began well."""
+"""Sends mutated messages by every RPC that a client can call, on streams that begin with valid ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
 from services.ring.identity import MAX_VERSION, MIN_VERSION
-from tests.fuzz.mutations import changed, damaged
+from tests.fuzz.mutations import mutate, mutate_fields
 
 PER_STREAM = 25
-"""Damaged messages on one stream. The last one's bytes are, too: a message that cannot be parsed ends a stream."""
+"""Mutated messages on one stream. Only the last one's bytes are mutated: if it cannot be parsed, the stream ends."""
 REQUESTS = 4
-"""With damaged contexts on one stream: the engine computes each of them."""
+"""Requests with mutated contexts on one stream; the engine computes each of them."""
 PATIENCE = 60.0
-"""Seconds after which a call that has not ended hangs."""
-LOOK, LOOK_AT_STREAM = 0.05, 2.0
-"""Seconds for which an answer is looked at before it is cancelled."""
+"""Seconds after which a call counts as hung."""
+READ_ONE, READ_STREAM = 0.05, 2.0
+"""Seconds for which an answer is read before the call is cancelled."""
 
 INFERENCE, ENGINE, DETOKENIZER = (
     "/ringline.inference.v1.InferenceService/",
@@ -36,7 +36,7 @@ INFERENCE, ENGINE, DETOKENIZER = (
 
 _PREFIXES = {"processor": INFERENCE, "engine": ENGINE, "detokenizer": DETOKENIZER}
 DETOKENIZER_NAME = "detokenizer-0"
-"""As ``ringline serve`` calls it."""
+"""As ``ringline serve`` names it."""
 
 _STOPPING = inference_pb2.StoppingParams(max_tokens=3)
 _GENERATE = (
@@ -79,55 +79,55 @@ _SUBMIT = engine_pb2.Submit(
 
 
 class Fuzzer:
-    """Sends damaged messages, and counts what came of them."""
+    """Sends mutated messages, and counts how calls end."""
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel], seed: int) -> None:
         self._channels = channels
         self._seed = seed
         self.rng = random.Random(seed)
-        self._lives = 0
-        self._fingerprint: str | None = None
+        self._incarnations = 0
+        self._digest: str | None = None
         self.sent = 0
         self.codes: dict[str, int] = {}
-        self.broken: list[str] = []
-        """What must not be: a service that failed, or hangs."""
+        self.failures: list[str] = []
+        """Calls that a service failed or let hang."""
 
     async def run(self, service: str, inputs: int, rate: float | None = None) -> None:
-        """Send so many to a service, by each of its RPCs; at most ``rate`` a second, if that is given."""
+        """Send ``inputs`` messages to a service by all of its RPCs, at most ``rate`` a second."""
         rounds, begun, start = _TARGETS[service], self.sent, time.monotonic()
         while (sent := self.sent - begun) < inputs:
             if rate is not None:
                 await asyncio.sleep(start + sent / rate - time.monotonic())
             await self.rng.choice(rounds)(self)
 
-    async def once(self, method: str, *good: Message) -> None:
-        """One damaged message, as the only one of a call."""
-        data = damaged(self.rng, self.rng.choice(good))
+    async def send_one(self, method: str, *good: Message) -> None:
+        """Make a call with one mutated message."""
+        data = mutate(self.rng, self.rng.choice(good))
         self.sent += 1
         call = self._channel(method).unary_stream(method)(data, timeout=PATIENCE)
-        await self._watch(method, data, self._look(call, LOOK))
+        await self._record_status(method, data, self._read_for(call, READ_ONE))
 
-    async def stream(self, method: str, begin: list[Message], *good: Message) -> None:
-        """A call that begins well and goes on with damaged messages."""
+    async def send_stream(self, method: str, begin: list[Message], *good: Message) -> None:
+        """Make a call that begins with valid messages and goes on with mutated ones."""
         frames = [message.SerializeToString() for message in begin]
-        frames += [changed(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM - 1)]
-        frames.append(damaged(self.rng, self.rng.choice(good)))
+        frames += [mutate_fields(self.rng, self.rng.choice(good)) for _ in range(PER_STREAM - 1)]
+        frames.append(mutate(self.rng, self.rng.choice(good)))
         self.sent += PER_STREAM
         call = self._channel(method).stream_stream(method)(timeout=PATIENCE)
 
-        async def speak() -> None:
+        async def write_frames() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for frame in frames:
                     await call.write(frame)
                 await call.done_writing()
 
-        writer = asyncio.create_task(speak())
-        await self._watch(method, b"".join(frames[-3:]), self._look(call, LOOK_AT_STREAM))
+        writer = asyncio.create_task(write_frames())
+        await self._record_status(method, b"".join(frames[-3:]), self._read_for(call, READ_STREAM))
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
-    async def contexts(self) -> None:
-        """Requests that an engine computes for the detokenizer, with damaged contexts; a good one is answered after."""
+    async def send_contexts(self) -> None:
+        """Submit requests with mutated output contexts, then a valid one, which must be answered."""
         hello = self.new_hello()
         good = detokenizer_pb2.OutputContext(
             reply_to=hello.name,
@@ -135,16 +135,16 @@ class Fuzzer:
             prompt_tail=[5, 6, 7],
             stop_strings=["fox", "Once upon"],
             min_tokens=1,
-            tokenizer_digest=await self._of_the_tokenizer(),
+            tokenizer_digest=await self._tokenizer_digest(),
         )
-        damage = [damaged(self.rng, good) for _ in range(REQUESTS)]
+        damage = [mutate(self.rng, good) for _ in range(REQUESTS)]
         self.sent += REQUESTS
-        await self._watch(
-            "OutputContext", b"".join(damage[-3:]), self._decoded(hello, [*damage, good.SerializeToString()])
+        await self._record_status(
+            "OutputContext", b"".join(damage[-3:]), self._decode(hello, [*damage, good.SerializeToString()])
         )
 
-    async def _decoded(self, hello: link_pb2.Hello, contexts: list[bytes]) -> None:
-        """Return when the text of a request with the last of ``contexts`` was read."""
+    async def _decode(self, hello: link_pb2.Hello, contexts: list[bytes]) -> None:
+        """Return when the text of the last context's request has been read."""
         subscribe = DETOKENIZER + "Subscribe"
         begin = detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString()
         texts = self._channel(subscribe).unary_stream(subscribe)(begin, timeout=PATIENCE)
@@ -167,30 +167,30 @@ class Fuzzer:
             texts.cancel()
             engine.cancel()
 
-    async def _of_the_tokenizer(self) -> str:
-        """The fingerprint that contexts must have."""
-        if self._fingerprint is None:
+    async def _tokenizer_digest(self) -> str:
+        """The digest that contexts must have."""
+        if self._digest is None:
             call = self._channel(ENGINE).unary_unary(ENGINE + "GetModel")
             model = engine_pb2.GetModelResponse.FromString(await call(b"", timeout=PATIENCE))
-            self._fingerprint = model.tokenizer_digest
-        return self._fingerprint
+            self._digest = model.tokenizer_digest
+        return self._digest
 
     def new_hello(self) -> link_pb2.Hello:
-        """Of a peer that was never there."""
-        self._lives += 1
+        """Of a new peer or a new incarnation."""
+        self._incarnations += 1
         return link_pb2.Hello(
-            name=f"fuzz-{self._seed}-{self._lives % 10}",
-            incarnation=self._seed * 10**7 + self._lives,
+            name=f"fuzz-{self._seed}-{self._incarnations % 10}",
+            incarnation=self._seed * 10**7 + self._incarnations,
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
         )
 
     def _channel(self, method: str) -> grpc.aio.Channel:
-        """To the service that has it."""
+        """To the service of ``method``."""
         return next(channel for prefix, channel in self._channels.items() if method.startswith(prefix))
 
-    async def _look(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float) -> None:
-        """Read for a while; raises how the call ended, if it did."""
+    async def _read_for(self, call: grpc.aio.UnaryStreamCall[bytes, bytes], seconds: float) -> None:
+        """Read for ``seconds``; raises the status if the call ends with an error."""
         try:
             async with asyncio.timeout(seconds):
                 while await call.read() is not grpc.aio.EOF:
@@ -198,7 +198,7 @@ class Fuzzer:
         except TimeoutError:
             call.cancel()
 
-    async def _watch(self, method: str, data: bytes, call: Awaitable[None]) -> None:
+    async def _record_status(self, method: str, data: bytes, call: Awaitable[None]) -> None:
         code, details = grpc.StatusCode.OK, ""
         try:
             await call
@@ -206,15 +206,15 @@ class Fuzzer:
             code, details = error.code(), error.details() or ""
         name = "LOST" if details == _LOST else code.name
         self.codes[name] = self.codes.get(name, 0) + 1
-        if code in _BROKEN and details != _LOST and not (details == _LATE and _has_little_time(data)):
-            self.broken.append(f"{method}: {code.name} {details[:200]} after {data[:400].hex()}")
+        if code in _FAILURES and details != _LOST and not (details == _LATE and _has_little_time(data)):
+            self.failures.append(f"{method}: {code.name} {details[:200]} after {data[:400].hex()}")
 
 
 _LOST = "Internal error from Core"
-"""With this grpc.aio replaces, in this process, the status of a stream that ended while it was written to."""
+"""With this grpc.aio replaces the status of a stream that ended while this process wrote to it."""
 _LATE = "its time was over before it was admitted"
 _LITTLE_TIME_MS = 1000
-_BROKEN = (
+_FAILURES = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -223,7 +223,7 @@ _BROKEN = (
 
 
 def _has_little_time(data: bytes) -> bool:
-    """Whether a request was damaged so that it may be late."""
+    """Whether a mutation gave the request so short a timeout that it may expire."""
     try:
         request = inference_pb2.GenerateRequest.FromString(data)
     except DecodeError:
@@ -234,7 +234,7 @@ def _has_little_time(data: bytes) -> bool:
 def _session(fuzzer: Fuzzer) -> Awaitable[None]:
     frames = [inference_pb2.SessionRequest(generate=request) for request in _GENERATE]
     cancel = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="f"))
-    return fuzzer.stream(INFERENCE + "Session", [], *frames, cancel)
+    return fuzzer.send_stream(INFERENCE + "Session", [], *frames, cancel)
 
 
 def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
@@ -247,41 +247,41 @@ def _attach(fuzzer: Fuzzer) -> Awaitable[None]:
         engine_pb2.Command(redirect=engine_pb2.Redirect(request_id="f-1", epoch=2)),
     ]
     frames = [engine_pb2.AttachRequest(commands=[command]) for command in commands]
-    return fuzzer.stream(ENGINE + "Attach", [hello] if fuzzer.rng.random() < 0.9 else [], *frames)
+    return fuzzer.send_stream(ENGINE + "Attach", [hello] if fuzzer.rng.random() < 0.9 else [], *frames)
 
 
 _Round = Callable[[Fuzzer], Awaitable[None]]
 _TARGETS: dict[str, list[_Round]] = {
     "processor": [
         _session,
-        lambda fuzzer: fuzzer.once(INFERENCE + "Generate", *_GENERATE),
-        lambda fuzzer: fuzzer.once(
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "Generate", *_GENERATE),
+        lambda fuzzer: fuzzer.send_one(
             INFERENCE + "Tokenize",
             inference_pb2.TokenizeRequest(text="Once"),
             inference_pb2.TokenizeRequest(chat=_GENERATE[2].chat),
         ),
-        lambda fuzzer: fuzzer.once(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
-        lambda fuzzer: fuzzer.once(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
+        lambda fuzzer: fuzzer.send_one(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
     ],
     "engine": [
         _attach,
-        lambda fuzzer: fuzzer.once(ENGINE + "GetModel", engine_pb2.GetModelRequest()),
-        lambda fuzzer: fuzzer.once(ENGINE + "GetLoad", engine_pb2.GetLoadRequest()),
-        lambda fuzzer: fuzzer.once(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
+        lambda fuzzer: fuzzer.send_one(ENGINE + "GetModel", engine_pb2.GetModelRequest()),
+        lambda fuzzer: fuzzer.send_one(ENGINE + "GetLoad", engine_pb2.GetLoadRequest()),
+        lambda fuzzer: fuzzer.send_one(ENGINE + "ResetPrefixCache", engine_pb2.ResetPrefixCacheRequest()),
     ],
     "detokenizer": [
-        Fuzzer.contexts,
-        lambda fuzzer: fuzzer.once(
+        Fuzzer.send_contexts,
+        lambda fuzzer: fuzzer.send_one(
             DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=fuzzer.new_hello())
         ),
     ],
 }
-"""But for what ends or slows an engine by design (Drain, Profile), and what is long to read (GetTokenizer)."""
+"""Without Drain and Profile, which end or slow an engine by design, and GetTokenizer, whose answer is long."""
 
 
 @asynccontextmanager
 async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzzer]:
-    """A fuzzer of a ring's services, whose addresses are given by their names; no two have the same seed."""
+    """``addresses``: of a ring's services, by name. Concurrent fuzzers must have different seeds."""
     options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 << 20)]
     async with AsyncExitStack() as stack:
         channels = {}

@@ -4,17 +4,18 @@ Three mixes, each an older and a newer release:
 
   old    the release at --old and this tree. Default: the commit at which protos/baseline.binpb was taken last, which is
          the contract as it was frozen.
-  next   this tree and a made-up next release: this tree with tests/contract/overlay laid over the protos. It speaks one
-         version more, can do one thing more, and sends fields and events that this one does not know.
+  next   this tree and a simulated next release: this tree with tests/contract/overlay laid over the protos. It speaks
+         one more version, has one more capability, and sends fields and events that this tree does not know.
   draft  the last draft of the contract and this tree: every link between the two must be refused, by name and version.
 
-Of the first two there are three rings: a processor of one release with a detokenizer and an engine of the other, both
-ways round, and two of each service, one of either release. Under load every service is killed, so that its requests go
-on at the other release's. Every answer is compared, token for token, with that of a ring of this tree alone (where the
-engines say that their numerics differ: its length, ends and usage). What only the next release can do must be refused
-by name where it is lacking.
+The first two mixes run in three rings: a processor of one release with a detokenizer and an engine of the other, both
+ways round, and two of each service, one of either release. Under load every service is killed, so that its requests
+move to the other release. Every answer is compared, token for token, with that of a ring of this tree alone (if the
+engines report different numerics, only length, ends and usage). A capability that only the next release has must be
+refused by name by services that lack it.
 
-Trees are made in a temporary folder, and run by this environment's Python. Needs git and the repository's history.
+Trees are checked out to a temporary folder, and run by this environment's Python. Needs git and the repository's
+history.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import asyncio
 import sys
 from pathlib import Path
 
+from tests.mixed.context import Mix, Options, RingResult
 from tests.mixed.releases import UnknownRefError
 from tests.mixed.run import run
-from tests.mixed.setting import Mix, Options, Row
 
 
 def main() -> int:
-    """Read the options, run, report."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.mixed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,11 +42,13 @@ def main() -> int:
     given = parser.parse_args()
     mixes = tuple(map(Mix, given.mix)) if given.mix else tuple(Mix)
     try:
-        rows = asyncio.run(run(Options(given.old, mixes, given.seed, given.concurrency, given.keep), Row.show))
+        results = asyncio.run(
+            run(Options(given.old, mixes, given.seed, given.concurrency, given.keep), RingResult.show)
+        )
     except UnknownRefError as error:
         print(error, file=sys.stderr)
         return 2
-    return 1 if any(row.problems for row in rows) else 0
+    return 1 if any(result.problems for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The last draft of the contract beside this release: every link between the two is refused, and each ring works."""
+"""The last draft of the contract beside this release: they refuse each other's links, and each one's ring works."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from typing import Any
 from tests.chaos.fleet import Fleet, Release
 from tests.chaos.load import ask, connect
 from tests.chaos.outcome import find_defects
-from tests.mixed.setting import Mix, Row, Setting, fleet_of
+from tests.mixed.context import Mix, RingResult, RunContext, fleet_of
 
 DRAFT = "0500ab1"
 """The last commit whose contract is a draft of version 1."""
-SAID_WITHIN = 60.0
-"""Seconds; services of the draft say after 10 s why they have no link."""
+LOG_TIMEOUT = 60.0
+"""Seconds; services of the draft log after 10 s why a link failed."""
 _REFUSALS = {
     "draft": "hello.contract_version: 0 is not spoken here: expected 1",
     "this": "hello: {} names no version of the contract: expected 1 to 1 among them",
 }
-"""What a service of each release answers a Hello of the other."""
-_STOOD = ("engine attached", "detokenizer subscribed", "link ended")
-"""What is logged of a link that stands, or stood."""
+"""A service's answer to a Hello of the other release, by its own release."""
+_LINKED_EVENTS = ("engine attached", "detokenizer subscribed", "link ended")
+"""Log events of a link that was established."""
 
 
-async def side_by_side(setting: Setting, draft: Release, this: Release) -> Row:
-    """Two rings whose services all have each other's addresses."""
-    row = Row(Mix.DRAFT, f"processor, detokenizer, engine {draft.name} and {this.name}")
+async def side_by_side(context: RunContext, draft: Release, this: Release) -> RingResult:
+    """Start two rings whose services all dial each other."""
+    result = RingResult(Mix.DRAFT, f"processor, detokenizer, engine {draft.name} and {this.name}")
     both = (draft, this)
-    async with fleet_of(setting.directory / "side-by-side", both, both, both) as fleet:
+    async with fleet_of(context.directory / "side-by-side", both, both, both) as fleet:
         async with connect(f"unix:{fleet.wires['client>processor-1'].path}") as client:
-            for spec in setting.specs:
+            for spec in context.specs:
                 outcome = await ask(client, spec)
-                defects = find_defects(outcome, setting.answers[spec.name], cancelled=False)
-                row.problems += [f"{spec.name}: {defect}: {words}" for defect, words in defects.items()]
-                row.requests += 1
+                defects = find_defects(outcome, context.answers[spec.name], cancelled=False)
+                result.problems += [f"{spec.name}: {defect}: {words}" for defect, words in defects.items()]
+                result.requests += 1
         for dialling, dialled, address in _between_releases(fleet):
             expected = _REFUSALS[fleet.processes[dialled].release.name].format(dialling)
             log = fleet.processes[dialling].log
-            end = time.monotonic() + SAID_WITHIN
-            while not (said := expected in _reasons(log, address)) and time.monotonic() < end:  # noqa: ASYNC110
+            end = time.monotonic() + LOG_TIMEOUT
+            while not (logged := expected in _reasons(log, address)) and time.monotonic() < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-            row.refused += said
-            if not said:
-                row.problems.append(f"{dialling} is told by {dialled}: {_reasons(log, address) or 'nothing'}")
-            if any(entry.get("event") in _STOOD for entry in _entries(log, address)):
-                row.problems.append(f"{dialling} was linked to {dialled}")
-    return row
+            result.refused += logged
+            if not logged:
+                result.problems.append(f"{dialling} is told by {dialled}: {_reasons(log, address) or 'nothing'}")
+            if any(entry.get("event") in _LINKED_EVENTS for entry in _entries(log, address)):
+                result.problems.append(f"{dialling} was linked to {dialled}")
+    return result
 
 
 def _between_releases(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
-    """Who dials whom by which address."""
+    """Yield who dials, who is dialled, and the address."""
     for wire in fleet.wires.values():
         dialling, _, dialled = wire.name.partition(">")
         if dialling != "client" and fleet.processes[dialling].release is not fleet.processes[dialled].release:
@@ -61,7 +61,7 @@ def _between_releases(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
 
 
 def _reasons(log: Path, address: str) -> list[str]:
-    """Why there is no link to an address, by the log of the one who dials it."""
+    """Logged reasons why ``address`` is not linked."""
     return [entry["reason"] for entry in _entries(log, address) if entry.get("event") == "not linked"]
 
 

@@ -1,7 +1,7 @@
-"""The services of a made-up next release: ``python -m tests.mixed.next_release engine …``, in a tree with its protos.
+"""The services of a simulated next release: ``python -m tests.mixed.next_release engine …``, in a tree with its protos.
 
-It speaks one version more and can do one thing more. Every message between its services, and from its processors to
-clients, has all fields that version 1 has not, and sessions bring events that version 1 does not know.
+They speak one more version and have one more capability. They fill all fields that version 1 lacks in every message to
+each other and to clients, and send events in Sessions that version 1 does not know.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from services.ring import identity
 from tests.contract.later import PROTOS, fill, pool_of
 
 CAPABILITY = "constraint.regex"
-"""What only the next release can do."""
+"""Only the next release has it."""
 
 
 def main() -> None:
-    """Run the command line as the next release's."""
-    identity.MAX_VERSION += 1  # before other modules import these
+    """Patch this tree's services into the next release's, and run their command line."""
+    identity.MAX_VERSION += 1  # before other modules import it
     identity.ENGINE_CAPABILITIES = (*identity.ENGINE_CAPABILITIES, CAPABILITY)  # type: ignore[assignment]
     server = grpc.aio.server
     grpc.aio.server = lambda *given, interceptors=(), **options: server(
-        *given, interceptors=[_GrowingAnswers(), *interceptors], **options
+        *given, interceptors=[_LaterAnswers(), *interceptors], **options
     )
     from services import cli
 
     for stub in (engine_pb2_grpc.EngineServiceStub, detokenizer_pb2_grpc.DetokenizerServiceStub):
-        stub.__init__ = _sending_grown(stub.__init__)  # type: ignore[method-assign]
+        stub.__init__ = _on_later_channel(stub.__init__)  # type: ignore[method-assign]
     cli.main()
 
 
-def grown(message: Message) -> bytes:
-    """The message on the wire as the next release sends it."""
+def with_later_fields(message: Message) -> bytes:
+    """Serialize a message with all fields that version 1 lacks."""
     message = _with_unknown_events(message) if isinstance(message, inference_pb2.SessionResponse) else _copy(message)
     fill(message, _version_1())
     if isinstance(message, engine_pb2.AttachRequest):
@@ -54,7 +54,7 @@ def grown(message: Message) -> bytes:
 
 
 def _with_unknown_events(message: inference_pb2.SessionResponse) -> inference_pb2.SessionResponse:
-    """The message with an event of the next version before each delta."""
+    """Insert an event that version 1 does not know before each delta."""
     responses = []
     for response in message.responses:
         if response.HasField("delta"):
@@ -74,8 +74,8 @@ def _copy(message: Any) -> Any:
     return copy
 
 
-class _GrowingAnswers(grpc.aio.ServerInterceptor):
-    """What a server answers is that of the next release, whether its handlers serialize it or gRPC does."""
+class _LaterAnswers(grpc.aio.ServerInterceptor):
+    """Adds later fields to answers, whether handlers or gRPC serialize them."""
 
     async def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
         handler, answer = await continuation(handler_call_details), _answers().get(handler_call_details.method)
@@ -83,14 +83,14 @@ class _GrowingAnswers(grpc.aio.ServerInterceptor):
             return handler
 
         def serialize(message: Message | bytes) -> bytes:
-            return grown(answer.FromString(message) if isinstance(message, bytes) else message)
+            return with_later_fields(answer.FromString(message) if isinstance(message, bytes) else message)
 
         return handler._replace(response_serializer=serialize)
 
 
 @cache
 def _answers() -> dict[str, type[Message]]:
-    """By RPC, as gRPC calls it."""
+    """Response types by gRPC method path."""
     return {
         f"/{service.full_name}/{method.name}": message_factory.GetMessageClass(method.output_type)
         for file in (engine_pb2, detokenizer_pb2, inference_pb2)
@@ -99,12 +99,12 @@ def _answers() -> dict[str, type[Message]]:
     }
 
 
-def _sending_grown(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    return lambda stub, channel: init(stub, _GrowingChannel(channel))
+def _on_later_channel(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    return lambda stub, channel: init(stub, _LaterChannel(channel))
 
 
-class _GrowingChannel:
-    """A channel that sends messages of the next release."""
+class _LaterChannel:
+    """Adds later fields to requests."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -113,7 +113,7 @@ class _GrowingChannel:
         make: Callable[..., Any] = getattr(self._channel, name)
 
         def call(method: str, request_serializer: object = None, **options: Any) -> Any:
-            return make(method, request_serializer=grown, **options)
+            return make(method, request_serializer=with_later_fields, **options)
 
         return call
 

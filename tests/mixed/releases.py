@@ -1,4 +1,4 @@
-"""The releases that are mixed, each a tree of code that services are started from."""
+"""Source trees of the releases that are mixed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BUILD_TIMEOUT = 600
 
 
 class UnknownRefError(Exception):
-    """There is no such commit here; the text says which, and what helps."""
+    """The commit is not in this repository; the message says what helps."""
 
 
 def frozen() -> str:
-    """The commit at which the baseline of the contract was taken last."""
+    """The commit that last changed the contract's baseline."""
     try:
         commit = _git("log", "-1", "--format=%H", "--", BASELINE).decode().strip()
     except subprocess.CalledProcessError:
@@ -37,7 +37,7 @@ def frozen() -> str:
 
 
 def release_of(ref: str, name: str, root: Path) -> Release:
-    """The release at a commit, branch or tag, checked out to ``root``."""
+    """Check out a commit, branch or tag to ``root``."""
     try:
         archive = _git("archive", ref)
     except subprocess.CalledProcessError:
@@ -46,17 +46,17 @@ def release_of(ref: str, name: str, root: Path) -> Release:
         ) from None
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(root, filter="data")
-    _take_kernels(root)
+    _provide_kernels(root)
     return Release(name, root)
 
 
 def next_release(root: Path) -> Release:
-    """This tree with the contract of a later version, stubs and all, and services that make use of it."""
+    """Copy this tree to ``root`` with the next version's protos and stubs."""
     for name in filter(None, _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")):
-        if (source := ROOT / name).is_file():  # one that was removed is listed, too
+        if (source := ROOT / name).is_file():  # deleted files are listed, too
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, root / name)
-    _take_kernels(root)
+    _provide_kernels(root)
     shutil.rmtree(root / "protos")
     lay_over(root / "protos")
     oldest = ROOT / ".venv-oldest" / "bin"
@@ -69,8 +69,8 @@ def next_release(root: Path) -> Release:
     return Release("next", root, "tests.mixed.next_release")
 
 
-def _take_kernels(root: Path) -> None:
-    """The library of native kernels that is here, if it is made of the same sources; else one is compiled."""
+def _provide_kernels(root: Path) -> None:
+    """Copy this tree's native kernels if their sources are the same; else compile them."""
     library, here, there = ROOT / _KERNELS / LIBRARY, ROOT / _KERNELS, root / _KERNELS
     if not library.exists():
         return

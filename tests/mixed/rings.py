@@ -1,4 +1,4 @@
-"""Rings of two releases in which everything works, whatever is killed."""
+"""Rings of two releases, which must work whatever is killed."""
 
 from __future__ import annotations
 
@@ -23,98 +23,98 @@ from tests.chaos.load import ClosedLoop, ask, connect
 from tests.chaos.logs import read_logs
 from tests.chaos.outcome import Defect
 from tests.chaos.workload import RequestSpec
+from tests.mixed.context import Mix, RingResult, RunContext, fleet_of
 from tests.mixed.next_release import CAPABILITY
-from tests.mixed.setting import Mix, Row, Setting, fleet_of
 
 CLIENTS = 3
-STRIKES = 3
-"""How often an engine is killed once more, where nothing moved."""
+RETRIES = 3
+"""How often an engine is killed again if no request moved."""
 CALL_TIMEOUT = 60.0
-STRIKE_TIMEOUT = 200.0
-"""Seconds within which a service has work, and what was under way when it was killed has ended."""
+KILL_TIMEOUT = 200.0
+"""Seconds until a service has work and, once killed, its requests have ended elsewhere."""
 
 
-async def one_of_each(setting: Setting, mix: Mix, front: Release, back: Release) -> Row:
-    """A processor of one release, a detokenizer and an engine of the other; these are killed, and come back."""
-    row = Row(mix, f"processor {front.name}; detokenizer, engine {back.name}")
-    async with fleet_of(setting.directory / f"{mix}-{front.name}", [front], [back], [back]) as fleet:
-        async with _under_load(setting, fleet, row) as load:
+async def one_of_each(context: RunContext, mix: Mix, front: Release, back: Release) -> RingResult:
+    """A processor of one release with a detokenizer and an engine of the other, which are killed and restarted."""
+    result = RingResult(mix, f"processor {front.name}; detokenizer, engine {back.name}")
+    async with fleet_of(context.directory / f"{mix}-{front.name}", [front], [back], [back]) as fleet:
+        async with _under_load(context, fleet, result) as load:
             for name in ("detokenizer-0", "engine-0"):
-                await _strike(fleet, load, name, setting)
+                await _kill_and_restart(fleet, load, name, context)
         if mix is Mix.NEXT:
-            await _check_capability(fleet, row)
-    return row
+            await _check_capability(fleet, result)
+    return result
 
 
-async def two_of_each(setting: Setting, mix: Mix, older: Release, newer: Release) -> Row:
-    """Two of each service, one of either release; each is killed, so that its requests go on at the other's."""
-    row = Row(mix, f"processor, detokenizer, engine {older.name} and {newer.name}")
+async def two_of_each(context: RunContext, mix: Mix, older: Release, newer: Release) -> RingResult:
+    """Two of each service, one of either release; each is killed, so that its requests move to the other."""
+    result = RingResult(mix, f"processor, detokenizer, engine {older.name} and {newer.name}")
     both = (older, newer)
     async with (
-        fleet_of(setting.directory / f"{mix}-both", both, both, both) as fleet,
-        _under_load(setting, fleet, row) as load,
+        fleet_of(context.directory / f"{mix}-both", both, both, both) as fleet,
+        _under_load(context, fleet, result) as load,
     ):
-        # Clients stay where they are: at the first processor that is killed there may be none, at the next two all are.
+        # Clients change processors only if they must: the first that is killed may have none, the next two have all.
         for name in (*fleet.names["engine"], *fleet.names["detokenizer"], *fleet.names["processor"], "processor-0"):
             process = fleet.processes[name]
             other = newer if process.release is older else older
             what = f"{process.kind} {process.release.name} to {other.name}"
-            moved = await _strike(fleet, load, name, setting)
-            for _ in range(STRIKES if process.kind == "engine" else 0):
-                # What it had may have ended, or been cancelled, when it was killed.
-                moved = moved or await _strike(fleet, load, name, setting)
-            row.moved[what] = row.moved.get(what, 0) + moved
-    row.problems += [f"no request moved from {what}" for what, count in row.moved.items() if not count]
-    return row
+            moved = await _kill_and_restart(fleet, load, name, context)
+            for _ in range(RETRIES if process.kind == "engine" else 0):
+                # Its requests may have ended, or been cancelled, just before the kill.
+                moved = moved or await _kill_and_restart(fleet, load, name, context)
+            result.moved[what] = result.moved.get(what, 0) + moved
+    result.problems += [f"no request moved from {what}" for what, count in result.moved.items() if not count]
+    return result
 
 
 @asynccontextmanager
-async def _under_load(setting: Setting, fleet: Fleet, row: Row) -> AsyncIterator[ClosedLoop]:
-    """Requests under way all the time, every one compared with its right answer; ends when all have ended."""
-    options = setting.options
+async def _under_load(context: RunContext, fleet: Fleet, result: RingResult) -> AsyncIterator[ClosedLoop]:
+    """Run a closed loop during the body, and check every answer."""
+    options = context.options
     numerics = {await numerics_of(fleet, name) for name in fleet.names["engine"]}
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         load = ClosedLoop(
-            clients, setting.specs, setting.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
+            clients, context.specs, context.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
         )
         try:
             yield load
         finally:
             await load.stop()
     tally = load.tally
-    row.requests = tally.requests
-    if numerics != {setting.numerics}:  # by their own word the releases compute otherwise: tokens may be others
+    result.requests = tally.requests
+    if numerics != {context.numerics}:  # the releases report different numerics: tokens may differ
         del tally.defects[Defect.ALTERED]
     elif tally.not_identical:
-        row.problems.append(f"{tally.not_identical} moves were not identical, though all numerics are equal")
+        result.problems.append(f"{tally.not_identical} moves were not identical, though all numerics are equal")
     if tally.defects.total():
-        row.problems += [*(f"{count} {defect}" for defect, count in tally.defects.items()), *tally.details]
-    row.problems += read_logs(process.log for process in fleet.processes.values()).errors
+        result.problems += [*(f"{count} {defect}" for defect, count in tally.defects.items()), *tally.details]
+    result.problems += read_logs(process.log for process in fleet.processes.values()).errors
 
 
-async def _strike(fleet: Fleet, load: ClosedLoop, name: str, setting: Setting) -> int:
-    """Kill a service that has work; returns how many requests went on elsewhere, as far as can be seen.
+async def _kill_and_restart(fleet: Fleet, load: ClosedLoop, name: str, context: RunContext) -> int:
+    """Kill a service that has work; returns how many requests visibly moved.
 
-    Where there is another of its kind, it comes back only after what was under way has ended there.
+    If there is another of its kind, the service is restarted only after its requests have ended there.
     """
     process, tally = fleet.processes[name], load.tally
-    async with asyncio.timeout(STRIKE_TIMEOUT):
-        live = await _work_of(fleet, name)
+    async with asyncio.timeout(KILL_TIMEOUT):
+        live = await _wait_for_work(fleet, name)
         moved, resumed, requests = tally.moved, tally.resumed, tally.requests
         process.kill()
         if len(fleet.names[process.kind]) > 1:
-            while tally.requests < requests + 2 * setting.options.concurrency:  # noqa: ASYNC110
+            while tally.requests < requests + 2 * context.options.concurrency:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     process.start()
     await fleet.wait_serving(name)
-    if process.kind == "detokenizer":  # no client hears of that
+    if process.kind == "detokenizer":  # clients are not told of such a move
         return live
     return tally.moved - moved if process.kind == "engine" else tally.resumed - resumed
 
 
-async def _work_of(fleet: Fleet, name: str) -> int:
-    """Wait until a service has some; returns how many requests a detokenizer has."""
+async def _wait_for_work(fleet: Fleet, name: str) -> int:
+    """Wait until a service has work; returns a detokenizer's number of requests."""
     if fleet.processes[name].kind == "processor":
         return 0
     while not ((held := await fleet.held_resources(name)).running or held.live_requests):  # noqa: ASYNC110
@@ -122,32 +122,32 @@ async def _work_of(fleet: Fleet, name: str) -> int:
     return held.live_requests
 
 
-async def _check_capability(fleet: Fleet, row: Row) -> None:
-    """What only the next release can do is refused by name, whichever service lacks it; its own engine takes it."""
+async def _check_capability(fleet: Fleet, result: RingResult) -> None:
+    """A capability that only the next release has is refused by name; its own engine accepts it."""
     spec = RequestSpec("requires", "Once", options={"max_tokens": 1, "requires": [CAPABILITY]})
     async with connect(fleet.fronts) as client:
         outcome = await ask(client, spec)
     if outcome.reason == Reason.CAPABILITY_MISSING.name and CAPABILITY in outcome.error:
-        row.refused += 1
+        result.refused += 1
     else:
-        row.problems.append(f"a client that requires {CAPABILITY} is told {outcome.error or 'an answer'!r}")
+        result.problems.append(f"a client that requires {CAPABILITY} is told {outcome.error or 'an answer'!r}")
     if fleet.processes["processor-0"].release is not THIS and not await _unknown_events(fleet):
-        row.problems.append("the next release's processor sends no event that is unknown")
+        result.problems.append("the next release's processor sends no event that is unknown")
     engine = fleet.processes["engine-0"]
     welcome, status = await _submit_that_requires(engine.address)
     if engine.release is THIS:
         taken = status is None or status.reason is not Reason.CAPABILITY_MISSING or CAPABILITY not in status.message
-        row.refused += not taken
-    else:  # the next release is one: it takes what only it can do, speaks the next version and sends unknown fields
+        result.refused += not taken
+    else:  # the next release accepts it, speaks the next version and sends unknown fields
         taken = status is None and welcome.version == MAX_VERSION + 1 and len(UnknownFieldSet(welcome)) > 0
     if taken == (engine.release is THIS):
-        row.problems.append(
+        result.problems.append(
             f"an engine of {engine.release.name}: {CAPABILITY} is answered by {status}, after {welcome}"
         )
 
 
 async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status | None]:
-    """What an engine says to a peer of the next version, and why it refuses this Submit; None if it computes it."""
+    """Return an engine's Welcome to a peer of the next version, and why it refuses the Submit, or None."""
     me = PeerId("mixed", new_incarnation())
     hello = hello_message(me)
     hello.max_version = MAX_VERSION + 1
@@ -168,7 +168,7 @@ async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status 
 
 
 async def _unknown_events(fleet: Fleet) -> int:
-    """Of one request, on a session with the processor."""
+    """Count unknown events of one request to the processor."""
     frame = inference_pb2.SessionRequest()
     frame.generate.request_id, frame.generate.text = "a", "Once"
     frame.generate.stopping.max_tokens = 4
@@ -183,7 +183,6 @@ async def _unknown_events(fleet: Fleet) -> int:
 
 
 async def numerics_of(fleet: Fleet, name: str) -> str:
-    """An engine's."""
     async with open_channel(fleet.processes[name].address) as channel:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         return str((await stub.GetModel(engine_pb2.GetModelRequest(), timeout=CALL_TIMEOUT)).numerics)

@@ -1,4 +1,4 @@
-"""``python -m tests.rolling``: change the model of a ring under load; exits 1 if what came of it was bad."""
+"""``python -m tests.rolling``: change the model of a ring under load. Exits 1 if anything was wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.rolling.variants import Change
 
 
 def main() -> int:
-    """Read the options, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.rolling", description=__doc__)
     parser.add_argument("--change", action="append", choices=list(Change), help="only this one (default: all)")
     parser.add_argument("--size", type=int, default=2, help="of each service (default: 2)")

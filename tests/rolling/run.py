@@ -1,4 +1,4 @@
-"""A rolling change of the model under load: every answer is compared with the right one of the model that gave it."""
+"""Rolling changes of the model under load; every answer is compared with the right one of the model that gave it."""
 
 from __future__ import annotations
 
@@ -20,58 +20,55 @@ from tests.chaos.outcome import Outcome, find_defects
 from tests.chaos.workload import RequestSpec, pool
 from tests.rolling.variants import Change, variant
 
-AT_ONCE = 4
-"""Requests of the pool while the right answers are recorded."""
+CONCURRENCY = 4
+"""Requests in flight while the right answers are recorded."""
 MODEL_GONE = "MODEL_GONE"
 LEAD = 0.3
-"""Seconds between these and the end of the engine."""
+"""Seconds between the ``LONGEST`` requests and the engine's drain."""
 FIRST_ANSWER = 120.0
-"""Seconds in which an answer of the model before must have come."""
+"""Seconds in which the old model must have given an answer."""
 LONGEST = RequestSpec(
     "longest", "Once upon a time", options={"temperature": 0.0, "max_tokens": 850, "ignore_eos": True}
 )
-"""Asked for right before an engine is replaced, so that something of it must go on elsewhere, or ends."""
+"""Sent right before an engine is replaced, so that it must move, or end."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of a run."""
-
     seed: int
     changes: Sequence[Change] = tuple(Change)
     size: int = 2
-    """Of each service."""
+    """Processes of each service."""
     rate: float = 3.0
-    """Requests per second, however many are under way."""
+    """Requests per second, in an open loop."""
     calm: float = 3.0
-    """Seconds of load before a change, and behind each engine that is replaced."""
+    """Seconds of load before a change, and after each replaced engine."""
     patience: float = 4.0
-    """Of processors: a request waits that long for an engine of its model."""
+    """Seconds that a processor lets a request wait for an engine of its model."""
     longest_pause: float = 2.0
-    """Seconds between two deltas of an answer, and until the first one; a longer one is a problem."""
+    """Allowed seconds until the first delta and between two deltas."""
     per_kind: int = 1
     keep: Path | None = None
-    """Where logs stay; else they are removed."""
+    """Where models and logs are kept; by default they are deleted."""
 
 
 @dataclass
 class Rollout:
-    """What came of one."""
+    """Results of one change."""
 
     change: Change
     seconds: float = 0.0
     requests: int = 0
     by_model: Counter[str] = field(default_factory=Counter)
-    """Answers of the model before and of the one after."""
+    """Answers of the old model (``before``) and the new one (``after``)."""
     gone: int = 0
-    """Requests that only the model before could have finished, and that ended with the stated error."""
+    """Requests that only the old model could have finished, and that ended with MODEL_GONE."""
     longest_pause: float = 0.0
     longest_wait: float = 0.0
-    """For the first token."""
+    """Longest TTFT."""
     problems: list[str] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print it, for people."""
         models = ", ".join(f"{count} by {name}" for name, count in sorted(self.by_model.items()))
         print(
             f"{self.change:14} {self.requests:4} requests in {self.seconds:3.0f} s: {models}; {self.gone} ended as "
@@ -83,8 +80,8 @@ class Rollout:
         )
 
 
-async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout]:
-    """One change after the other, each made to every engine in turn; ``tell`` hears of each when it is done."""
+async def run(options: Options, report: Callable[[Rollout], None]) -> list[Rollout]:
+    """Make one change after the other to every engine in turn; ``report`` is called with each result."""
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-rolling-")))
         directory.mkdir(parents=True, exist_ok=True)
@@ -100,13 +97,13 @@ async def run(options: Options, tell: Callable[[Rollout], None]) -> list[Rollout
             model = variant(directory / change, change)
             rollout, before = await _roll_out(change, model, fleet, client, specs, before, options)
             rollouts.append(rollout)
-            tell(rollout)
+            report(rollout)
         return rollouts
 
 
 async def _right_answers(client: AsyncClient, specs: Sequence[RequestSpec]) -> dict[str, Outcome]:
-    """Of the one model that all engines serve."""
-    answers = await record_answers(client, specs, AT_ONCE)
+    """While all engines serve the same model."""
+    answers = await record_answers(client, specs, CONCURRENCY)
     assert len({tuple(answer.models) for answer in answers.values()}) == 1
     return answers
 
@@ -120,7 +117,7 @@ async def _roll_out(
     before: dict[str, Outcome],
     options: Options,
 ) -> tuple[Rollout, dict[str, Outcome]]:
-    """What came of it, and the right answers of the new model."""
+    """Return the results, and the right answers of the new model."""
     start = time.monotonic()
     asked: list[tuple[RequestSpec, asyncio.Task[Outcome]]] = []
     load = asyncio.create_task(_load(client, specs, options.rate, asked))
@@ -144,7 +141,7 @@ async def _roll_out(
     answers = [(spec, await task) for spec, task in [*asked, *((LONGEST, task) for task in longest)]]
     rollout = Rollout(change, time.monotonic() - start, len(answers), problems=problems)
     after = await _right_answers(client, specs)
-    _judge(rollout, answers, before, after, last_drain, options.longest_pause)
+    _check_answers(rollout, answers, before, after, last_drain, options.longest_pause)
     return rollout, after
 
 
@@ -154,13 +151,13 @@ async def _load(
     rate: float,
     asked: list[tuple[RequestSpec, asyncio.Task[Outcome]]],
 ) -> None:
-    """Requests at a steady rate, which are added to ``asked``, until it is cancelled."""
+    """Send requests at a steady rate, and add them to ``asked``, until cancelled."""
     for spec in itertools.cycle(specs):
         asked.append((spec, asyncio.create_task(ask(client, spec))))
         await asyncio.sleep(1 / rate)
 
 
-def _judge(
+def _check_answers(
     rollout: Rollout,
     answers: Sequence[tuple[RequestSpec, Outcome]],
     before: dict[str, Outcome],
@@ -168,9 +165,10 @@ def _judge(
     last_drain: float,
     longest_pause: float,
 ) -> None:
-    """Compare every answer with that of its own model, whose last engine began to leave at ``last_drain``.
+    """Compare every answer with the right one of its model.
 
-    ``longest_pause``: seconds, as in ``Options``.
+    ``last_drain``: monotonic time at which the old model's last engine began to drain. ``longest_pause``: as in
+    ``Options``.
     """
     names = {next(iter(before.values())).models[0]: "before", next(iter(after.values())).models[0]: "after"}
     if len(names) != 2:
@@ -179,7 +177,7 @@ def _judge(
         if outcome.reason == MODEL_GONE and outcome.failed < last_drain:
             rollout.problems.append(f"{spec.name}: its model was called gone while an engine had it")
         if not outcome.models and outcome.reason == MODEL_GONE:
-            rollout.gone += 1  # it was admitted, and its model went before any of its engines had begun it
+            rollout.gone += 1  # it was admitted, and the last engine of its model ended before one had started it
             continue
         if len(outcome.models) > 1:
             rollout.problems.append(f"{spec.name}: computed by {len(outcome.models)} models")

@@ -1,4 +1,4 @@
-"""A rolling change of the weights of the smallest ring, and that its judge is worth something."""
+"""A rolling change of weights in the smallest ring, and tests of its checker."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringline import Delta, Finished, FinishReason, Started, Usage
 
 from tests.chaos.outcome import Outcome
 from tests.chaos.workload import RequestSpec
-from tests.rolling.run import MODEL_GONE, Options, Rollout, _judge, run
+from tests.rolling.run import MODEL_GONE, Options, Rollout, _check_answers, run
 from tests.rolling.variants import Change
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_no_request_is_lost_and_none_goes_on_with_other_weights() -> None:
-    """With one engine there is a while without any: what was begun ends as its model is gone, and the rest waits."""
+    """With one engine there is none for a while: requests in progress end with MODEL_GONE, the others wait."""
     options = Options(1, [Change.WEIGHTS], size=1, rate=2.0, calm=1.0, patience=1.0, longest_pause=math.inf)
     (rollout,) = await run(options, Rollout.show)
     assert not rollout.problems
@@ -41,16 +41,16 @@ MAX_BACKOFF = 2.0
 OLD, NEW = answer("old", [1, 2, 3]), answer("new", [4, 5, 6])
 
 
-def judged(*outcomes: Outcome) -> Rollout:
-    """The judge's word on these, beside one right answer of each model."""
+def checked(*outcomes: Outcome) -> Rollout:
+    """Check ``outcomes`` beside one right answer of each model."""
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(outcome)) for outcome in (OLD, NEW, *outcomes)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN, MAX_BACKOFF)
+    _check_answers(rollout, asked, {SPEC.name: OLD}, {SPEC.name: NEW}, LAST_DRAIN, MAX_BACKOFF)
     return rollout
 
 
 def test_right_answers_are_right() -> None:
-    rollout = judged()
+    rollout = checked()
     assert not rollout.problems
     assert rollout.by_model == {"before": 1, "after": 1}
 
@@ -80,17 +80,17 @@ def wait(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost, pause, wait])
-def test_the_judge_finds(harm: Callable[[Outcome], None]) -> None:
+def test_the_checker_finds(harm: Callable[[Outcome], None]) -> None:
     outcome = deepcopy(OLD)
     harm(outcome)
-    assert judged(outcome).problems
+    assert checked(outcome).problems
 
 
 @pytest.mark.parametrize(("after", "problem"), [(NEW, "only one of the models"), (OLD, "the same digest")])
 def test_two_models_must_have_answered(after: Outcome, problem: str) -> None:
     rollout = Rollout(Change.WEIGHTS)
     asked = [(SPEC, deepcopy(OLD)) for _ in range(2)]
-    _judge(rollout, asked, {SPEC.name: OLD}, {SPEC.name: after}, LAST_DRAIN, MAX_BACKOFF)
+    _check_answers(rollout, asked, {SPEC.name: OLD}, {SPEC.name: after}, LAST_DRAIN, MAX_BACKOFF)
     (found,) = rollout.problems
     assert problem in found
 
@@ -100,7 +100,7 @@ def test_what_only_the_model_before_could_have_finished_may_be_short_but_not_wro
     outcome = answer("old", ids)
     outcome.choices[0].end = None
     outcome.error, outcome.reason = "Unavailable: gone", MODEL_GONE
-    rollout = judged(outcome)
+    rollout = checked(outcome)
     assert rollout.gone == 1
     assert bool(rollout.problems) == (ids != [1, 2])
 
@@ -110,11 +110,11 @@ def test_no_model_is_gone_while_one_of_its_engines_is_there(ids: list[int]) -> N
     outcome = answer("old", ids) if ids else Outcome()
     outcome.error, outcome.reason, outcome.failed = "Unavailable: gone", MODEL_GONE, LAST_DRAIN - 1.0
     outcome.choices.clear()
-    (problem,) = judged(outcome).problems
+    (problem,) = checked(outcome).problems
     assert "was called gone while an engine had it" in problem
 
 
 def test_a_request_that_began_on_the_new_model_may_not_end_so() -> None:
     outcome = deepcopy(NEW)
     outcome.error, outcome.reason = "Unavailable: gone", MODEL_GONE
-    assert judged(outcome).problems
+    assert checked(outcome).problems

@@ -1,4 +1,4 @@
-"""Models that differ from the bundled one in a single respect each."""
+"""Variants of the bundled model, each with one change."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.ring import MODEL
 
 
 class Change(StrEnum):
-    """What another model differs in."""
-
     TEMPLATE = "template"
     LENGTH = "max_model_len"
     TOKENIZER = "tokenizer"
@@ -22,7 +20,7 @@ class Change(StrEnum):
 
 
 def variant(directory: Path, change: Change | None) -> list[str]:
-    """A model in ``directory``: the flags that name it to an engine. Without a change it is the bundled one."""
+    """Copy the bundled model to ``directory`` and change it; returns the engine's flags for it."""
     directory.mkdir()
     for file in MODEL.iterdir():
         if file.suffix in (".json", ".jinja", ".safetensors"):
@@ -34,21 +32,21 @@ def variant(directory: Path, change: Change | None) -> list[str]:
         case Change.LENGTH:
             return [str(directory), "--max-model-len", "900"]
         case Change.TOKENIZER:
-            _without_one_merge(directory / "tokenizer.json")
+            _remove_a_merge(directory / "tokenizer.json")
         case Change.WEIGHTS:
-            _train_a_little(directory / "model.safetensors")
+            _change_weights(directory / "model.safetensors")
     return [str(directory)]
 
 
-def _without_one_merge(file: Path) -> None:
-    """The same tokens, of which texts are made otherwise."""
+def _remove_a_merge(file: Path) -> None:
+    """Tokenize texts differently, with the same vocabulary."""
     tokenizer = json.loads(file.read_text())
     merges = tokenizer["model"]["merges"]
     del merges[len(merges) // 4]
     file.write_text(json.dumps(tokenizer))
 
 
-def _train_a_little(file: Path) -> None:
+def _change_weights(file: Path) -> None:
     weights = load_file(file)
     for name, tensor in weights.items():
         if name.endswith("down_proj.weight"):
