@@ -20,7 +20,7 @@ _WAIT = 0.1
 
 
 class _EndedError(RuntimeError):
-    """A call was asked for too late."""
+    """The thread has ended."""
 
     def __init__(self) -> None:
         super().__init__("it is closed")
@@ -28,15 +28,15 @@ class _EndedError(RuntimeError):
 
 @dataclass(slots=True)
 class Call:
-    """What a call under way is told."""
+    """Passed to the work of a call, which may look at it while it runs."""
 
     interrupted: bool = False
-    """Nobody waits for its result any more: it should put things in order and return."""
+    """Nobody waits for the result any more: the work should clean up and return."""
 
 
 @dataclass(slots=True)
 class _Order:
-    """A call that was asked for. Its outcome comes through a queue, whose methods signals do not cut off either."""
+    """A queued call. Its outcome comes through a ``SimpleQueue``, whose methods signals cannot interrupt half-way."""
 
     work: Callable[[Call], Any]
     call: Call = field(default_factory=Call)
@@ -47,7 +47,7 @@ class CallThread:
     """Computes calls one after the other, whichever threads they are from."""
 
     def __init__(self, name: str) -> None:
-        """The thread begins to wait for calls. It ends with this object, and does not keep the process from ending."""
+        """Start the thread, a daemon. It ends at ``close``, or when this object is garbage-collected."""
         orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._orders = orders
         self._thread = threading.Thread(target=_run, args=(orders,), name=name, daemon=True)
@@ -55,10 +55,10 @@ class CallThread:
         self._end = weakref.finalize(self, orders.put, None)
 
     def call(self, work: Callable[[Call], T]) -> T:
-        """What ``work`` returns or raises.
+        """Return what ``work`` returns, or raise what it raises.
 
-        Where the caller is interrupted, ``work`` is told, and the interrupt goes on when it has returned. A second one
-        goes on at once; calls after it still wait for ``work``. Raises ``RuntimeError`` once this is closed.
+        If the caller is interrupted, ``Call.interrupted`` is set, and the interrupt is raised when ``work`` has ended.
+        A second one is raised at once; later calls still wait for ``work``. Raises ``RuntimeError`` after ``close``.
         """
         if not self._end.alive:
             raise _EndedError
@@ -84,9 +84,9 @@ class CallThread:
         self._thread.join()
 
     def _outcome(self, order: _Order) -> tuple[Any, BaseException | None]:
-        """What came of ``order``. A signal that comes just before a wait does not end that one, so each is short.
+        """Wait for the outcome, in short waits: a signal that comes just before a wait does not end it.
 
-        The thread may have ended before it came to ``order``: others close it, and a forked process does not have it.
+        The thread may have ended before it ran ``order``: another thread closed it, or this process was forked.
         """
         while True:
             ended = not self._thread.is_alive()

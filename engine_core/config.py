@@ -15,7 +15,7 @@ from engine_core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said about an option besides its type and default."""
+    """Declares an option besides its type and default."""
 
     help: str
     choices: tuple[str, ...] | None = None

@@ -80,7 +80,6 @@ class EngineCore:
         return bool(self._in_flight) or self._scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
-        """Load and counters now."""
         return self._scheduler.stats()
 
     @property
@@ -89,7 +88,7 @@ class EngineCore:
         return self._scheduler.computed_tokens
 
     def reset_prefix_cache(self) -> int:
-        """Let later requests find nothing computed so far, or resting on it; returns how many blocks they could."""
+        """Empty the prefix cache, also of blocks still to be computed from it; returns how many could be found."""
         return self._scheduler.reset_prefix_cache()
 
 

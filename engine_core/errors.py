@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of everything below; its text is one sentence fit to show a person."""
+    """Base of all errors here. The text is one sentence for the user."""
 
 
 class ConfigError(EngineError):
@@ -35,7 +35,7 @@ class CheckpointError(EngineError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """A checkpoint asks for something (architecture, rope type, …) that the engine does not have."""
+    """The checkpoint needs a feature (architecture, rope type, …) that the engine lacks."""
 
 
 class OutOfMemoryError(EngineError):
@@ -43,7 +43,7 @@ class OutOfMemoryError(EngineError):
 
 
 class RequestError(EngineError):
-    """One request cannot be taken."""
+    """A request is refused."""
 
 
 class InvalidRequestError(RequestError, ValueError):
@@ -65,4 +65,4 @@ class ExecutorError(EngineError):
 
 
 class StandstillError(EngineError):
-    """The scheduler plans nothing for requests that wait, and no step is under way that could change that."""
+    """Requests wait, but the scheduler plans nothing, and no step is in flight that could change that."""

@@ -55,7 +55,7 @@ class Completion:
 
 @dataclass(slots=True)
 class Result:
-    """What became of one prompt."""
+    """All choices of one prompt."""
 
     prompt_token_ids: list[int]
     choices: list[Completion]
@@ -73,7 +73,6 @@ class Result:
         return all(choice.finish is not None for choice in self.choices)
 
     def take(self, output: SequenceOutput) -> None:
-        """Add the news of one choice."""
         choice = self.choices[output.choice]
         choice.token_ids += output.token_ids
         choice.logprobs = _joined(choice.logprobs, output.logprobs)
@@ -84,7 +83,7 @@ class Result:
 
 
 class LLM:
-    """A started engine. Calls of several threads are computed one after the other."""
+    """A started engine. Thread-safe: calls are computed one after the other."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class LLM:
 
     @property
     def model(self) -> ModelSpec:
-        """What the checkpoint turned out to be."""
+        """Read from the checkpoint."""
         return self._engine.core.model
 
     @property
@@ -130,7 +129,6 @@ class LLM:
         return self._engine.executor.numerics
 
     def stats(self) -> SchedulerStats:
-        """Counters since the start."""
         return self._engine.core.stats()
 
     def generate(
@@ -183,7 +181,7 @@ class LLM:
         return list(results.values())
 
     def _params(self, params: object, num_prompts: int) -> tuple[Sequence[SamplingParams], Sequence[str]]:
-        """Those of each prompt, and where the caller wrote them."""
+        """Return the parameters of each prompt, and their places in the caller's arguments."""
         if params is None:
             params = default_params(self.model)
         if isinstance(params, SamplingParams):
@@ -202,7 +200,7 @@ class LLM:
     def _requests(
         self, prompts: list[Prompt], params: Sequence[SamplingParams], places: Sequence[str]
     ) -> list[Request]:
-        """Checked, so that none of them is refused when others have been computed. ``places`` are those of params."""
+        """Check all requests before any is computed. ``places``: of each of ``params`` in the caller's arguments."""
         requests = []
         for prompt, chosen, place in zip(prompts, params, places, strict=True):
             token_ids = prompt.token_ids
@@ -265,7 +263,7 @@ def _empty_result(request: Request) -> Result:
 
 
 def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:
-    """``known`` with those that follow."""
+    """Concatenate; either may be None."""
     if known is None or more is None:
         return more if known is None else known
     known.extend(more)

@@ -11,17 +11,17 @@ from engine_core.request import SamplingParams
 
 
 def is_integer(value: object) -> bool:
-    """Whether it counts something: numpy's integers do, booleans do not."""
+    """Whether ``value`` is an int; numpy's integers are, booleans are not."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def plain_params(params: SamplingParams) -> SamplingParams:
-    """``params`` in Python's own numbers; what is no number, or no collection of some, stays as it is."""
+    """Apply ``plain`` to every field."""
     return replace(params, **{field.name: plain(getattr(params, field.name)) for field in fields(params)})
 
 
 def plain(value: Any) -> Any:
-    """A number, or a collection of some, in Python's own; what is neither stays as it is."""
+    """Convert numpy's numbers, and collections of them, to Python's; leave anything else as it is."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Integral):

@@ -22,7 +22,7 @@ class Stage:
 
 
 class StartupObserver(Protocol):
-    """Whoever shows the stages: a log, a progress bar, a health service."""
+    """Shows the stages: a log, a progress bar, a health service."""
 
     def stage_started(self, stage: Stage) -> None: ...
 
@@ -32,7 +32,7 @@ class StartupObserver(Protocol):
 
 
 class StartupProgress:
-    """Runs stages and tells every observer."""
+    """Times the stages of start-up and reports them to every observer."""
 
     def __init__(self, *observers: StartupObserver) -> None:
         self._observers = observers

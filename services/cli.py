@@ -103,7 +103,6 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the command line; returns its exit code."""
     try:
         result = cli.main(prog_name="ringline", standalone_mode=False)
     except click.ClickException as error:

@@ -134,7 +134,6 @@ class SamplingMetadata:
             self.asked = int(np.bitwise_or.reduce(self.features))
 
     def remove(self, slot: int) -> None:
-        """Free what ``slot`` holds."""
         for _, processor in self.processors:
             processor.remove(slot)
         if self.features[slot]:

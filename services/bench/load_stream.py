@@ -15,7 +15,7 @@ from ringline.errors import RingError, from_rpc
 
 
 class LoadError(Exception):
-    """The measurement cannot go on; its text is one sentence fit to show a person."""
+    """The measurement cannot go on; the text is one sentence for the user."""
 
     def __init__(self, message: str, error: RingError | None = None) -> None:
         """``error``: what ended the call, if that is why."""

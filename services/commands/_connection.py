@@ -70,14 +70,12 @@ class Connection:
         return self.tls or self.tls_ca_file is not None
 
     def for_client(self) -> dict[str, Any]:
-        """As arguments of the client library's clients."""
         shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
         token = None if self.token_file is None else reloaded_tokens("--token-file", self.token_file).value[0]
         name = self.tls_server_name if self.encrypted else None
         return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
 
     def credentials(self) -> PeerCredentials:
-        """As credentials for ``open_channel``."""
         return peer_credentials(
             tls=self.encrypted,
             ca_file=self.tls_ca_file,

@@ -77,7 +77,7 @@ SECTIONS = {
 
 
 def token_ids(text: str) -> list[int]:
-    """``1,2,3``."""
+    """Parse ``1,2,3``."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -85,7 +85,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def bias(text: str) -> tuple[int, float]:
-    """``ID:VALUE``."""
+    """Parse ``ID:VALUE``."""
     token_id, _, value = text.partition(":")
     try:
         return int(token_id), float(value)
@@ -105,7 +105,7 @@ def _check_addresses(context: click.Context, parameter: click.Parameter, address
 
 
 def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
-    """The same for a single address."""
+    """``_check_addresses`` for a single address."""
     _check_form(address)
     return _check_addresses(context, parameter, address)
 

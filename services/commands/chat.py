@@ -52,7 +52,6 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
 
 
 def _talk(conversation: Conversation) -> None:
-    """Lines from a person, until they leave."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and editing)
     while True:
@@ -87,7 +86,7 @@ class Conversation:
         self._messages: list[ringline.Message] = []
 
     def take(self, line: str, keep_going: bool) -> bool:
-        """Carry out a line; whether the conversation goes on. A failed answer raises unless ``keep_going``."""
+        """Handle a line of input; returns whether to go on. A failed answer raises unless ``keep_going``."""
         text = line.strip()
         command, _, argument = text.partition(" ")
         if command == "/exit":

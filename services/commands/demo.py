@@ -206,7 +206,6 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
 
 
 async def _show_answer(ready: ReadyStack, prompt: str) -> None:
-    """One streamed answer, and what ran where."""
     click.echo(f"\n> {prompt}\n")
     generation, timing = await _ask(ready.address, prompt)
     click.echo("\n" + _report(ready.state, generation.usage, timing))

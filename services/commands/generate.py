@@ -121,7 +121,7 @@ def _logprobs_json(token_ids: Sequence[int], logprobs: Sequence[ringline.TokenLo
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """None for infinities, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

@@ -142,7 +142,7 @@ def _engine(seconds: Seconds, demand: Demand, sequences: int) -> EnginePlan:
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest of 1 … ``most`` for which it holds, as it does for every smaller one; 0 if for none."""
+    """Binary search for the largest of 1 … ``most`` for which ``holds``; 0 if there is none."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

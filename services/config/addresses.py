@@ -25,7 +25,7 @@ def check_addresses(option_name: str, addresses: tuple[str, ...]) -> None:
 
 
 def valid_address(address: str) -> bool:
-    """Whether ``address`` has one of the three forms."""
+    """Whether ``address`` is ``host:port``, ``[v6]:port`` or ``unix:path``."""
     if address.startswith("unix:"):
         return 1 <= len(address.removeprefix("unix:").encode()) <= MAX_SOCKET_PATH_BYTES
     host, colon, port = address.rpartition(":")

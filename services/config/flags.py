@@ -33,8 +33,6 @@ _SHOW_ALL = "services.config.flags.show_all"
 
 
 class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """Parses a value by its ``Setting``."""
-
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.name = {int: "integer", float: "number", tuple: "list"}.get(setting.kind, "text")
@@ -61,8 +59,6 @@ class _FlagType(click.types.BoolParamType):
 
 
 class _SettingOption(click.Option):
-    """The click option of one ``Setting``."""
-
     def __init__(self, setting: Setting) -> None:
         flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
         is_set = setting.default is not None and setting.default != ""

@@ -190,7 +190,6 @@ class ServiceSettings:
 
     @property
     def name(self) -> str:
-        """The name of this process in the ring."""
         server = self.server
         if server.name is not None:
             return server.name

@@ -74,7 +74,7 @@ class _Request:
 
 
 class EngineDecoder:
-    """The requests of one Attach stream."""
+    """Decodes the outputs of one Attach stream."""
 
     def __init__(self, tokenizer: Tokenizer, subscribers: Subscribers, tracing: Tracing | None = None) -> None:
         self._tokenizer = tokenizer
@@ -89,7 +89,6 @@ class EngineDecoder:
         return len(self._requests)
 
     def drop_subscriber(self, peer: PeerId) -> None:
-        """A subscription ended: drop its requests."""
         gone = [request_id for request_id, request in self._requests.items() if request.subscriber.peer == peer]
         for request_id in gone:
             del self._requests[request_id]
@@ -115,7 +114,7 @@ class EngineDecoder:
         return stops
 
     def _open(self, opened: engine_pb2.Opened) -> None:
-        """A request begins on this link, or restarts under a higher epoch."""
+        """Start a request on this link, or restart it under a higher epoch."""
         context = detokenizer_pb2.OutputContext()
         try:
             context.ParseFromString(opened.output_context)

@@ -50,7 +50,6 @@ class Engines:
 
     @property
     def attached(self) -> bool:
-        """Whether any engine is attached."""
         return bool(self._decoders)
 
     def push_load(self) -> int:
@@ -108,14 +107,12 @@ class Engines:
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        """Decode a frame, and send the Stops that it caused."""
         self._heard_at[engine] = time.monotonic()
         if frame.HasField("outputs"):
             link.send(self._decoders[engine].frame(frame.outputs))
             self.subscribers.wake()
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        """The link was lost: drop its decoder."""
         self._decoded_before += self._decoders.pop(engine).decoded_tokens
         del self._heard_at[engine], self._models[engine]
         self._tokenizers.engine_down(engine)

@@ -45,8 +45,6 @@ def run(settings: DetokenizerSettings) -> int:
 
 
 class _Detokenizer:
-    """The process from start-up to its end."""
-
     def __init__(self, settings: DetokenizerSettings) -> None:
         server = settings.server
         me = PeerId(settings.name, new_incarnation())
@@ -122,7 +120,7 @@ class _Detokenizer:
         )
 
     async def _drain(self, grace: float) -> None:
-        """Finish the requests there are; processors are told to send no more."""
+        """Tell processors to send no more requests, and finish those there are."""
         self._metrics.serving = False
         self._service.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._engines.num_requests, grace))

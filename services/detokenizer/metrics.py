@@ -18,7 +18,7 @@ class DetokenizerMetrics(ServiceMetrics):
         super().__init__()
 
     def update(self, live_requests: int, decoded_tokens: int, engines: int, subscribers: int, generations: int) -> None:
-        """Set all values. ``decoded_tokens`` since the start; ``generations``: tokenizers held."""
+        """``decoded_tokens``: since the start; ``generations``: tokenizers held."""
         self._live_requests, self._decoded_tokens = live_requests, decoded_tokens
         self._engines, self._subscribers = engines, subscribers
         self._generations = generations

@@ -74,7 +74,6 @@ class Subscribers:
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
-        """A subscription ended."""
         if self._by_name.get(subscriber.peer.name) is subscriber:
             del self._by_name[subscriber.peer.name]
             self._forget(subscriber)
@@ -113,7 +112,7 @@ class Subscribers:
 
 
 class DetokenizerService:
-    """The RPC. It sends what ``decode`` puts into the outboxes."""
+    """Serves Subscribe: sends what ``decode`` puts into the outboxes."""
 
     def __init__(
         self,

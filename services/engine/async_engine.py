@@ -79,7 +79,7 @@ class AsyncEngine:
     # Peers
 
     def attach(self, peer: PeerId) -> LinkWaker:
-        """A peer sent Hello; raises ``Refused`` if a newer incarnation of it is attached."""
+        """Call when a peer has sent Hello; raises ``Refused`` if a newer incarnation of it is attached."""
         link, superseded = self.registry.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
             old.superseded.set()
@@ -90,7 +90,6 @@ class AsyncEngine:
         return waker
 
     def detach(self, waker: LinkWaker) -> None:
-        """A peer's stream ended."""
         self._wakers.pop(waker.link, None)
         self.registry.detach(waker.link, time.monotonic())
         self.wake()
@@ -115,7 +114,7 @@ class AsyncEngine:
         self.push_load()
 
     def fail(self, reason: str) -> None:
-        """Computing has stopped: end every stream, and refuse new ones."""
+        """End every stream and refuse new ones: computing has stopped."""
         self.failure = reason
         for waker in self._wakers.values():
             waker.event.set()

@@ -64,8 +64,6 @@ def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
 
 
 class _EngineProcess:
-    """The process from start-up to its end."""
-
     def __init__(self, settings: EngineServiceSettings, config: EngineConfig) -> None:
         scheduler = config.scheduler
         self._settings = settings
@@ -190,7 +188,7 @@ class _EngineProcess:
         return watchdog
 
     async def _drain(self, grace: float) -> None:
-        """Finish the requests there are; peers are told, and new requests refused."""
+        """Refuse new requests, tell peers, and finish the requests there are."""
         if self._engine.failure is not None:
             return  # nothing would be finished, and peers must not take a crash for a drain
         self._engine.metrics.serving = False
@@ -206,7 +204,7 @@ class _EngineProcess:
             self._engine.step_loop.fail(error)
 
     def _failed(self, error: BaseException) -> None:
-        """The engine's state cannot be trusted any more: the process ends at once."""
+        """End the process at once: the engine's state cannot be trusted any more."""
         log.critical("the engine failed", error=str(error), exc_info=error)
         self._engine.fail("computing failed")
         self._server.request_stop(ExitCode.FAILURE, grace=0.0)

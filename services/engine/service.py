@@ -59,7 +59,7 @@ class EngineService:
         self._tokenizer: dict[str, bytes] = {}
 
     def serve(self, model: engine_pb2.GetModelResponse, tokenizer: dict[str, bytes]) -> None:
-        """The engine has loaded."""
+        """Call when the engine has loaded."""
         model.name, model.incarnation = self._me.name, self._me.incarnation
         self._model = model
         self._tokenizer = tokenizer

@@ -115,7 +115,7 @@ class StepReport:
 
 
 class StepRecorder(Protocol):
-    """Is called after each step, such as a profiler."""
+    """Called after each step; a profiler, for example."""
 
     def step(self, seconds: float, tokens: int) -> bool:
         """Runs in the step loop's thread; returns whether to call it again."""

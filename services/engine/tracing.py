@@ -33,7 +33,6 @@ class EngineTraces:
         """By core id."""
 
     def submitted(self, core_id: str, traceparent: str, now: float) -> None:
-        """The step loop was given a request."""
         if traceparent:
             self._times[core_id] = _Times(traceparent, now)
 
@@ -44,7 +43,6 @@ class EngineTraces:
                 times.started = now
 
     def outputs(self, outputs: Iterable[SequenceOutput], now: float) -> None:
-        """A step has ended."""
         if not self._times:
             return
         for output in outputs:

@@ -98,7 +98,6 @@ class Discovery:
                 tasks.create_task(self._follow(name, tasks))
 
     async def _follow(self, name: str, tasks: asyncio.TaskGroup) -> None:
-        """Resolve a name, again and again."""
         host, port = host_and_port(name)
         logged = ""
         while True:

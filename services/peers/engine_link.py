@@ -40,8 +40,7 @@ class EngineOwner(Protocol):
         Raises ``LinkRefused`` if the model does not fit any more; then ``engine_down`` does not follow.
         """
 
-    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        """A frame arrived."""
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None: ...
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         """The stream ended, and with it all state that it brought. Called once after each ``engine_up``."""

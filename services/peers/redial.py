@@ -198,7 +198,7 @@ async def _watch_authorities(
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled, rather than a call that it made."""
+    """Whether this task was cancelled, and not just a call that it made."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

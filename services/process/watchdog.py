@@ -77,7 +77,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer. A hang that was found already ends the process nevertheless."""
+        """Stop watching. A hang that was already detected still ends the process."""
         self._stopping.set()
 
     def _run(self) -> None:

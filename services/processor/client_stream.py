@@ -64,15 +64,12 @@ class ClientStream(OutputStream):
         return len(self._refusals)
 
     def find(self, client_request_id: str) -> Request | None:
-        """A live request by the client's id."""
         return self._by_client_request_id.get(client_request_id)
 
     def requests(self) -> list[Request]:
-        """Every live request."""
         return list(self._by_request_id.values())
 
     def add(self, request: Request) -> None:
-        """A request was received."""
         self._by_client_request_id[request.client_request_id] = request
         self._by_request_id[request.request_id] = request
 
@@ -87,7 +84,7 @@ class ClientStream(OutputStream):
         self.wake.set()
 
     def refuse(self, client_request_id: str, in_reply_to: int, status: Status) -> None:
-        """A frame was refused before it became a request."""
+        """Refuse a frame before it becomes a request."""
         self._refusals.append(refusal(client_request_id, in_reply_to, status))
         if len(self._refusals) == 1:
             asyncio.get_running_loop().call_later(REFUSAL_DELAY, self.wake.set)
@@ -100,7 +97,7 @@ class ClientStream(OutputStream):
                 trace.delivered()
 
     def clear(self) -> None:
-        """The stream is over: drop everything that waits."""
+        """Call when the stream is over: drops everything that waits."""
         self._closed_traces += [request.trace for request in self._by_request_id.values() if request.trace is not None]
         self.written()
         self._by_client_request_id.clear()

@@ -21,11 +21,9 @@ DUPLICATE_INTERVAL = 0.5
 class DetokenizerOwner(Protocol):
     """Takes the events of links to detokenizers."""
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
-        """The subscription holds."""
+    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None: ...
 
-    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None:
-        """A frame arrived."""
+    def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None: ...
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
         """The stream ended. Follows each ``detokenizer_up`` once."""

@@ -33,9 +33,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add(self, service: str, name: str, what: str, requests: int = 0) -> None:
-        """Record an event of this moment."""
         self._events.append(Event(self._clock(), service, name, what, requests))
 
     def events(self) -> list[Event]:
-        """The events that are still remembered."""
         return list(self._events)

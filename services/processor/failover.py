@@ -74,7 +74,6 @@ class Failover:
                 yield request, error
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> Iterator[Failed]:
-        """Move the requests of an engine."""
         now = time.monotonic()
         for request in self._router.routed.at_engine(engine):
             self._router.clear_route(request)
@@ -85,7 +84,6 @@ class Failover:
                 yield request, error
 
     def detokenizer_lost(self, detokenizer: PeerId) -> Iterator[Failed]:
-        """Move the requests of a detokenizer."""
         for request in self._router.routed.at_detokenizer(detokenizer):
             request.route_timeout.lost(time.monotonic())
             if error := self.route(request, f"detokenizer {detokenizer.name} was lost"):
@@ -153,7 +151,6 @@ class Failover:
         return None
 
     def forget(self, request: Request) -> None:
-        """A request has ended."""
         self._unrouted.discard(request.request_id)
         self._router.forget(request)
 

@@ -68,7 +68,6 @@ class InFlightRequests:
 
     @property
     def num_live(self) -> int:
-        """Requests in flight."""
         return len(self._requests)
 
     # From the client
@@ -109,15 +108,12 @@ class InFlightRequests:
     # PeerListener
 
     def routes_changed(self) -> None:
-        """See ``PeerListener``."""
         self._end_failed(self._failover.routes_changed())
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
-        """See ``PeerListener``."""
         self._end_failed(self._failover.engine_lost(engine, crashed=crashed))
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
-        """See ``PeerListener``."""
         self._end_failed(self._failover.detokenizer_lost(detokenizer))
 
     def rejected(self, rejection: link_pb2.Rejection) -> None:
@@ -151,7 +147,6 @@ class InFlightRequests:
     # Frames
 
     def _heard(self, request: Request) -> None:
-        """An engine computes it."""
         request.heard()
         if request.computing_since is None:
             request.computing_since = time.monotonic()
@@ -159,7 +154,7 @@ class InFlightRequests:
             self._rate_limiter.begun(request.request_id)
 
     def _computes(self, request: Request, woken: set[asyncio.Event]) -> None:
-        """An engine computes it: before its first output there, the client is sent the model and numerics."""
+        """Note that an engine computes it; before its first output there, send the client the model and numerics."""
         if request.route is not None and not request.started_sent:
             request.started_sent = True
             numerics = self._peers.numerics(request.route.engine)

@@ -74,7 +74,6 @@ class Intake:
         return sum(stream.num_live for stream in self._streams)
 
     def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
-        """A client's stream began, with the metadata of its call."""
         carrier = carrier_of(metadata) if self._traces is not None else None
         stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier)
         self._streams.add(stream)
@@ -203,7 +202,7 @@ class Intake:
         self._rate_limiter.enter(request.request_id, tenant, now)
 
     def _resolved(self, request: Request, outcome: ResolvedRequest | Status) -> None:
-        """A request is tokenized, or cannot be."""
+        """Called with the tokenized request, or with the error that ends it."""
         if isinstance(outcome, Status):
             self._in_flight.end(request, FinishReason.ERROR, outcome)
         elif request.deadline is not None and time.monotonic() >= request.deadline:

@@ -26,14 +26,11 @@ class PeerListener(Protocol):
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
         """The link to an engine ended; ``crashed`` unless it was draining or had hung."""
 
-    def detokenizer_lost(self, detokenizer: PeerId) -> None:
-        """The subscription to a detokenizer ended."""
+    def detokenizer_lost(self, detokenizer: PeerId) -> None: ...
 
-    def rejected(self, rejection: link_pb2.Rejection) -> None:
-        """An engine refused a command."""
+    def rejected(self, rejection: link_pb2.Rejection) -> None: ...
 
-    def text(self, outputs: detokenizer_pb2.TextOutputs) -> None:
-        """A detokenizer sent text."""
+    def text(self, outputs: detokenizer_pb2.TextOutputs) -> None: ...
 
 
 class LinkEvents:
@@ -47,7 +44,6 @@ class LinkEvents:
     # EngineOwner
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
-        """Learn the engine's model before attaching to it."""
         return await self._models.learn(stub)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
@@ -69,7 +65,6 @@ class LinkEvents:
             self._listener.rejected(rejection)
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        """The stream ended."""
         crashed = self._peers.engine_down(link, engine)
         self._models.engine_down(engine)
         self._listener.engine_lost(engine, crashed=crashed)
@@ -78,7 +73,6 @@ class LinkEvents:
     # DetokenizerOwner
 
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
-        """Subscribed."""
         self._peers.detokenizer_up(detokenizer, address)
         self._listener.routes_changed()
 
@@ -95,7 +89,6 @@ class LinkEvents:
             self._listener.text(frame.outputs)
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
-        """The stream ended."""
         self._peers.detokenizer_down(detokenizer)
         self._listener.detokenizer_lost(detokenizer)
         self._update_partitions(detokenizer)

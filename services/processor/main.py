@@ -223,7 +223,7 @@ class _Processor:
         )
 
     async def _drain(self, grace: float) -> None:
-        """Finish the live requests; clients are told to go elsewhere."""
+        """Tell clients to go elsewhere, and finish the live requests."""
         self._metrics.serving = False
         self._intake.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._intake.num_open, grace))

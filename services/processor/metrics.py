@@ -77,7 +77,6 @@ class TenantCounts:
         return counts
 
     def families(self, model_name: str) -> Iterator[Metric]:
-        """The counters, for a collector."""
         named = [(tenant or NOBODY, counts) for tenant, counts in self._named.copy().items()]
         for count, (name, documentation) in _SERIES.items():
             family = CounterMetricFamily(name, documentation, labels=["model_name", "tenant"])

@@ -107,7 +107,7 @@ class Peers:
         """Peers that give no sign of life: their requests may move, and they get no new ones."""
 
     def has_engine(self, engine: PeerId) -> bool:
-        """Whether this life of the engine is linked."""
+        """Whether this incarnation of the engine is linked."""
         return engine in self._engines
 
     def numerics(self, engine: PeerId) -> str:
@@ -146,7 +146,6 @@ class Peers:
     # Engines
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """An engine was attached to."""
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics)
         self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None)
         self.event_log.add("engine", engine.name, "joined")
@@ -166,7 +165,6 @@ class Peers:
         self._routes.engine_peers(engine, _apply(self._engines[engine].attached, changes))
 
     def engine_draining(self, engine: PeerId) -> None:
-        """An engine takes no new requests."""
         self._engines[engine].draining = True
         self._routes.set_taking_work(engine, False)
 
@@ -183,7 +181,6 @@ class Peers:
     # Detokenizers
 
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
-        """A detokenizer acknowledged the subscription."""
         self._detokenizers[detokenizer] = _Detokenizer(detokenizer, Liveness(time.monotonic()))
         self._routes.detokenizer_up(detokenizer)
         self.event_log.add("detokenizer", detokenizer.name, "joined")
@@ -201,12 +198,10 @@ class Peers:
         self._routes.detokenizer_hears(detokenizer, _apply(self._detokenizers[detokenizer].engines, changes))
 
     def detokenizer_draining(self, detokenizer: PeerId) -> None:
-        """A detokenizer takes no new requests."""
         self._detokenizers[detokenizer].draining = True
         self._routes.set_taking_work(detokenizer, False)
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
-        """The subscription ended."""
         draining = self._detokenizers.pop(detokenizer).draining
         self.losses["detokenizer"] += not draining
         requests = self._routes.requests()[detokenizer]

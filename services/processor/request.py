@@ -170,7 +170,6 @@ class Request:
         return self._delivery
 
     def admit(self, resolved: ResolvedRequest) -> None:
-        """It is tokenized and goes in flight."""
         self.message = None
         self._resolved = resolved
         self._delivery = Delivery(resolved.choices)

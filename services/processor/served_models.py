@@ -110,7 +110,6 @@ class ServedModels:
         self._fetches = TokenizerFetcher(_codec_of)
 
     def __len__(self) -> int:
-        """The number of generations held."""
         return len(self._held)
 
     def preferred(self) -> Sequence[Generation]:
@@ -164,7 +163,6 @@ class ServedModels:
             raise LinkRefused(f"what it serves was forgotten: {most} other models were asked for meanwhile")
 
     def engine_down(self, engine: PeerId) -> None:
-        """The link to an engine ended."""
         self._held.engine_down(engine)
 
     def served(self) -> list[ServedModel]:
@@ -186,7 +184,6 @@ class ServedModels:
         return next((held for held in self._held.values() if held.model.model_digest == digest), None)
 
     def holds(self, generation: Generation) -> bool:
-        """Whether a generation is held."""
         return generation in self._held
 
     def enter(self, generation: Generation) -> None:
@@ -194,7 +191,6 @@ class ServedModels:
         self._held.enter(generation)
 
     def leave(self, generation: Generation) -> None:
-        """The request has ended."""
         self._held.leave(generation)
 
     def _codec(self, model: engine_pb2.GetModelResponse) -> TextCodec | None:

@@ -62,7 +62,6 @@ class RequestTrace:
         """Sent on to engines and detokenizers."""
 
     def admitted(self, prompt_tokens: int, model: str) -> None:
-        """It is tokenized and goes in flight."""
         tokens = {"gen_ai.usage.input_tokens": prompt_tokens}
         self._tracing.span("tokenize", self.traceparent, self._arrived_at, time.monotonic(), tokens)
         self._span.set_attributes({**tokens, "gen_ai.request.model": model})

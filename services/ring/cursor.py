@@ -135,11 +135,10 @@ class OutboundLink:
             self._closed[request_id] = cursor.earlier_epoch
 
     def reject(self, rejection: RejectedCommand) -> None:
-        """Queue a rejection for the peer."""
         self._rejections.append(rejection)
 
     def clear(self) -> None:
-        """Free everything when the stream ends: gRPC may keep this object until the peer reads what is in flight."""
+        """Free everything at the end of the stream: gRPC may keep this object until the peer has read its frames."""
         self._cursors.clear()
         self._dirty.clear()
         self._closed.clear()

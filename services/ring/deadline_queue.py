@@ -38,7 +38,6 @@ class DeadlineQueue(Generic[T]):
             heapq.heapify(self._times)
 
     def discard(self, key: str) -> None:
-        """Remove an item, if it is there."""
         self._items.pop(key, None)
 
     def due(self, now: float) -> list[T]:

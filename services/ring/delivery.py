@@ -19,7 +19,7 @@ class Verdict(enum.Enum):
 
     ACCEPT = "accept"
     DROP = "drop"
-    """Late, duplicate, or behind a terminal."""
+    """Late, duplicate, or after the end of its choice."""
     REDIRECT = "redirect"
     """Something was lost: ask for a replay from what is there."""
 

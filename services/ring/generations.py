@@ -85,7 +85,6 @@ class Generations(Generic[K, V]):
         return True
 
     def engine_down(self, engine: PeerId) -> None:
-        """The link to an engine ended."""
         if self._engines.pop(engine, None) is not None:
             self._drop_unneeded()
 
@@ -95,7 +94,6 @@ class Generations(Generic[K, V]):
         self._requests[generation] += 1
 
     def leave(self, generation: K) -> None:
-        """A request that belonged to a generation has ended."""
         self._requests[generation] -= 1
         if not self._requests[generation]:
             del self._requests[generation]

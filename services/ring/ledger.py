@@ -262,7 +262,7 @@ class Ledgers:
                 self._orphans.setdefault(entry.request_id, now + self._orphan_grace)
 
     def claim(self, request_id: str) -> None:
-        """The submitter is back and wants the request."""
+        """The submitter is attached again: the request is no orphan any more."""
         self._orphans.pop(request_id, None)
 
     def expired(self, now: float) -> list[LedgerEntry]:

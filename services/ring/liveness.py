@@ -34,7 +34,7 @@ class Liveness:
         self._last_beat, self._steps, self._busy, self._step_timeout = now, steps, busy, step_timeout
 
     def forgive(self, seconds: float) -> None:
-        """Discount ``seconds`` in which this process itself was stopped: silence then says nothing about the peer."""
+        """Discount ``seconds`` in which this process itself was stopped and could not receive heartbeats."""
         self._last_beat += seconds
         self._last_move += seconds
 

@@ -99,7 +99,7 @@ class Identities:
         """The principal of a certificate with these names; raises ``Refused`` if none of them has a role here."""
         names = sorted(set(names))
         grants = [grant for name in names for grant in self._grants(name)]
-        shown = ", ".join(name[:_SHOWN_LENGTH] for name in _telling(names)[:_SHOWN_NAMES]) or "no name"
+        shown = ", ".join(name[:_SHOWN_LENGTH] for name in _identifying(names)[:_SHOWN_NAMES]) or "no name"
         if not grants:
             problem = f"the certificate of {shown} is not that of a service of this ring"
             raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected one of {', '.join(self._roles)}")
@@ -112,6 +112,6 @@ class Identities:
         return [Grant(role, peer) for role in sorted(self._roles.get(identity, ())) if PEER_NAME.fullmatch(peer)]
 
 
-def _telling(names: list[str]) -> list[str]:
-    """The URIs among them, else all: a URI names an identity, a DNS name only a place."""
+def _identifying(names: list[str]) -> list[str]:
+    """Return the URIs if there are any, else all: a URI names an identity, a DNS name only a host."""
     return [name for name in names if "://" in name] or names

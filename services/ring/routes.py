@@ -105,25 +105,21 @@ class Routes:
         self.revision += 1
 
     def engine_down(self, peer: PeerId) -> None:
-        """The link to this life of an engine ended."""
         if (node := self._engines.get(peer.name)) is not None and node.peer == peer:
             del self._engines[peer.name]
             self.revision += 1
 
     def engine_peers(self, engine: PeerId, attached: Iterable[PeerId]) -> None:
-        """An engine reported the peers attached to it."""
         if (node := self._engines.get(engine.name)) is not None and node.peer == engine:
             node.attached = frozenset(attached)
             self.revision += 1
 
     def detokenizer_up(self, peer: PeerId) -> None:
-        """A detokenizer acknowledged the subscription."""
         own = sum(route.detokenizer == peer for route, _ in self._held.values())
         self._detokenizers[peer.name] = _Node(peer, own)
         self.revision += 1
 
     def detokenizer_down(self, peer: PeerId) -> None:
-        """The subscription at this life of a detokenizer ended."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             del self._detokenizers[peer.name]
             self.revision += 1
@@ -135,7 +131,6 @@ class Routes:
             node.pressed = waiting > 0 and kv_usage >= FULL_KV_USAGE
 
     def detokenizer_load(self, peer: PeerId, requests: int) -> None:
-        """A detokenizer reported how many requests it has."""
         if (node := self._detokenizers.get(peer.name)) is not None and node.peer == peer:
             node.others = max(0, requests - node.own)
 
@@ -176,7 +171,7 @@ class Routes:
         return list(dict.fromkeys(node.generation for node in engines if node.generation is not None))
 
     def preferred(self) -> list[Generation]:
-        """The same, those with room for one more request first: the order for new requests."""
+        """As ``generations``, but first those with room for one more request: the order for new requests."""
         roomy = {node.generation for node in self._engines_taking() if not node.full}
         return sorted(self.generations(), key=lambda generation: generation not in roomy)
 
@@ -308,7 +303,6 @@ class RouteIndex(Generic[T]):
         self._items.setdefault(route.engine, {}).setdefault(route.detokenizer, {})[key] = item
 
     def discard(self, key: str) -> None:
-        """Take an item off its route, if it is on one."""
         if (route := self._routes.pop(key, None)) is None:
             return
         at_engine = self._items[route.engine]
@@ -320,11 +314,9 @@ class RouteIndex(Generic[T]):
             del self._items[route.engine]
 
     def at_engine(self, engine: PeerId) -> list[T]:
-        """The items on routes with this engine."""
         return [item for on_route in self._items.get(engine, {}).values() for item in on_route.values()]
 
     def at_detokenizer(self, detokenizer: PeerId) -> list[T]:
-        """The items on routes with this detokenizer."""
         return [item for at_engine in self._items.values() for item in at_engine.get(detokenizer, {}).values()]
 
     def on(self, route: Route) -> list[T]:

@@ -24,7 +24,7 @@ def check_bindable(settings: ServerSettings) -> None:
 
 
 def remove_socket_file(settings: ServerSettings) -> None:
-    """After the server has stopped."""
+    """Call when the server has stopped."""
     if settings.uds is not None:
         Path(settings.uds).unlink(missing_ok=True)
 

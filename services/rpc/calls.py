@@ -73,7 +73,7 @@ class Call:
             self._timer = loop.call_later(seconds, self._reset)
 
     def ended(self) -> None:
-        """GRPC is done with it. Drop the tasks: they refer to the call, and a cycle would keep gRPC's call alive."""
+        """Drop the tasks once gRPC is done with the call: they refer to it, and the cycle would keep it alive."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._handler_task = self._completion_task = None

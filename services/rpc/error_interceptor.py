@@ -206,7 +206,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _ended() -> asyncio.CancelledError:
-    """What a handler may raise after its RPC has ended: gRPC logs anything else."""
+    """The error to raise after an RPC has ended: gRPC logs any other."""
     return asyncio.CancelledError()
 
 

@@ -46,19 +46,19 @@ class Health(health.aio.HealthServicer):
             await self.set(service, _SERVING if ready else _NOT_SERVING)
 
     async def drain(self) -> None:
-        """Not ready, and never again."""
+        """From now on never ready."""
         self._ready, self._draining = False, True
         await self.enter_graceful_shutdown()
 
     async def set_hung(self) -> None:
-        """The process hangs: neither ready nor alive any more."""
+        """From now on neither ready nor alive: the process hangs."""
         self._alive = False
         await self._liveness.set(LIVENESS, _NOT_SERVING)
         await self.drain()
 
     @property
     def pages(self) -> Mapping[str, Page]:
-        """The same by HTTP, for probes without gRPC or TLS; called in other threads."""
+        """Readiness and liveness by HTTP, for probes without gRPC or TLS; called in other threads."""
         return {"/health": _page(lambda: self._ready), "/live": _page(lambda: self._alive)}
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

@@ -62,7 +62,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Delivered:
-    """What of the bytes of one connection became messages."""
+    """How many of one connection's bytes became complete messages."""
 
     num_messages: int = 0
     num_bytes: int = 0
@@ -112,7 +112,6 @@ class MemoryGuard:
             delivered.num_bytes += size
 
     def on_call(self, peer: str, metadata_bytes: int) -> None:
-        """A call began."""
         if (delivered := self._delivered_by(peer)) is not None:
             delivered.metadata_bytes += min(metadata_bytes, _MAX_METADATA)
 
@@ -143,7 +142,7 @@ class MemoryGuard:
                 self._closed_at = self._checks
 
     def _may_act(self, size: int) -> bool:
-        """Memory is short: whether acting now may help, after what was done before."""
+        """Whether acting now, while memory is short, may help after what was done before."""
         checks = self._checks - self._acted_at
         if self._port is None:  # there are no connections to close: nothing is gained by haste
             return checks >= _IDLE_CHECKS
@@ -151,7 +150,7 @@ class MemoryGuard:
         return checks >= _SHORT_CHECKS or has_closed or size > self._trimmed_size + _WORTH_TRIMMING
 
     def _tidy(self, size: int) -> None:
-        """There is enough memory: return what peaks left, and forget closed connections."""
+        """While there is enough memory: trim malloc after peaks, and forget closed connections."""
         due = self._checks % _TRIM_CHECKS == 0
         if size > self._trimmed_size + _WORTH_TRIMMING or (due and size > self._min_size + _WORTH_TRIMMING):
             trim_malloc()

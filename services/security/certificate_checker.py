@@ -50,7 +50,7 @@ class TrustedAuthorities:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On a certificate, given the present files."""
+    """Of a certificate, by the current files."""
 
     serial_number: int
     problem: str | None

@@ -35,7 +35,6 @@ class ChildLogs:
         self._transient = False
 
     def line(self, child: str, line: str) -> None:
-        """Show a line that ``child`` printed."""
         record = parse_record(line)
         if self._as_json:
             self._print(self._stream, _output_event(child, line) if record is None else line)
@@ -51,7 +50,6 @@ class ChildLogs:
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Show ``text`` to the user."""
         self._print(self._out, text)
 
     def _shown(self, record: dict[str, Any]) -> bool:

@@ -64,7 +64,6 @@ class Child:
         self.ended.set()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -221,7 +220,7 @@ class Supervisor:
         child.kill_group()
 
     async def _read(self, child: Child, pipe: int) -> None:
-        """Read the output of one process, until all that hold its end of the pipe are gone."""
+        """Until every process that inherited its end of the pipe is gone."""
         stream = asyncio.StreamReader(limit=_LINE_LIMIT)
         protocol = asyncio.StreamReaderProtocol(stream)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))

@@ -35,12 +35,10 @@ class Histogram:
         return tuple(self._counts)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` ``times`` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def family(self, labels: dict[str, str]) -> HistogramMetricFamily:
-        """The present counts, for a collector."""
         total = 0
         cumulative: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), tuple(self._counts), strict=True):

@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Disconnects are not logged."""
+        """Does not log disconnects."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -153,4 +153,4 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.name
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Does not log requests."""

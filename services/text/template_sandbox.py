@@ -98,7 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _concat(parts)
 
     def tick(self) -> str:
-        """Called in every loop iteration."""
+        """Check the budget; called in every loop iteration."""
         _budget.get().tick()
         return ""
 

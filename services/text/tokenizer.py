@@ -28,7 +28,6 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """See ``from_files``."""
         special = read_special_tokens(files)
         self._tokenizer = _load(files, special)
         self._fingerprint = fingerprint(files)
@@ -49,7 +48,6 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """From the files in a directory."""
         return cls(read_tokenizer_files(path))
 
     def encode(
@@ -106,7 +104,7 @@ class Tokenizer:
         return found
 
     def fingerprint(self) -> str:
-        """See ``tokenizer_files.fingerprint``."""
+        """As ``tokenizer_files.fingerprint``."""
         return self._fingerprint
 
     @property
@@ -116,12 +114,10 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text."""
         return self.token_id(self.special_tokens.get("bos_token", ""))
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
         return self.token_id(self.special_tokens.get("eos_token", ""))
 
     @cached_property

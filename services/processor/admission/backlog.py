@@ -99,7 +99,6 @@ class Backlog:
         raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(self._wait(tenant, 0)))
 
     def enter(self, request_id: str, tenant: str, now: float) -> None:
-        """A request was taken."""
         if not self._waiting:
             self._throughput.begin(now)
         self._waiting[request_id] = tenant

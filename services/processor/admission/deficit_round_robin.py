@@ -21,8 +21,6 @@ _T = TypeVar("_T", bound=Sized)
 
 
 class _Queue(Generic[_T]):
-    """One tenant's work, in order of arrival."""
-
     __slots__ = ("credit", "served", "work")
 
     def __init__(self) -> None:
@@ -58,7 +56,6 @@ class DeficitRoundRobin(Generic[_T]):
         return work
 
     def clear(self) -> None:
-        """Forget everything."""
         self._queues.clear()
 
     def take(self) -> list[_T]:

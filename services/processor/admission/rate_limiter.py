@@ -53,8 +53,6 @@ class _TokenBucket:
 
 @dataclass(slots=True)
 class _Usage:
-    """One tenant's usage."""
-
     live_requests: int = 0
     queued_tokens: int = 0
     requests: _TokenBucket = field(default_factory=_TokenBucket)
@@ -94,7 +92,6 @@ class RateLimiter:
         usage.tokens.check("tokens", policy.max_tokens_per_minute, now)
 
     def enter(self, request_id: str, tenant: str, now: float) -> None:
-        """A request was taken."""
         self._tenants[request_id] = tenant
         usage, rate = self._usage_of(tenant), self._policies.of(tenant).max_requests_per_minute
         usage.live_requests += 1

@@ -111,7 +111,6 @@ class TokenizationQueue:
         """Bytes that leave per second, while any wait."""
 
     def close(self) -> None:
-        """Tokenize nothing more."""
         self._window.clear()
         self._parked.clear()
         self._urgent.clear()
@@ -290,7 +289,7 @@ class TokenizationQueue:
         return None if self._models.newest else _refuse_unknown
 
     def _resolve(self, request: Request, packed: bytes, model: ServedModel) -> ResolvedRequest:
-        """In a worker thread."""
+        """Runs in a worker thread."""
         if request.finished:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # not delivered to anyone
         self._policies.check_model(request.tenant, model.limits.name)
@@ -301,7 +300,7 @@ class TokenizationQueue:
     def _resolved(
         self, request: Request, message: RequestMessage, on_resolved: OnResolved, outcome: ResolvedRequest | Exception
     ) -> None:
-        """On the event loop."""
+        """Runs on the event loop."""
         if request.finished:
             return
         if isinstance(outcome, Refused):
@@ -329,7 +328,7 @@ def _refuse_unknown() -> NoReturn:
 
 
 def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:
-    """In a worker thread."""
+    """Runs in a worker thread."""
     outcomes = [_run(job.key, function) for job, function in batch]
     if sum(job.size for job, _ in batch) > BATCH_BYTES:
         trim_malloc()
