@@ -76,7 +76,7 @@ abuse: $(FULL)  ## attack every service for ten minutes, beside clients that beh
 compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--step one --step tls" to choose
 	.venv/bin/python -m tests.compose $(COMPOSE_TEST)
 
-fuzz: $(FULL)  ## send 100,000 damaged messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
+fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 5000 --seed 1" to choose
 	.venv/bin/python -m tests.fuzz $(FUZZ)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests

@@ -134,7 +134,7 @@ class ProcessorMetrics(ServiceMetrics):
             "From a request's arrival to a choice's first token.",
             _FIRST_TOKEN_SECONDS,
         )
-        self._gap = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", GAP_SECONDS)
+        self._itl = Histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", GAP_SECONDS)
         self._latency = Histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_SECONDS
         )
@@ -178,11 +178,11 @@ class ProcessorMetrics(ServiceMetrics):
         self._generation_tokens += tokens
         self._first_token.observe(seconds)
 
-    def tokens(self, count: int, gap: float) -> None:
-        """``count`` more tokens of a choice are delivered, ``gap`` seconds after the ones before."""
+    def tokens(self, count: int, seconds: float) -> None:
+        """``count`` more tokens of a choice are delivered, ``seconds`` after the ones before."""
         if count:
             self._generation_tokens += count
-            self._gap.observe(gap / count, count)
+            self._itl.observe(seconds / count, count)
 
     def choice_ended(self, finish_reason: str) -> None:
         """A choice has ended. ``finish_reason``: stop, length, cancelled, deadline or error."""
@@ -247,7 +247,7 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._counters(
             "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
         )
-        yield from self._histograms(self._first_token, self._gap, self._latency)
+        yield from self._histograms(self._first_token, self._itl, self._latency)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
 

@@ -29,7 +29,7 @@ NO_COMPOSE = "This needs docker compose v2 (`docker compose`) or docker-compose 
 
 
 class Unusable(Exception):
-    """What is needed is not there; the text says so."""
+    """A prerequisite is missing; the text names it."""
 
 
 class Failed(Exception):
@@ -116,7 +116,7 @@ class Stack:
         return run("docker", "ps", "-q", "--no-trunc", *filters).split()[::-1]
 
     def wait_healthy(self, counts: dict[str, int]) -> None:
-        """Return when so many containers of each service are healthy."""
+        """Return when ``counts`` containers of each service are healthy."""
         end = time.monotonic() + START_TIMEOUT
         while True:
             healthy = {kind: self._healthy(kind) for kind in counts}
@@ -127,7 +127,7 @@ class Stack:
             time.sleep(0.5)
 
     def wait_linked(self, counts: dict[str, int]) -> None:
-        """Return when every processor has so many engines and detokenizers."""
+        """Return when every processor is linked to ``counts`` engines and detokenizers."""
         end = time.monotonic() + START_TIMEOUT
         wanted = {f"ringline_{kind}s": float(counts[kind]) for kind in ("engine", "detokenizer")}
         while True:
@@ -146,7 +146,7 @@ class Stack:
         return states.count("healthy")
 
     def busiest(self, kind: str) -> tuple[str, float]:
-        """The container of a service that has most to do, and how many requests."""
+        """The container of a service with the most requests, and their number."""
         gauge = "vllm:num_requests_running" if kind == "engine" else "ringline_live_requests"
         loads = {container: self._gauges(kind, container).get(gauge, 0.0) for container in self.containers(kind)}
         return max(loads.items(), key=lambda item: item[1])
@@ -173,7 +173,7 @@ def inspect(thing: str, template: str) -> Any:
 
 
 def own_bytes(image: str) -> int:
-    """What the Dockerfile adds to its base, whatever base that is."""
+    """Bytes that the Dockerfile adds to its base image."""
     return added_bytes(run("docker", "history", "--no-trunc", "--human=false", "--format", HISTORY, image))
 
 

@@ -229,11 +229,11 @@ STEPS: dict[str, Callable[[Stack, Path], None]] = {
     "scale": lambda stack, _: scale(stack),
     "tls": speak_tls,
 }
-"""In this order; each goes on with what the one before left running, and starts what it needs by itself."""
+"""In this order. Each starts what it needs, beside what the one before left running."""
 
 
 def try_steps(stack: Stack, directory: Path, names: Collection[str]) -> None:
-    """Those steps, in their order; whatever was started is gone afterwards."""
+    """Run the named steps in order, and remove everything that they started."""
     try:
         for name, step in STEPS.items():
             if name in names:

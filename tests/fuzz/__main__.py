@@ -33,11 +33,11 @@ _ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": Tru
 
 def main() -> int:
     """Return the exit code."""
-    parser = argparse.ArgumentParser(description="Send damaged messages to every service of a ring.")
-    parser.add_argument("--inputs", type=int, default=100_000, help="damaged messages per service")
+    parser = argparse.ArgumentParser(description="Send mutated messages to every service of a ring.")
+    parser.add_argument("--inputs", type=int, default=100_000, help="mutated messages per service")
     parser.add_argument("--seed", type=int, default=0, help="what is sent follows from it")
     parser.add_argument("--streams", type=int, default=4, help="calls at a time")
-    parser.add_argument("--rate", type=float, help=f"damaged messages a second; 0: as many as go; default: {RATES}")
+    parser.add_argument("--rate", type=float, help=f"mutated messages a second, 0: no limit (default: {RATES})")
     parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
     parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()

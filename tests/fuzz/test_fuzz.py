@@ -17,7 +17,7 @@ async def test_no_message_fails_a_service(service: str, inputs: int, ring: Ring)
         async with fuzzing(ring.addresses, seed=1) as fuzzer:
             await fuzzer.run(service, inputs)
         assert fuzzer.failures == []
-        assert ring.process_lives(service), "nor was it started again meanwhile"
+        assert ring.process_lives(service), "the service was restarted"
         assert {"OK", "INVALID_ARGUMENT"} <= fuzzer.codes.keys()
         after = await client.generate("Once upon a time", **asked)
     assert after.text == before.text
