@@ -43,6 +43,7 @@ class Options:
     """How often each kind of fault is injected alone into each service, to measure its pause."""
     per_kind: int = 4
     """Requests of each kind in the pool."""
+    engines: int = 3
     keep: Path | None = None
     """Where logs are kept; by default they are deleted."""
 
@@ -52,7 +53,7 @@ async def run(options: Options) -> Report:
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
-        fleet = await stack.enter_async_context(Fleet(directory))
+        fleet = await stack.enter_async_context(Fleet(directory, engines=options.engines))
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         specs = pool(options.seed, options.per_kind)
         answers = await record_answers(clients[0], specs, options.concurrency)

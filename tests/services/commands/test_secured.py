@@ -87,17 +87,24 @@ def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> N
     assert "cannot be read" in str(absent.exception)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize(
-    ("variables", "flags", "expected"),
-    [
-        ({"RINGLINE_TLS_CA_FILE": None, "RINGLINE_TOKEN_FILE": None}, (), "the server wants TLS: --tls-ca-file"),
-        ({"RINGLINE_TLS_CA_FILE": None}, ("--tls",), "certificate was not verified"),
-        ({}, ("--tls-server-name", "other.test"), "--tls-server-name whom the certificate must be for"),
-    ],
-)
-@pytest.mark.parametrize("command", ["generate", "chat", "bench", "status", "health"])
-def test_what_is_wrong_with_tls_is_named(run, stack: Ring, host, variables, flags, expected, command) -> None:
+HOSTS = ("127.0.0.1", "localhost")
+COMMANDS = ("generate", "chat", "bench", "status", "health")
+WRONG = [
+    ({"RINGLINE_TLS_CA_FILE": None, "RINGLINE_TOKEN_FILE": None}, (), "the server wants TLS: --tls-ca-file"),
+    ({"RINGLINE_TLS_CA_FILE": None}, ("--tls",), "certificate was not verified"),
+    ({}, ("--tls-server-name", "other.test"), "--tls-server-name whom the certificate must be for"),
+]
+DIAGNOSES = [
+    pytest.param(command, host, *wrong, marks=pytest.mark.wide if (i + j + k) % 2 else ())
+    for i, command in enumerate(COMMANDS)
+    for j, host in enumerate(HOSTS)
+    for k, wrong in enumerate(WRONG)
+]
+"""Each command with each mistake at one host of the two, and each mistake at both."""
+
+
+@pytest.mark.parametrize(("command", "host", "variables", "flags", "expected"), DIAGNOSES)
+def test_what_is_wrong_with_tls_is_named(run, stack: Ring, command, host, variables, flags, expected) -> None:
     address = f"{host}:{stack.address.rpartition(':')[2]}"
     arguments = {"generate": ("Once", "--address", address), "health": (address,)}.get(command, ("--address", address))
     failed = run(command, *arguments, *flags, **variables)
