@@ -5,6 +5,7 @@ takes long begins first, so that no process works alone at the end. And how it b
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -55,7 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _group(item) not in long)
 
 
-def pytest_collection_finish() -> None:
-    """Exclude modules and tests from garbage collection: each full one would take 0.3 s, and some tests ask for one."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay: a garbage collection that visits them takes 0.3 s, and some tests ask for many."""
+    gc.disable()
+    collected = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return collected

@@ -18,6 +18,7 @@ from services.config.flags import SettingsCommand, build_settings, given_options
 from services.config.options import build, settings_of
 from services.config.settings import EngineServiceSettings
 from services.engine.startup_log import StageLog
+from services.process.memory import collection_paused
 from services.telemetry.logs import configure_logs
 
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
@@ -41,7 +42,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     # Torch and transformers are loaded here, once everything else is known to be right. It takes most of a start.
-    with engine_extra(), StartupProgress(StageLog()).stage("load libraries"):
+    with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 
     return run(settings, config)

@@ -33,6 +33,28 @@ assert gc.collect() >= 1
 """)
 
 
+def test_what_loading_leaves_behind_is_collected_when_the_process_begins_to_serve() -> None:
+    run("""
+import gc, weakref
+from services.process.memory import collection_paused, freeze_loaded_objects
+
+class Node: pass
+
+with collection_paused():
+    assert not gc.isenabled()
+    loaded, garbage = Node(), Node()
+    garbage.itself = garbage
+    left = weakref.ref(garbage)
+    del garbage
+assert gc.isenabled()
+gc.collect()
+assert left() is not None, "it is not visited"
+freeze_loaded_objects()
+assert left() is None
+assert not [one for one in gc.get_objects() if one is loaded]
+""")
+
+
 def test_no_thread_keeps_what_it_freed() -> None:
     """Each has an arena of the C allocator's, of which ``malloc_trim`` does not give back what is free at its end."""
     run("""
