@@ -7,10 +7,10 @@ PIP_INSTALL := pip install --no-compile --disable-pip-version-check
 TORCH_INDEX_URL ?=
 INSTALL_TORCH = $(if $(TORCH_INDEX_URL),.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt --no-deps --index-url "$(TORCH_INDEX_URL)" torch)
 
-# Two test processes with one thread each fill the two cores that the suite is sized for. Idle OpenMP threads sleep
-# instead of spinning, or services that share the cores wait for them.
+# Three test processes with one thread each fill the two cores that the suite is sized for: tests often wait for services
+# or timeouts. Idle OpenMP threads sleep instead of spinning, or services that share the cores wait for them.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 
 # Or every process that is started compiles torch's sources again, where the environment says that nothing is to be kept.
 export PYTHONDONTWRITEBYTECODE :=

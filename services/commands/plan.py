@@ -14,6 +14,7 @@ from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerCo
 from engine_core.errors import CheckpointError, ConfigError
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
+from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
@@ -238,7 +239,7 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
 
 
 def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
-    with engine_extra():
+    with engine_extra(), collection_paused():
         from engine_core.model_loader.checkpoint import open_checkpoint  # loads torch
     try:
         return open_checkpoint(ModelConfig(model=model, quantization=quantization), LoadConfig(load_format="dummy"))

@@ -49,6 +49,7 @@ def measure(directory: Path, quantization: str | None) -> None:
     assert 0.98 * expected < model.weight_bytes < 1.02 * expected, (model.weight_bytes, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_loading_takes_the_weights_and_one_layer(quantization: str | None, tmp_path: Path) -> None:
     config = LlamaConfig(

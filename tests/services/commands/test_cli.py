@@ -17,6 +17,8 @@ from services.config.flags import COMMON_OPTIONS, SettingsCommand, given_options
 from services.config.options import settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "checkpoints" / "tiny"
 

@@ -20,6 +20,8 @@ from services.commands.certs import ROLES
 from tests.ring import ROOT, Ring, start_ring, stop_ring
 from tests.services.secured_ring import Certificates, user_token, write_tokens
 
+pytestmark = pytest.mark.long
+
 SECONDS = 60.0
 """For which a service may stand still before it is said to be unreachable."""
 
