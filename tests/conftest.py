@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.ring", "tests.services.secured_ring"]
 
-_SHARED = {"ring": "ring", "secured": "secured", "overlapped": "ring", "programs": "ring", "browser": "ring"}
-"""Groups by fixture: those of the whole session, of which no test has both, and those of modules in which some tests
-have the ring.
+_SHARED = ("ring", "secured")
+"""Fixtures of the whole session; no test has both. A module with fixtures of its own has one of these in every test or
+in none: in two groups, its own would be built twice.
 """
 
 # How long an example takes says nothing where machines are shared: by default, one of 0.2 s would be a failure.
@@ -24,7 +24,7 @@ settings.load_profile("any machine")
 
 def _group(item: pytest.Item) -> str:
     """Fixtures wider than one test would otherwise be built once per process."""
-    shared = [group for name, group in _SHARED.items() if name in getattr(item, "fixturenames", ())]
+    shared = [name for name in _SHARED if name in getattr(item, "fixturenames", ())]
     return shared[0] if shared else item.nodeid.split("::")[0]
 
 
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-    long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED.values())
+    long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED)
     items.sort(key=lambda item: _group(item) not in long)
 
 

@@ -20,22 +20,22 @@ pytestmark = pytest.mark.long
 
 SEEDS = (275, 1241, 1717)
 """Each kills both engines, one at a time, and a detokenizer, and hangs a processor."""
-LITTLE = {"seconds": 16, "engines": 2, "concurrency": 6, "pause": 0.8, "rolling_pause": 1.5, "per_kind": 2}
+LITTLE = {"seconds": 16, "engines": 2, "concurrency": 10, "pause": 0.3, "rolling_pause": 1.5, "per_kind": 2}
 
 
 @pytest.mark.timeout(600)
 async def test_nothing_is_lost_in_a_little_chaos() -> None:
     moved = 0
-    for seed in SEEDS:
-        report = await run(Options(seed=seed, seconds=16, rolling_pause=1.5, per_kind=2))
+    for retried, seed in enumerate(SEEDS):
+        report = await run(Options(seed=seed, rolling=0 if retried else 1, **LITTLE))
         print("\n".join(report.lines()))
         assert not report.problems
         assert report.faults[Kind.KILL] >= 3
         assert report.faults[Kind.HANG] >= 1
+        assert all(phase.tally.requests for phase in report.phases[:-1])
         if moved := sum(phase.tally.moved for phase in report.phases):
             break  # else no fault hit a request: on a fast machine few are in flight
     assert moved
-    assert all(phase.tally.requests for phase in report.phases[:2])
 
 
 def answer(ids: list[int], text: str, *, usage: int | None = None) -> Outcome:

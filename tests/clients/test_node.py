@@ -20,9 +20,10 @@ NODE_CLIENT = Path(__file__).resolve().parent / "node"
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 BUF = Path(sys.executable).parent / "buf"
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("node") and shutil.which("npm")), reason="Node and npm are not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="Node and npm are not installed"),
+    pytest.mark.usefixtures("ring"),
+]
 
 
 def run(*command: str | Path) -> str:

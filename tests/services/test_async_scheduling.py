@@ -19,6 +19,8 @@ from tests.services.streams import Transcript, ask, generate, read_session
 from tests.services.test_engine_attach import begun
 from tests.services.test_resume import CASES, asked
 
+pytestmark = pytest.mark.usefixtures("ring")
+
 OPTIONS = [("grpc.default_authority", "localhost")]
 ATTEMPTS = 20
 

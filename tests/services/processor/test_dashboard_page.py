@@ -22,6 +22,8 @@ from tests.browser import Browser, browsing
 from tests.ring import Ring
 from tests.services.streams import ask
 
+pytestmark = pytest.mark.usefixtures("ring")
+
 PROMPT = "unmistakable beginning"
 TENANT = "somebody"
 HOSTILE = '<img src=x onerror="document.title=1">'
