@@ -138,7 +138,9 @@ def _logits(model: CausalLM, caches: list[torch.Tensor], text: list[int], blocks
         max_query_len=len(text),
         max_seq_len=len(text),
     )
-    return model.compute_logits(model.forward(torch.tensor(text), positions, caches, metadata))
+    # A layer reads what it has written in this step, so that groups can share blocks.
+    every_group = [metadata] * len(model.kv_cache_groups)
+    return model.compute_logits(model.forward(torch.tensor(text), positions, caches, every_group))
 
 
 def corpus_texts(count: int) -> list[list[int]]:

@@ -231,15 +231,6 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheSize:
-    """The KV cache as allocated."""
-
-    num_blocks: int
-    block_size: int
-    bytes_per_block: int
-
-
-@dataclass(frozen=True, slots=True)
 class RequestMemory:
     """What is set aside of the host's memory for what requests hold beside the KV cache; who serves keeps to it."""
 

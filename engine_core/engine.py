@@ -35,7 +35,9 @@ class EngineCore:
         self._executor = executor
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         """Oldest first; between two calls of ``step`` fewer than the executor takes, but after an interrupted wait."""
-        self._scheduler = Scheduler(config.scheduler, config.cache, executor.cache_size, executor.model, clock, drafter)
+        kv_cache, model = executor.kv_cache_config, executor.model
+        identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
+        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""

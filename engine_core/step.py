@@ -25,7 +25,8 @@ class NewSequence:
     num_prompt_tokens: int
     num_computed_tokens: int
     """How many leading tokens have their keys and values in the cache (prefix hits)."""
-    block_ids: list[int]
+    block_ids: list[list[int]]
+    """For each group of the KV cache; ``NO_BLOCK`` for those that no token to come reads."""
     params: SamplingParams
 
 
@@ -44,8 +45,8 @@ class StepPlan:
     """≥ 1: tokens to compute, following those computed so far."""
     samples: list[bool]
     """True where the tokens reach the sequence's end, so that a next token is sampled."""
-    new_block_ids: dict[int, list[int]]
-    """seq_id → blocks appended to its table, for sequences that are not in ``new``."""
+    new_block_ids: dict[int, list[list[int]]]
+    """seq_id → blocks appended to its table of each group, for sequences that are not in ``new``."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → tokens that may come next, for sequences that sample. They are computed too, and counted in
     ``num_tokens``; a token is sampled behind each. Such a sequence is in no further plan until the result is in."""

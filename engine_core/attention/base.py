@@ -15,9 +15,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one layer's cache must hold. All layers of a model are alike."""
+    """What a block of the cache must hold: keys and values of the layers of a group, which are all alike."""
 
     num_layers: int
+    """Of the largest group."""
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -26,18 +27,21 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the rows of a step belong. Rows of one sequence are adjacent, in position order."""
+    """Where rows belong, for the layers of one group. Rows of one sequence are adjacent, in position order."""
 
     query_starts: torch.Tensor
     """[S + 1] int32: sequence s owns rows query_starts[s] … query_starts[s + 1] − 1."""
     seq_lens: torch.Tensor
     """[S] int32: tokens of each sequence after this step (cached ones and this step's rows)."""
     block_tables: torch.Tensor
-    """[S, ≥ blocks of the longest sequence] int32: block ids in order; entries past the end are unspecified."""
+    """[S, ≥ blocks of the longest sequence] int32: block ids in order. Entries past the end and those that no row sees
+    are unspecified."""
     slot_mapping: torch.Tensor
     """[T] int64: block_id · block_size + offset where each row's key and value go."""
     max_query_len: int
     max_seq_len: int
+    group: int = 0
+    """The number of the group."""
 
     def on(self, device: torch.device) -> AttentionMetadata:
         """The same on another device."""
@@ -48,6 +52,7 @@ class AttentionMetadata:
             self.slot_mapping.to(device),
             self.max_query_len,
             self.max_seq_len,
+            self.group,
         )
 
 
@@ -74,7 +79,7 @@ class AttentionBackend(ABC):
     @staticmethod
     @abstractmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        """One cache per layer, in the backend's own layout. Contents are unspecified until written."""
+        """A cache for each of ``spec.num_layers``, in the backend's own layout; unspecified until written."""
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
@@ -89,11 +94,13 @@ class AttentionBackend(ABC):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
 
-        A row at position p sees positions 0 … p of its own sequence. Blocks are visited in one fixed order, so
-        that a row's result does not depend on what else is in the step. Changes ``kv_cache`` only.
+        A row at position p sees positions 0 … p of its own sequence, or the last ``sliding_window`` of them. Blocks are
+        visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
+        ``kv_cache`` only.
         """
 
     def forward_heads(
@@ -105,13 +112,15 @@ class AttentionBackend(ABC):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         """As ``forward``, of ``heads`` before their rotation, which may be overwritten."""
         query, key, value = rotate(heads, cos, sin)
-        return self.forward(query, key, value, kv_cache, metadata, scale)
+        return self.forward(query, key, value, kv_cache, metadata, scale, sliding_window)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
-        """Hear of the next step, of which ``metadata`` is on the host; ``size``: of the graph that will compute it.
+        """Prepare the next step, for a model whose layers are one group, with ``metadata`` on the host.
 
-        Without meaning for backends that find out on the device what is to be done.
+        ``size`` is that of the graph that will compute it. Only for backends that must know on the host what is to be
+        done.
         """

@@ -46,7 +46,12 @@ class FlashAttention(PagedAttention):
         return f"varlen_attn of torch {torch.__version__}"
 
     def attend(
-        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         key, value = kv_cache.transpose(2, 3)  # [blocks, block size, Hkv, D] each
         output: torch.Tensor = self._function(

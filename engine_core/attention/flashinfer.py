@@ -107,7 +107,12 @@ class FlashInferAttention(PagedAttention):
             self._plan_sent.record()
 
     def attend(
-        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         output: torch.Tensor = self._planned.run(query, (kv_cache[0], kv_cache[1]))
         return output.flatten(1)

@@ -54,6 +54,7 @@ class NativeAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
         num_rows, num_heads, head_dim = query.shape
@@ -68,14 +69,15 @@ class NativeAttention(AttentionBackend):
         arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, key.shape[1], head_dim
         arguments.block_size, arguments.number_type = kv_cache.shape[3], NUMBER_TYPES[query.dtype]
         arguments.num_threads, arguments.scale = torch.get_num_threads(), scale
+        arguments.sliding_window = sliding_window or 0
         if self._kernels.attention(arguments) != 0:
             raise MemoryError("no memory for attention's intermediate results")
         return output
 
     def _begin_step(self, metadata: AttentionMetadata) -> None:
-        """Take what all layers of a step share. The reference keeps the tensors in place."""
+        """Take what all layers of a group share. The reference keeps the tensors in place."""
         self._metadata = metadata
-        self._arguments.num_seqs = len(metadata.seq_lens)
+        self._arguments.group, self._arguments.num_seqs = metadata.group, len(metadata.seq_lens)
         self._arguments.query_starts = metadata.query_starts.data_ptr()
         self._arguments.seq_lens = metadata.seq_lens.data_ptr()
         self._arguments.block_tables = metadata.block_tables.data_ptr()

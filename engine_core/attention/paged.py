@@ -37,7 +37,12 @@ class PagedAttention(AttentionBackend):
 
     @abstractmethod
     def attend(
-        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``query`` [T, Hq, D], when the step's keys and values are in ``kv_cache``."""
 
@@ -49,9 +54,10 @@ class PagedAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
-        return self.attend(_with_dense_rows(query), kv_cache, metadata, scale)
+        return self.attend(_with_dense_rows(query), kv_cache, metadata, scale, sliding_window)
 
     def forward_heads(
         self,
@@ -62,11 +68,12 @@ class PagedAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         if not isinstance(rotate, CachingRotation):
-            return super().forward_heads(heads, rotate, cos, sin, kv_cache, metadata, scale)
+            return super().forward_heads(heads, rotate, cos, sin, kv_cache, metadata, scale, sliding_window)
         query = rotate.into_cache(heads, cos, sin, kv_cache, metadata.slot_mapping)
-        return self.attend(query, kv_cache, metadata, scale)
+        return self.attend(query, kv_cache, metadata, scale, sliding_window)
 
 
 def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:

@@ -36,6 +36,7 @@ class TorchAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        sliding_window: int | None = None,
     ) -> torch.Tensor:
         block_size = kv_cache.shape[3]
         blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
@@ -44,23 +45,29 @@ class TorchAttention(AttentionBackend):
         output = torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
-            table = metadata.block_tables[seq, : -(-length // block_size)].long()
-            keys, values = (part[table].transpose(0, 1).flatten(1, 2)[:, :length].float() for part in kv_cache)
-            at_once = max(1, _MAX_SCORES // (query.shape[1] * length))
+            window = sliding_window or length
+            seen = max(0, length - (starts[seq + 1] - starts[seq]) - window + 1) // block_size  # the first block
+            table = metadata.block_tables[seq, seen : -(-length // block_size)].long()
+            end = length - seen * block_size
+            keys, values = (part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache)
+            at_once = max(1, _MAX_SCORES // (query.shape[1] * end))
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
-                position = length - (starts[seq + 1] - first)
-                output[rows] = _attend(query[rows].float() * scale, keys, values, position)
+                place = end - (starts[seq + 1] - first)
+                output[rows] = _attend(query[rows].float() * scale, keys, values, place, window)
         return output.flatten(1)
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int) -> torch.Tensor:
-    """[n, Hq, D] of the scaled ``query`` [n, Hq, D], which begins at ``position``; keys and values are [Hkv, L, D]."""
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int, window: int) -> torch.Tensor:
+    """[n, Hq, D] of the scaled ``query`` [n, Hq, D], whose first row has the key at ``place``, with the last ``window``
+    of ``keys`` and ``values`` [Hkv, L, D].
+    """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     grouped = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, Hq / Hkv, n, D]
     scores = grouped @ keys.transpose(1, 2)[:, None]
     places = torch.arange(length, device=query.device)
-    hidden = places > torch.arange(position, position + num_rows, device=query.device)[:, None]
+    own = torch.arange(place, place + num_rows, device=query.device)[:, None]
+    hidden = (places > own) | (places <= own - window)
     attended = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ values[:, None]
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)

@@ -55,13 +55,18 @@ class TritonAttention(PagedAttention):
         return f"triton {triton.__version__}, splits of {self._split} keys, {tiles}"
 
     def attend(
-        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         scale *= math.log2(math.e)
         if metadata.max_query_len > 1:
-            self._attend_chunks(query, output, kv_cache, metadata, scale)
-        self._attend_single_rows(query, output, kv_cache, metadata, scale)
+            self._attend_chunks(query, output, kv_cache, metadata, scale, sliding_window or 0)
+        self._attend_single_rows(query, output, kv_cache, metadata, scale, sliding_window or 0)
         return output
 
     def _attend_chunks(
@@ -71,6 +76,7 @@ class TritonAttention(PagedAttention):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        window: int,
     ) -> None:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
@@ -99,6 +105,7 @@ class TritonAttention(PagedAttention):
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             SPLIT=self._split,
+            WINDOW=window,
             IEEE=query.dtype == torch.float32,
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
@@ -113,6 +120,7 @@ class TritonAttention(PagedAttention):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        window: int,
     ) -> None:
         _, num_heads, head_dim = query.shape
         num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
@@ -145,6 +153,7 @@ class TritonAttention(PagedAttention):
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             SPLIT=self._split,
+            WINDOW=window,
             IEEE=query.dtype == torch.float32,
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
@@ -164,6 +173,7 @@ class TritonAttention(PagedAttention):
             HEAD_DIM=head_dim,
             DIMS=triton.next_power_of_2(head_dim),
             SPLIT=self._split,
+            WINDOW=window,
             ROWS=triton.next_power_of_2(group),
             **AS_WRITTEN,
         )

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_core.config import CacheSize, ModelSpec, RequestMemory
+from engine_core.config import ModelSpec, RequestMemory
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 
@@ -27,7 +28,7 @@ class Executor(ABC):
 
     model: ModelSpec
     """Known after ``start``."""
-    cache_size: CacheSize
+    kv_cache_config: KVCacheConfig
     """Known after ``start``."""
     unwritten_cache_bytes: int
     """Known after ``start``: what the KV cache will still take of the host's memory as it fills."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from engine_core.config import CacheSize, EngineConfig
+from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import Executor
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.memory import Profile, size_as_told, size_by_profile
 from engine_core.progress import StartupProgress
@@ -60,6 +61,7 @@ class CollectiveExecutor(Executor):
             self.model = checkpoint.spec
             dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
             stage.detail = f"{self.model.architecture}, {dtype}, max_model_len {self.model.max_model_len}"
+            self._limits = batch_limits(self._config, checkpoint)
             self.start_workers(checkpoint)
         with progress.stage("device") as stage:
             devices: list[DeviceReport] = self.collective_rpc("init_device")
@@ -77,12 +79,11 @@ class CollectiveExecutor(Executor):
             stage.detail = f"model {self.model_digest}, numerics {self.numerics}"
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
-        self.cache_size = self._size_cache(models, device.uses_host_memory, progress)
+        self.kv_cache_config = self._size_cache(models, device.uses_host_memory, progress)
         with progress.stage("allocate KV cache") as stage:
-            self.unwritten_cache_bytes = sum(self.collective_rpc("allocate", self.cache_size))
-            stage.bytes = self.cache_size.num_blocks * sum(each.bytes_per_block for each in models)
-            tokens = self.cache_size.num_blocks * self.cache_size.block_size
-            stage.detail = f"{self.cache_size.num_blocks} blocks of {self.cache_size.block_size}: {tokens} tokens"
+            self.unwritten_cache_bytes = sum(self.collective_rpc("allocate", self.kv_cache_config))
+            stage.bytes = self.kv_cache_config.num_blocks * sum(each.bytes_per_block for each in models)
+            stage.detail = _described(self.kv_cache_config)
         with progress.stage("warm up") as stage:
             stage.detail = self._warm_up()
         asked = self._config.scheduler.async_scheduling
@@ -90,10 +91,10 @@ class CollectiveExecutor(Executor):
         self.max_concurrent_steps = 2 if overlapped else 1
         self.start_steps(overlapped)
 
-    def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> CacheSize:
+    def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
         """As many blocks as fit into each of the workers."""
         cache = self._config.cache
-        limits = batch_limits(self._config, self.model)
+        limits = self._limits
         self.step_bytes = 0
         if cache.kv_cache_memory_bytes is not None:
             sizes = [size_as_told(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
@@ -108,11 +109,12 @@ class CollectiveExecutor(Executor):
                 size_by_profile(profile, cache, limits, model.bytes_per_block)
                 for profile, model in zip(profiles, models, strict=True)
             ]
-        return replace(sizes[0], num_blocks=min(each.num_blocks for each in sizes))
+        fewest = min(each.num_blocks for each in sizes)
+        return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout)
 
     def _warm_up(self) -> str:
         """What was made and found, for a person; numerics that hold for others only where every self-test passed."""
-        ready: list[ReadyReport] = self.collective_rpc("warm_up", self.cache_size)
+        ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
         self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
         longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
         found = "a row's bits do not depend on its batch"
@@ -145,3 +147,14 @@ class CollectiveExecutor(Executor):
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self._callbacks.append(callback)
+
+
+def _described(kv_cache: KVCacheConfig) -> str:
+    """For a person: what a block holds, too, where a token needs one of each of several groups."""
+    blocks = f"{kv_cache.num_blocks} blocks of {kv_cache.block_size}"
+    groups = kv_cache.groups
+    if len(groups) == 1 and groups[0].sliding_window is None:
+        return f"{blocks}: {kv_cache.num_blocks * kv_cache.block_size} tokens"
+    windows = (f"a window of {group.sliding_window}" if group.sliding_window else "all tokens" for group in groups)
+    kinds = (f"{len(group.layers)} over {window}" for group, window in zip(groups, windows, strict=True))
+    return f"{blocks} tokens, each for one group of layers: {', '.join(kinds)}"

@@ -1,26 +1,36 @@
 """The paged KV cache as seen by the scheduler: block tables of sequences, and the prefix cache.
 
-The prefix cache finds a full block by a hash that chains over everything before it (parent's hash, the block's
-token ids; the root is the request's salt), so equal hashes mean equal prefixes of equal salt. A salt keeps
-tenants apart, hence a cryptographic hash. The scheme is that of vLLM's automatic prefix caching.
+A sequence has a block table for each group of layers. Those of sliding windows lose their first blocks as the window
+moves on; in their place stands ``NO_BLOCK``.
+
+The prefix cache finds a full block by its group and a hash that chains over everything before it: parent's hash, the
+block's token ids; at the root, the model, its type, the cache's layout and the request's salt. So equal hashes mean
+equal prefixes, computed alike, of requests that may share them. A salt keeps tenants apart, hence a cryptographic
+hash. The scheme is that of vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import zip_longest
 
-from engine_core.config import CacheSize
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.scheduling.sequence import NEVER, Sequence, SequenceGroup
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
+from engine_core.scheduling.sequence import NEVER, BlockTables, Sequence, SequenceGroup
 
 _DIGEST_SIZE = 32
 
 
-def root_hash(salt: bytes) -> bytes:
-    """The parent of a prompt's first block."""
-    return blake2b(salt, digest_size=_DIGEST_SIZE, person=b"kv prefix root").digest()
+def root_hash(*ingredients: bytes) -> bytes:
+    """The parent of a prompt's first block: blocks are shared where all ``ingredients`` are equal, in order."""
+    digest = blake2b(digest_size=_DIGEST_SIZE, person=b"kv prefix root")
+    for ingredient in ingredients:
+        digest.update(len(ingredient).to_bytes(8, "little"))
+        digest.update(ingredient)
+    return digest.digest()
 
 
 def block_hashes(parent: bytes, token_ids: Items[int], block_size: int) -> list[bytes]:
@@ -36,75 +46,116 @@ def block_hashes(parent: bytes, token_ids: Items[int], block_size: int) -> list[
     return chain
 
 
-class KVCache:
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Leading blocks that are computed already."""
+
+    num_blocks: int
+    block_tables: BlockTables
+    """Of so many blocks each; ``NO_BLOCK`` for those that no later token reads."""
+
+
+class KVCacheManager:
     """Gives blocks to sequences and takes them back."""
 
-    __slots__ = ("_generation", "block_size", "pool", "prefix_caching")
+    __slots__ = ("_generation", "_groups", "_identity", "_step_tokens", "block_size", "pool", "prefix_caching")
 
-    def __init__(self, size: CacheSize, *, prefix_caching: bool) -> None:
-        self.pool = BlockPool(size.num_blocks)
-        self.block_size = size.block_size
+    def __init__(
+        self, config: KVCacheConfig, *, step_tokens: int, prefix_caching: bool, identity: Items[bytes] = ()
+    ) -> None:
+        """A step computes ``step_tokens`` tokens at most. ``identity`` names what computes the blocks and how they are
+        laid out.
+        """
+        self.pool = BlockPool(config.num_blocks)
+        self.block_size = config.block_size
         self.prefix_caching = prefix_caching
+        self._groups = [_Group(number, group, config.block_size) for number, group in enumerate(config.groups)]
+        self._step_tokens = step_tokens
+        self._identity = tuple(identity)
         self._generation = 0
         """How often the cache was reset. What rests on blocks of an earlier generation is not published."""
+
+    @property
+    def num_groups(self) -> int:
+        """Block tables of a sequence."""
+        return len(self._groups)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether blocks come back from sequences that run on."""
+        return any(group.window is not None for group in self._groups)
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
         """Whether a choice of ``group`` may start from cached blocks: not one that reports on its whole prompt."""
         return self.prefix_caching and not group.scores_prompt
 
-    def find_prefix(self, seq: Sequence) -> list[int]:
-        """Blocks that already hold the leading tokens of ``seq``; at least one token is left to compute.
+    def find_prefix(self, seq: Sequence) -> Prefix:
+        """The longest prefix of ``seq`` of which all is cached that later tokens read; one token is left to compute.
 
-        They are not held yet: ``admit`` must follow before anything else is allocated. Where the group holds its
+        Its blocks are not held yet: ``admit`` must follow before anything else is allocated. Where the group holds its
         prompt, its own blocks come first, although the cache may know others of the same contents: only so do blocks
         that are held for ``seq`` never keep it from being admitted.
         """
-        group = seq.group
-        shared = group.shared_blocks or []
-        outdated = bool(shared) and group.shared_generation != self._generation
-        if outdated or not self.looks_up_prefix(group):
-            return shared
+        held = seq.group.shared_blocks
+        outdated = held is not None and seq.group.shared_generation != self._generation
+        if outdated or not self.looks_up_prefix(seq.group):
+            return Prefix(0, [[] for _ in self._groups]) if held is None else Prefix(len(held[0]), held)
         limit = (seq.num_tokens - 1) // self.block_size
         self._extend_hashes(seq, limit)
-        found = []
-        for content in seq.block_hashes[:limit]:
-            block = self.pool.find(content)
-            if block is None:
-                break
-            found.append(block)
-        return shared + found[len(shared) :]
+        cached = [
+            _CachedBlocks(self.pool, group, seq.block_hashes, () if held is None else held[group.number])
+            for group in self._groups
+        ]
+        length = limit
+        for blocks in cached:
+            if blocks.group.window is None:
+                length = blocks.leading(length)
+        windows = [blocks for blocks in cached if blocks.group.window is not None]
+        # What one window lacks makes the prefix shorter, and the windows of all reach further back then.
+        while any((shorter := blocks.shortened(length)) < length for blocks in windows):
+            length = shorter
+        return Prefix(length, [blocks.table(length) for blocks in cached])
 
-    def admit(self, seq: Sequence, prefix: list[int], headroom: int) -> bool:
+    def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
         """Give ``seq`` the blocks of all its tokens, ``prefix`` first; False, and nothing changed, if too few are free.
 
+        Layers with a window get no more than the first step can need: the others' places come back as it moves on.
         ``headroom`` blocks must stay free for sequences that run already.
         """
-        pool = self.pool
-        missing = -(-seq.num_tokens // self.block_size) - len(prefix)
-        idle_hits = sum(pool.ref_count(block) == 0 for block in prefix)
-        if missing + idle_hits + headroom > pool.num_free:
+        pool, cached = self.pool, prefix.num_blocks * self.block_size
+        first_step = min(seq.num_tokens, cached + self._step_tokens)
+        missing = [
+            -(-(seq.num_tokens if group.window is None else first_step) // self.block_size) - prefix.num_blocks
+            for group in self._groups
+        ]
+        found = [block for table in prefix.block_tables for block in table if block != NO_BLOCK]
+        idle_hits = sum(pool.ref_count(block) == 0 for block in found)
+        if sum(missing) + idle_hits + headroom > pool.num_free:
             return False
-        pool.hold(prefix)
+        pool.hold(found)
         seq.generation = seq.group.shared_generation if seq.group.shared_blocks else self._generation
-        seq.block_ids = prefix + pool.allocate(missing)
-        seq.capacity = len(seq.block_ids) * self.block_size
-        seq.num_computed = len(prefix) * self.block_size
-        seq.num_published = len(prefix)
+        seq.block_tables = [
+            table + pool.allocate(count) for table, count in zip(prefix.block_tables, missing, strict=True)
+        ]
+        seq.first_blocks = [group.first_block_behind(prefix.num_blocks) for group in self._groups]
+        seq.capacity = min(map(len, seq.block_tables)) * self.block_size
+        seq.num_computed = cached
+        seq.num_published = prefix.num_blocks
         return True
 
-    def grow(self, seq: Sequence, num_tokens: int, headroom: int = 0) -> list[int] | None:
-        """Give ``seq`` room for ``num_tokens`` tokens; the blocks added, or None if too few are free.
+    def grow(self, seq: Sequence, num_tokens: int, headroom: int = 0) -> BlockTables | None:
+        """Give ``seq`` room for ``num_tokens`` tokens; the blocks added to each table, or None if too few are free.
 
         ``headroom`` blocks must stay free if any are added.
         """
-        count = -(-num_tokens // self.block_size) - len(seq.block_ids)
-        if count <= 0:
-            return []
-        if count + headroom > self.pool.num_free:
+        blocks = -(-num_tokens // self.block_size)
+        counts = [max(0, blocks - len(table)) for table in seq.block_tables]
+        if (count := sum(counts)) and count + headroom > self.pool.num_free:
             return None
-        added = self.pool.allocate(count)
-        seq.block_ids.extend(added)
-        seq.capacity = len(seq.block_ids) * self.block_size
+        added = [self.pool.allocate(count) for count in counts]
+        for table, more in zip(seq.block_tables, added, strict=True):
+            table.extend(more)
+        seq.capacity = min(map(len, seq.block_tables)) * self.block_size
         return added
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
@@ -113,27 +164,57 @@ class KVCache:
         if not self._publishes(seq) or full <= seq.num_published:
             return
         self._extend_hashes(seq, full)
-        for index in range(seq.num_published, full):
-            self.pool.publish(seq.block_ids[index], seq.block_hashes[index])
+        for group, table in zip(self._groups, seq.block_tables, strict=True):
+            for index in range(seq.num_published, full):
+                if table[index] != NO_BLOCK:
+                    self.pool.publish(table[index], group.key(seq.block_hashes[index]))
         seq.num_published = full
 
-    def next_publication(self, seq: Sequence) -> int:
-        """Computed tokens at which ``publish`` has something to do."""
-        return (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
+    def free_behind_windows(self, seq: Sequence, num_computed: int) -> None:
+        """Take back what no window reads any more when ``num_computed`` tokens are computed."""
+        for group, table in zip(self._groups, seq.block_tables, strict=True):
+            first, end = seq.first_blocks[group.number], min(group.first_block(num_computed), len(table))
+            if first < end:
+                self.pool.release(reversed(table[first:end]))
+                table[first:end] = [NO_BLOCK] * (end - first)
+                seq.first_blocks[group.number] = end
+
+    def next_change(self, seq: Sequence) -> int:
+        """Computed tokens at which ``publish`` or ``free_behind_windows`` has something to do."""
+        at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
+        for group in self._groups:
+            if group.window is not None:
+                at = min(at, (seq.first_blocks[group.number] + 1) * self.block_size + group.window - 1)
+        return at
 
     def _publishes(self, seq: Sequence) -> bool:
         return self.prefix_caching and seq.generation == self._generation
+
+    def num_held(self, seq: Sequence) -> int:
+        """Blocks in the tables of ``seq``."""
+        return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
         """Let nothing be found that was computed so far, or rests on it; returns how many blocks could be."""
         self._generation += 1
         return self.pool.forget_contents()
 
-    def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> None:
-        """Let ``group`` hold the blocks of the prompt that ``seq``, a member, has computed."""
-        group.shared_blocks = seq.block_ids[: group.num_shared_blocks]
+    def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> bool:
+        """Let ``group`` hold the blocks of the prompt that ``seq``, a member, has computed.
+
+        False if ``seq`` has lost blocks of it that others would read.
+        """
+        count = group.num_shared_blocks
+        firsts = [each.first_block_behind(count) for each in self._groups]
+        if any(gone > first for gone, first in zip(seq.first_blocks, firsts, strict=True)):
+            return False
+        group.shared_blocks = [
+            [NO_BLOCK] * first + table[first:count] for first, table in zip(firsts, seq.block_tables, strict=True)
+        ]
         group.shared_generation = seq.generation
-        self.pool.hold(group.shared_blocks)
+        for table in group.shared_blocks:
+            self.pool.hold(block for block in table if block != NO_BLOCK)
+        return True
 
     def drop_prompt(self, group: SequenceGroup) -> None:
         """End ``hold_prompt``."""
@@ -141,20 +222,85 @@ class KVCache:
             self.release(group.shared_blocks)
             group.shared_blocks = None
 
-    def release(self, block_ids: list[int]) -> None:
+    def release(self, block_tables: BlockTables) -> None:
         """Take blocks back, last first: a prefix is worth more the shorter it is, so its tail is evicted first."""
-        self.pool.release(reversed(block_ids))
+        columns = zip_longest(*block_tables, fillvalue=NO_BLOCK)
+        blocks = [block for column in columns for block in column if block != NO_BLOCK]
+        self.pool.release(reversed(blocks))
 
     def _extend_hashes(self, seq: Sequence, count: int) -> None:
         """Hash the first ``count`` full blocks, as far as that has not been done; the prompt's once per group."""
         group = seq.group
         if group.prompt_hashes is None:
             prompt = group.request.prompt_token_ids
-            group.prompt_hashes = block_hashes(root_hash(group.request.cache_salt), prompt, self.block_size)
+            group.prompt_hashes = block_hashes(self._root(group), prompt, self.block_size)
         if len(seq.block_hashes) < len(group.prompt_hashes):
             seq.block_hashes = list(group.prompt_hashes)
         known = len(seq.block_hashes)
         if known < count:
-            parent = seq.block_hashes[-1] if known else root_hash(group.request.cache_salt)
+            parent = seq.block_hashes[-1] if known else self._root(group)
             fresh = seq.tokens(known * self.block_size, count * self.block_size)
             seq.block_hashes.extend(block_hashes(parent, fresh, self.block_size))
+
+    def _root(self, group: SequenceGroup) -> bytes:
+        return root_hash(*self._identity, group.request.cache_salt)
+
+
+class _Group:
+    """A group of layers, and how the pool knows its blocks."""
+
+    __slots__ = ("_block_size", "_layers", "_suffix", "number")
+
+    def __init__(self, number: int, layers: KVCacheGroup, block_size: int) -> None:
+        self.number = number
+        self._layers = layers
+        self._block_size = block_size
+        self._suffix = number.to_bytes(2, "little") if number else b""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees; None: all."""
+        return self._layers.sliding_window
+
+    def first_block(self, position: int) -> int:
+        """The first block that the token at ``position`` reads."""
+        return self._layers.first_block(position, self._block_size)
+
+    def first_block_behind(self, num_blocks: int) -> int:
+        """The first block that the token behind so many blocks reads, or their number where it reads none."""
+        return min(self.first_block(num_blocks * self._block_size), num_blocks)
+
+    def key(self, content: bytes) -> bytes:
+        """What the pool finds a block by that has these contents in this group."""
+        return content + self._suffix
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedBlocks:
+    """Blocks of one group that hold tokens of a sequence."""
+
+    pool: BlockPool
+    group: _Group
+    hashes: Items[bytes]
+    held: Items[int]
+    """Leading blocks that are held for the sequence; the others are those that the pool knows."""
+
+    def find(self, index: int) -> int | None:
+        if index < len(self.held) and self.held[index] != NO_BLOCK:
+            return self.held[index]
+        return self.pool.find(self.group.key(self.hashes[index]))
+
+    def leading(self, limit: int) -> int:
+        """How many there are without a gap, at most ``limit``."""
+        return next((index for index in range(limit) if self.find(index) is None), limit)
+
+    def shortened(self, length: int) -> int:
+        """``length``, or the number of the last block before it that is missing and that the next token reads."""
+        first = self.group.first_block_behind(length)
+        return next((index for index in range(length - 1, first - 1, -1) if self.find(index) is None), length)
+
+    def table(self, length: int) -> list[int]:
+        """Of ``length`` blocks, as far as the next token reads them."""
+        first = self.group.first_block_behind(length)
+        found = (self.find(index) for index in range(first, length))
+        return [NO_BLOCK] * first + [block for block in found if block is not None]

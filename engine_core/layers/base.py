@@ -8,6 +8,7 @@ vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -82,12 +83,13 @@ class DecoderStack(Protocol):
         cos: torch.Tensor,
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``cos`` and ``sin`` are [T, 1, D / 2] float32; ``kv_caches`` has one cache per layer.
+        ``cos`` and ``sin`` are [T, 1, D / 2] float32. ``kv_caches`` has a cache for each layer of the largest group,
+        ``metadata`` is that of each group.
         """
 
 

@@ -95,12 +95,13 @@ class LayerFactory:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        sliding_window: int | None = None,
         norms: tuple[str, str] | None = None,
         eps: float = 0.0,
     ) -> Attention:
         """Rotary attention; ``norms`` are the names of the norms of queries and keys per head."""
         rotary = self._add(RotaryEmbedding(num_heads, num_kv_heads, head_dim, norms, eps, self.backend))
-        return Attention(rotary, head_dim, self.attention_backend)
+        return Attention(rotary, head_dim, sliding_window, self.attention_backend)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ class _Graph:
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
@@ -44,17 +45,18 @@ class _Graph:
         num_wanted = rows if wanted is None else len(wanted)
         for target, source in ((self.hidden, hidden), (self.cos, cos), (self.sin, sin)):
             target[:rows].copy_(source.view(rows, -1))
-        tables = metadata.block_tables
+        any_group = metadata[0]
+        tables = (ctypes.c_void_p * len(metadata))(*(group.block_tables.data_ptr() for group in metadata))
         self.captured.replay(
             Step(
-                metadata.query_starts.data_ptr(),
-                metadata.seq_lens.data_ptr(),
-                tables.data_ptr(),
-                tables.stride(0),
+                any_group.query_starts.data_ptr(),
+                any_group.seq_lens.data_ptr(),
+                ctypes.addressof(tables),
+                any_group.block_tables.stride(0),
                 rows,
                 None if wanted is None else wanted.data_ptr(),
                 num_wanted,
-                len(metadata.seq_lens),
+                len(any_group.seq_lens),
                 torch.get_num_threads(),
             )
         )
@@ -77,7 +79,7 @@ class KernelGraph:
         cos: torch.Tensor,
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """As ``DecoderStack`` says."""
@@ -89,7 +91,11 @@ class KernelGraph:
         return graph.replay(hidden, cos, sin, metadata, rows)
 
     def _capture(
-        self, hidden: torch.Tensor, cos: torch.Tensor, kv_caches: list[torch.Tensor], metadata: AttentionMetadata
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: Sequence[AttentionMetadata],
     ) -> _Graph | None:
         """The graph for steps of that many rows, or of twice as many as so far; None if there can be none."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows

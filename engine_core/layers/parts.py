@@ -204,8 +204,11 @@ class RotaryEmbedding(Part):
 class Attention:
     """Attention of one layer over its KV cache."""
 
-    def __init__(self, rotary: RotaryEmbedding, head_dim: int, backend: AttentionBackend) -> None:
+    def __init__(
+        self, rotary: RotaryEmbedding, head_dim: int, sliding_window: int | None, backend: AttentionBackend
+    ) -> None:
         self._rotary = rotary
+        self._sliding_window = sliding_window
         self._scale = head_dim**-0.5
         self._backend = backend
 
@@ -218,4 +221,6 @@ class Attention:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``."""
-        return self._backend.forward_heads(heads, self._rotary.layer, cos, sin, kv_cache, metadata, self._scale)
+        return self._backend.forward_heads(
+            heads, self._rotary.layer, cos, sin, kv_cache, metadata, self._scale, self._sliding_window
+        )

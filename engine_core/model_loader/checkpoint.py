@@ -96,7 +96,13 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         default_sampling=_default_sampling(path, generation),
     )
     return Checkpoint(
-        path, spec, architecture_config, _DTYPES[dtype_name], config.quantization, load.load_format, config.seed
+        path,
+        spec,
+        architecture_config.within(spec.max_model_len),
+        _DTYPES[dtype_name],
+        config.quantization,
+        load.load_format,
+        config.seed,
     )
 
 
@@ -174,12 +180,6 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
         )
     if length < 2:
         raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
-    window = limits.sliding_window
-    if window is not None and window < length:
-        problem = f"{architecture} attends over a sliding window of {window} tokens here, which is not supported"
-        if window >= 2:
-            problem += f"; lower --max-model-len from {length} to at most {window}, where the window changes nothing"
-        raise UnsupportedModelError(problem)
     return length
 
 

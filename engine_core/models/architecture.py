@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from transformers import PretrainedConfig
 
@@ -26,12 +26,17 @@ class ArchitectureConfig:
     rope: RopeParameters
     max_position_embeddings: int
     tie_word_embeddings: bool
-    sliding_window: int | None
-    """Tokens, this one included, that a token sees, where some layer limits them."""
+    sliding_windows: tuple[int | None, ...]
+    """How many tokens a token sees in each layer, itself included; None: all before it."""
+
+    def within(self, max_model_len: int) -> Self:
+        """Without windows that change nothing for sequences of that length."""
+        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
+        return replace(self, sliding_windows=tuple(windows))
 
 
 def common_fields(config: PretrainedConfig) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig`` that all families name alike: all but ``sliding_window``.
+    """The fields of ``ArchitectureConfig``, which all families name alike; no layer has a window.
 
     Raises ``CheckpointError`` for sizes that cannot be, ``UnsupportedModelError`` for an activation or a rope type
     that the engine does not have.
@@ -60,7 +65,13 @@ def common_fields(config: PretrainedConfig) -> dict[str, Any]:
         "rope": RopeParameters.read(config.rope_parameters or {}, max_position_embeddings),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "sliding_windows": (None,) * config.num_hidden_layers,
     }
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
+    return None if config.sliding_window is None else _positive(config, "sliding_window")
 
 
 def _positive(config: PretrainedConfig, name: str) -> int:

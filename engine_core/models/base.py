@@ -15,6 +15,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.kv_cache_interface import KVCacheGroup, group_layers
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import RMSNorm
 from engine_core.layers.rotary import Rotary
@@ -70,7 +71,7 @@ class CausalLM(ABC):
         decoder_layers = [self.make_layer(index, f"model.layers.{index}", layers) for index in range(config.num_layers)]
         norm = layers.rms_norm("model.norm", Features(1, config.hidden_size), config.rms_norm_eps)
         self._layer_indices = tuple(range(config.num_layers))
-        self._set_stack(LayersAndNorm(decoder_layers, norm))
+        self._set_stack(LayersAndNorm(decoder_layers, norm, self.kv_cache_groups))
 
     @abstractmethod
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
@@ -78,7 +79,7 @@ class CausalLM(ABC):
 
     def layer_kind(self, index: int) -> Hashable:
         """Equal for layers that take equal memory and time and compute by the same kernels."""
-        return 0
+        return self.config.sliding_windows[index]
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of a checkpoint, by what the parts take."""
@@ -111,13 +112,13 @@ class CausalLM(ABC):
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Final hidden states [R, H] (after the last norm) of the ``rows`` [R] int64 of a step, or [T, H] of all.
 
-        The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` has one cache per layer, as the
-        attention backend allocated them.
+        The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` are what the attention backend
+        allocated for ``kv_cache_spec``, ``metadata`` is that of each of ``kv_cache_groups``.
         """
         cos, sin = self.rotary.angles(positions)
         return self._run_stack(self.embed_tokens(input_ids), cos, sin, kv_caches, metadata, rows)
@@ -130,10 +131,15 @@ class CausalLM(ABC):
         """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]."""
         return self.lm_head.argmax(hidden)
 
+    @property
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """The groups of layers that have a block table each."""
+        return group_layers([self.config.sliding_windows[index] for index in self._layer_indices])
+
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""
         return KVCacheSpec(
-            num_layers=len(self._layer_indices),
+            num_layers=max(len(group.layers) for group in self.kv_cache_groups),
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self._factory.backend.padded(self.config.head_dim),
             block_size=block_size,
@@ -155,7 +161,8 @@ class CausalLM(ABC):
         """The same model with only those of its layers, sharing weights; its ``kv_cache_spec`` counts them."""
         model = copy.copy(self)
         model._layer_indices = tuple(indices)
-        model._set_stack(LayersAndNorm([self._stack.layers[index] for index in indices], self._stack.norm))
+        layers = [self._stack.layers[index] for index in indices]
+        model._set_stack(LayersAndNorm(layers, self._stack.norm, model.kv_cache_groups))
         return model
 
     def _set_stack(self, stack: LayersAndNorm) -> None:
@@ -166,9 +173,14 @@ class CausalLM(ABC):
 class LayersAndNorm:
     """All layers, and the norm behind them."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], norm: RMSNorm) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], norm: RMSNorm, groups: Sequence[KVCacheGroup]) -> None:
         self.layers = layers
         self.norm = norm
+        places = {
+            layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)
+        }
+        self._places = [places[layer] for layer in range(len(layers))]
+        """The group of each layer, and which of the group's caches it has."""
 
     def __call__(
         self,
@@ -176,11 +188,11 @@ class LayersAndNorm:
         cos: torch.Tensor,
         sin: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
-        for number, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True), 1):
+        for number, (layer, (group, place)) in enumerate(zip(self.layers, self._places, strict=True), 1):
             last = number == len(self.layers)  # behind its attention, rows that nobody wants are of no use to others
-            hidden = layer(hidden, cos, sin, kv_cache, metadata, rows if last else None)
+            hidden = layer(hidden, cos, sin, kv_caches[place], metadata[group], rows if last else None)
         return self.norm(hidden)

@@ -37,21 +37,19 @@ class LlamaForCausalLM(CausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
         biased = config.attention_bias
-        return LlamaConfig(
-            **common_fields(config), sliding_window=None, qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias
-        )
+        return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)
 
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
-        return LlamaDecoderLayer(self.config, prefix, layers)
+        return LlamaDecoderLayer(self.config, index, prefix, layers)
 
 
 class LlamaDecoderLayer:
     """As ``DecoderLayer`` says."""
 
-    def __init__(self, config: LlamaConfig, prefix: str, layers: LayerFactory) -> None:
+    def __init__(self, config: LlamaConfig, index: int, prefix: str, layers: LayerFactory) -> None:
         hidden = Features(1, config.hidden_size)
         self.input_layernorm = layers.rms_norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, f"{prefix}.self_attn", layers)
+        self.self_attn = LlamaAttention(config, config.sliding_windows[index], f"{prefix}.self_attn", layers)
         self.post_attention_layernorm = layers.rms_norm(
             f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps
         )
@@ -73,7 +71,7 @@ class LlamaDecoderLayer:
 class LlamaAttention:
     """Rotary attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, config: LlamaConfig, prefix: str, layers: LayerFactory) -> None:
+    def __init__(self, config: LlamaConfig, sliding_window: int | None, prefix: str, layers: LayerFactory) -> None:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.qkv_proj = layers.qkv_parallel_linear(
             prefix, config.hidden_size, heads, kv_heads, head_dim, config.qkv_bias
@@ -82,7 +80,7 @@ class LlamaAttention:
             f"{prefix}.o_proj", Features(heads, head_dim), config.hidden_size, config.o_bias
         )
         norms = (f"{prefix}.q_norm", f"{prefix}.k_norm") if config.qk_norm else None
-        self.attn = layers.attention(heads, kv_heads, head_dim, norms, config.rms_norm_eps)
+        self.attn = layers.attention(heads, kv_heads, head_dim, sliding_window, norms, config.rms_norm_eps)
         self._select_rows = layers.select_rows
 
     def __call__(

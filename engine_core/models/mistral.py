@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import common_fields
+from engine_core.models.architecture import common_fields, sliding_window
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
@@ -15,4 +15,5 @@ class MistralForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        return LlamaConfig(**common_fields(config), sliding_window=config.sliding_window)
+        fields = common_fields(config)
+        return LlamaConfig(**fields | {"sliding_windows": (sliding_window(config),) * fields["num_layers"]})

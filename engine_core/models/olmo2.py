@@ -24,7 +24,7 @@ class Olmo2ForCausalLM(CausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
         biased = config.attention_bias
-        return LlamaConfig(**common_fields(config), sliding_window=None, qkv_bias=biased, o_bias=biased)
+        return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased)
 
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
         return Olmo2DecoderLayer(self.config, prefix, layers)

@@ -1,11 +1,13 @@
-"""Qwen2 and Qwen2.5: biases on the query, key and value projections."""
+"""Qwen2 and Qwen2.5: biases on the query, key and value projections; some layers may attend over a sliding window."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError
-from engine_core.models.architecture import common_fields
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.models.architecture import common_fields, sliding_window
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
@@ -16,13 +18,17 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        return LlamaConfig(**common_fields(config), sliding_window=qwen_sliding_window(config), qkv_bias=True)
+        return LlamaConfig(**common_fields_of_qwen(config), qkv_bias=True)
 
 
-def qwen_sliding_window(config: PretrainedConfig) -> int | None:
-    """The window of the layers that have one; ``sliding_window`` alone says nothing in these families."""
-    if "sliding_attention" not in (config.layer_types or ()):
-        return None
-    if config.sliding_window is None:
+def common_fields_of_qwen(config: PretrainedConfig) -> dict[str, Any]:
+    """As ``common_fields``, with the windows of the layers that ``layer_types`` gives one."""
+    fields, kinds = common_fields(config), config.layer_types
+    if len(kinds) != fields["num_layers"]:
+        raise CheckpointError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {fields['num_layers']}")
+    windows = {"full_attention": None, "sliding_attention": sliding_window(config)}
+    if unknown := set(kinds) - set(windows):
+        raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
+    if "sliding_attention" in kinds and windows["sliding_attention"] is None:
         raise CheckpointError("layer_types names sliding_attention, but use_sliding_window and sliding_window do not")
-    return int(config.sliding_window)
+    return fields | {"sliding_windows": tuple(windows[kind] for kind in kinds)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import common_fields
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.qwen2 import qwen_sliding_window
+from engine_core.models.qwen2 import common_fields_of_qwen
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
@@ -17,10 +16,4 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
         biased = config.attention_bias
-        return LlamaConfig(
-            **common_fields(config),
-            sliding_window=qwen_sliding_window(config),
-            qkv_bias=biased,
-            o_bias=biased,
-            qk_norm=True,
-        )
+        return LlamaConfig(**common_fields_of_qwen(config), qkv_bias=biased, o_bias=biased, qk_norm=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine_core.attention.base import AttentionBackend, KVCacheSpec
-from engine_core.config import CacheConfig, CacheSize, RequestMemory
+from engine_core.config import CacheConfig, RequestMemory
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.layers.base import LayerBackend
 from engine_core.models.base import CausalLM
 from engine_core.platforms.memory import Profile
@@ -79,7 +80,7 @@ class Platform(ABC):
     def make_current(self) -> None:
         """Let this thread compute on it; called before each step, which may come from any thread."""
 
-    def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
+    def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
         """What is left of the budget when all is ready, and how to use it, for a person; empty where it varies."""
         return ""
 

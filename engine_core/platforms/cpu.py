@@ -74,8 +74,8 @@ class CpuPlatform(Platform):
         cut = model.one_layer_of_each_kind()
         caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
         runs = [
-            (self.runner(model.with_layers(indices[:1]), new_batch()), cache, len(indices))
-            for indices, cache in zip(model.layers_by_kind(), caches, strict=True)
+            (self.runner(model.with_layers(indices[:1]), new_batch()), caches[0], len(indices))
+            for indices in model.layers_by_kind()
         ]
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.config import CacheConfig, CacheSize, DeviceConfig
+from engine_core.config import CacheConfig, DeviceConfig
 from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import NewBatch, Platform
@@ -153,7 +154,8 @@ class CudaPlatform(Platform):
 
         model = checkpoint.config
         heads = HeadsOfModel(model.num_heads, model.num_kv_heads, model.head_dim, checkpoint.dtype)
-        demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic)
+        windows = any(window is not None for window in model.sliding_windows)
+        demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic, windows)
         check_attention(config.attention_backend, demand)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._free_at_start = torch.cuda.mem_get_info()
@@ -214,7 +216,7 @@ class CudaPlatform(Platform):
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
-                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))
+                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[0], len(indices))
                 for indices in model.layers_by_kind()
             ],
             plan,
@@ -267,9 +269,11 @@ class CudaPlatform(Platform):
         """Which GPU is current is a matter of each thread, and triton launches on that."""
         torch.cuda.set_device(self.torch_device)
 
-    def memory_left(self, cache: CacheConfig, cache_size: CacheSize) -> str:
+    def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
         budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)
-        return suggestion(budget, self._context + self._taken(), cache_size.num_blocks * cache_size.bytes_per_block)
+        return suggestion(
+            budget, self._context + self._taken(), kv_cache_config.num_blocks * kv_cache_config.bytes_per_block
+        )
 
     def trim(self) -> None:
         gc.collect()

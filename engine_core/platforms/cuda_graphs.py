@@ -94,12 +94,13 @@ class DeviceForward:
         """As ``Forward`` says."""
         wanted = None if rows is None else upload([rows], self._device)[0]
         count = len(inputs.input_ids)
-        size = self._size_for(count) if inputs.metadata.max_query_len == 1 and kv_caches is self._kv_caches else None
+        any_group = inputs.metadata[0]
+        size = self._size_for(count) if any_group.max_query_len == 1 and kv_caches is self._kv_caches else None
         if size is None or self._hidden is None:
-            self._attention.plan(inputs.metadata)
+            self._attention.plan(any_group)
             loaded = self._inputs.load(inputs, pending)
             return self._model.forward(loaded.input_ids, loaded.positions, kv_caches, loaded.metadata, wanted)
-        self._attention.plan(inputs.metadata, size)
+        self._attention.plan(any_group, size)
         self._inputs.load_padded(inputs, size, pending)
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)

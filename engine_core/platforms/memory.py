@@ -7,11 +7,13 @@ touched before it is used, so an idle engine stays small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine_core.config import CacheConfig, CacheSize, RequestMemory
+from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.worker.input_batch import BatchLimits
 
 SCHEDULER_BYTES_PER_BLOCK = 512
@@ -101,7 +103,7 @@ def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
         )
 
 
-def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
     """The KV cache that fits into the budget.
 
     It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
@@ -119,10 +121,10 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
         )
     _require_longest(blocks, limits, bytes_per_block, f"{size(left)} are left: {numbers}", "--gpu-memory-utilization")
     useful = limits.max_num_seqs * limits.max_blocks_per_seq * (2 if cache.enable_prefix_caching else 1)
-    return CacheSize(min(blocks, useful), limits.block_size, bytes_per_block)
+    return KVCacheConfig(min(blocks, useful), limits.block_size, bytes_per_block, limits.kv_cache_groups)
 
 
-def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> CacheSize:
+def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
     """The KV cache of the size that ``kv_cache_memory_bytes`` asks for.
 
     Raises ``OutOfMemoryError`` when one sequence of ``max_model_len`` does not fit into it.
@@ -130,20 +132,24 @@ def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_bloc
     blocks = kv_cache_memory_bytes // bytes_per_block
     told = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
     _require_longest(blocks, limits, bytes_per_block, told, "--kv-cache-memory-bytes")
-    return CacheSize(blocks, limits.block_size, bytes_per_block)
+    return KVCacheConfig(blocks, limits.block_size, bytes_per_block, limits.kv_cache_groups)
 
 
 def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, numbers: str, flag: str) -> None:
     needed = limits.max_blocks_per_seq
     if blocks >= needed:
         return
-    fitting = blocks * limits.block_size
+    fitting = bisect_right(range(limits.max_model_len), blocks, key=lambda length: _blocks_needed(limits, length)) - 1
     shorter = f"lower --max-model-len to at most {fitting}" if fitting > 1 else "choose a smaller model or dtype"
     raise OutOfMemoryError(
         f"max_model_len={limits.max_model_len} does not fit: a sequence of that length takes "
         f"{size(needed * bytes_per_block)} of KV cache ({needed} blocks of {limits.block_size} tokens, "
         f"{bytes_per_block} bytes each), but {numbers}. Raise {flag}, or {shorter}."
     )
+
+
+def _blocks_needed(limits: BatchLimits, max_model_len: int) -> int:
+    return replace(limits, max_model_len=max_model_len).max_blocks_per_seq
 
 
 def size(count: float) -> str:

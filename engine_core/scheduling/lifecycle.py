@@ -17,7 +17,7 @@ from bisect import insort
 from itertools import count
 
 from engine_core.config import ModelSpec
-from engine_core.kv_cache.manager import KVCache
+from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, Request
 from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.outputs import end_of, output_of_end
@@ -33,7 +33,7 @@ class Lifecycle:
 
     def __init__(
         self,
-        kv: KVCache,
+        kv: KVCacheManager,
         queue: WaitingQueue,
         tenants: Tenants,
         model: ModelSpec,
@@ -101,7 +101,9 @@ class Lifecycle:
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
             group.num_prompt_scores = 0  # what a predecessor computed of them is computed again
-        if group.shared_blocks is None:
+        # With windows a choice may come again while others run, which have lost blocks of the prompt: it computes the
+        # prompt for itself, so that those that share blocks share the same ones.
+        if group.shared_blocks is None and group.num_running == 1:
             group.leader = seq
             if seq.num_computed >= group.share_at:
                 self._share_prompt(seq)
@@ -114,18 +116,19 @@ class Lifecycle:
         seq.group.pending.append(seq)
 
     def advance(self, seq: Sequence, num_computed: int) -> None:
-        """``seq`` has reached its ``watch_at``: there are blocks to publish or a prompt to share."""
+        """``seq`` has reached its ``watch_at``: there are blocks to publish or to free, or a prompt to share."""
         self._kv.publish(seq, num_computed)
         if seq.group.leader is seq and num_computed >= seq.group.share_at:
             self._share_prompt(seq)
+        self._kv.free_behind_windows(seq, num_computed)
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:
         """``seq``, running, gives up its blocks and waits in front of its priority to be computed again."""
         group = seq.group
         # Its prompt lives on in the choices that still run, so it can start from there. (None of them leads: while
-        # the prompt is being computed, only one choice runs.)
-        if group.num_running > 1 and group.shared_blocks is None:
+        # the prompt is being computed, only one choice runs.) With windows they may have lost blocks of it.
+        if group.num_running > 1 and group.shared_blocks is None and not self._kv.has_windows:
             self._hold_prompt(seq)
         self._stop_running(seq)
         self._queue.put_back(seq)
@@ -221,18 +224,19 @@ class Lifecycle:
         self._released.append(seq.seq_id)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
         if last is None:
-            self._kv.release(seq.block_ids)
+            self._kv.release(seq.block_tables)
         else:
-            last.deferred.append(seq.block_ids)
+            last.deferred.append(seq.block_tables)
             for step in self.in_flight.values():
                 step.dropped.add(seq.seq_id)
-        seq.block_ids = []
+        seq.block_tables = []
+        seq.first_blocks = []
         seq.num_computed = 0
         seq.num_tokens = group.num_prompt_tokens + len(seq.output)
 
     def _watch(self, seq: Sequence) -> None:
         sharing = seq.group.share_at if seq.group.leader is seq else NEVER
-        seq.watch_at = min(self._kv.next_publication(seq), sharing)
+        seq.watch_at = min(self._kv.next_change(seq), sharing)
 
     def _share_prompt(self, leader: Sequence) -> None:
         """The prompt is computed: choices that wait for it can start."""
@@ -248,8 +252,8 @@ class Lifecycle:
         group.pending.clear()
 
     def _hold_prompt(self, seq: Sequence) -> None:
-        self._kv.hold_prompt(seq.group, seq)
-        self._holding[seq.group.request.request_id] = seq.group
+        if self._kv.hold_prompt(seq.group, seq):
+            self._holding[seq.group.request.request_id] = seq.group
 
     def _drop_prompt(self, group: SequenceGroup) -> None:
         if group.shared_blocks is not None:

@@ -17,19 +17,20 @@ results are in, before any block is published.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
-from engine_core.config import CacheConfig, CacheSize, ModelSpec, SchedulerConfig
+from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
-from engine_core.kv_cache.manager import KVCache
+from engine_core.kv_cache.manager import KVCacheManager, Prefix
+from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling.drafting import Drafter
 from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
 from engine_core.scheduling.request_queue import WaitingQueue
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import BlockTables, Sequence
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.step import SequenceOutput, StepPlan, StepResult
@@ -42,27 +43,35 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         cache: CacheConfig,
-        cache_size: CacheSize,
+        kv_cache_config: KVCacheConfig,
         model: ModelSpec,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
+        cache_identity: Iterable[bytes] = (),
     ) -> None:
-        """``clock`` tells the time that deadlines are on. With a ``drafter`` no sequence is planned while it has a
-        pending token, because drafts follow tokens that are known. Raises ``ConfigError`` and ``OutOfMemoryError``.
+        """``clock`` tells the time that deadlines are on, ``cache_identity`` what the cache's blocks are made by.
+
+        With a ``drafter`` no sequence is planned while it has a pending token, because drafts follow tokens that are
+        known. Raises ``ConfigError`` and ``OutOfMemoryError``.
         """
-        _check_limits(config, cache_size, model)
+        _check_limits(config, kv_cache_config, model)
         self._config = config
         self._clock = clock
         self._drafter = drafter
         self._counters = Counters()
-        self._kv = KVCache(cache_size, prefix_caching=cache.enable_prefix_caching)
+        self._kv = KVCacheManager(
+            kv_cache_config,
+            step_tokens=config.max_num_batched_tokens,
+            prefix_caching=cache.enable_prefix_caching,
+            identity=tuple(cache_identity),
+        )
         # Rounds are computed, not walked through, so a quantum may be as small as there is: the smaller, the sooner is
         # a tenant served that comes while another has a long queue.
         self._queue = WaitingQueue(quantum=1)
         budget = config.max_num_batched_tokens
         # Where prompts are not computed in parts, each has to fit.
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
-        self._tenants = Tenants(config.max_num_seqs, cache_size.num_blocks, prompt_tokens)
+        self._tenants = Tenants(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
         self._sequences = Lifecycle(
             self._kv, self._queue, self._tenants, model, self._counters, fair=config.policy == "priority"
         )
@@ -137,8 +146,8 @@ class Scheduler:
             step.roll_back(result.token_ids)
         self._counters.steps += 1
         self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
-        for block_ids in step.deferred:
-            self._kv.release(block_ids)
+        for block_tables in step.deferred:
+            self._kv.release(block_tables)
         outputs = []
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
@@ -210,7 +219,7 @@ class Scheduler:
                 added = self._make_room(seq, seq.num_computed + wanted, step)
                 if added is None:
                     continue
-                step.new_block_ids[seq.seq_id] = added
+                step.append_blocks(seq, added)
             step.add(seq, wanted)
 
     def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
@@ -227,17 +236,17 @@ class Scheduler:
             if not decodes or room <= 0:
                 continue
             drafts = list(drafter.propose(seq.tokens(0, seq.num_known), room))[:room]
-            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=len(self._sequences.running))
+            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._blocks_to_go_on)
             if added is None:
                 drafts = drafts[: seq.capacity - seq.num_computed]
-            elif added:
-                step.new_block_ids.setdefault(seq.seq_id, []).extend(added)
+            else:
+                step.append_blocks(seq, added)
             if drafts:
                 step.add_drafts(place, drafts)
                 rows -= len(drafts)
 
     def _extend_prompts(self, step: StepInFlight) -> None:
-        """Compute more of prompts that run, whose blocks they have since they started."""
+        """Compute more of prompts that run; they have their blocks since they started, but for those of windows."""
         drafting = self._drafter is not None
         places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
         for seq in self._sequences.running:
@@ -248,15 +257,20 @@ class Scheduler:
                 continue
             missing = seq.num_tokens - seq.num_computed
             more = self._tenants.prompt_room(seq.group.tenant, min(missing, step.budget))
+            added = self._kv.grow(seq, seq.num_computed + more, headroom=self._blocks_to_go_on)
+            if added is None:
+                more = seq.capacity - seq.num_computed
             if not more:
                 continue
+            if added is not None:
+                step.append_blocks(seq, added)
             self._tenants.plan_prompt(seq.group.tenant, more)
             if place is None:
                 step.add(seq, more)
             else:
                 step.extend(place, more)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> list[int] | None:
+    def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
         """Blocks so that ``seq`` can hold ``num_tokens`` tokens, others' if need be; None if it has to wait."""
         sequences = self._sequences
         while True:
@@ -266,7 +280,7 @@ class Scheduler:
             step.short_of_blocks = True
             if sequences.drop_idle_prompt():
                 continue
-            if any(flight.deferred for flight in sequences.in_flight.values()):
+            if any(flight.deferred or self._kv.has_windows for flight in sequences.in_flight.values()):
                 return None  # Blocks are about to come back: no sequence has to give up its own.
             victim = sequences.running[-1]
             sequences.preempt(victim)
@@ -288,7 +302,7 @@ class Scheduler:
                 passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
-            missing = seq.num_tokens - len(prefix) * self._kv.block_size
+            missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             wanted = self._tenants.prompt_room(tenant, min(missing, step.budget))
             if wanted < missing and not self._config.enable_chunked_prefill:
                 return
@@ -304,34 +318,39 @@ class Scheduler:
             step.add(seq, wanted)
             self._tenants.plan_prompt(tenant, wanted)
 
+    @property
+    def _blocks_to_go_on(self) -> int:
+        """Blocks so that each running sequence can have one more in each of its tables."""
+        return len(self._sequences.running) * self._kv.num_groups
+
     def _blocks_kept(self, tenant: str) -> int:
         """Blocks that must stay free if a sequence of ``tenant`` starts now."""
         pool = self._kv.pool
         if pool.num_free > pool.num_blocks // 2 or not self._tenants.others_came(tenant):
             return 0
-        held = sum(len(seq.block_ids) for seq in self._sequences.running if seq.group.tenant == tenant)
+        held = sum(self._kv.num_held(seq) for seq in self._sequences.running if seq.group.tenant == tenant)
         return self._tenants.blocks_kept(tenant, held)
 
-    def _admit(self, seq: Sequence, prefix: list[int], kept: int) -> bool:
+    def _admit(self, seq: Sequence, prefix: Prefix, kept: int) -> bool:
         """Give ``seq`` its blocks, if there are enough without taking any from running sequences.
 
         ``kept`` more have to stay free; where any are kept, none are taken from idle prompts either.
         """
-        headroom = len(self._sequences.running) + kept
+        headroom = self._blocks_to_go_on + kept
         while not self._kv.admit(seq, prefix, headroom):
             if kept or not self._sequences.drop_idle_prompt(keep=seq.group):
                 return False
         return True
 
 
-def _check_limits(config: SchedulerConfig, cache_size: CacheSize, model: ModelSpec) -> None:
+def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:
     budget, longest = config.max_num_batched_tokens, model.max_model_len
     if not config.enable_chunked_prefill and budget < longest:
         accepted = f"at least max_model_len ({longest}) while enable_chunked_prefill is off"
         raise ConfigError("max_num_batched_tokens", budget, accepted)
-    room = cache_size.num_blocks * cache_size.block_size
-    if room < longest:
+    needed = blocks_of_longest(kv_cache.groups, longest, budget, kv_cache.block_size)
+    if kv_cache.num_blocks < needed:
         raise OutOfMemoryError(
-            f"the KV cache holds {room} tokens ({cache_size.num_blocks} blocks of {cache_size.block_size}), fewer than "
-            f"max_model_len={longest}: lower max_model_len or give the cache more memory"
+            f"the KV cache has {kv_cache.num_blocks} blocks of {kv_cache.block_size} tokens, fewer than the {needed} "
+            f"that a sequence of max_model_len={longest} takes: lower max_model_len or give the cache more memory"
         )

@@ -12,6 +12,9 @@ from engine_core.request import Request, SamplingParams
 NEVER = sys.maxsize
 """A position no sequence reaches."""
 
+BlockTables = list[list[int]]
+"""Block ids in order, for each group of the KV cache."""
+
 
 class SequenceState(enum.Enum):
     """Where a sequence is."""
@@ -107,7 +110,7 @@ class SequenceGroup:
 
         # One token at least is left to each choice to compute, since logits come from nowhere else.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
-        self.shared_blocks: list[int] | None = None
+        self.shared_blocks: BlockTables | None = None
         self.shared_generation = 0
         """That of the prefix cache which ``shared_blocks`` rest on."""
         self.prompt_hashes: list[bytes] | None = None
@@ -158,9 +161,10 @@ class Sequence:
 
     __slots__ = (
         "block_hashes",
-        "block_ids",
+        "block_tables",
         "capacity",
         "choice",
+        "first_blocks",
         "generation",
         "group",
         "last_step",
@@ -184,17 +188,19 @@ class Sequence:
         self.rank: tuple[int, int, int] = (group.priority, group.admission or 0, choice)
         """Smaller is served first and preempted last; fixed when the group is first admitted."""
         self.num_computed = 0
-        self.block_ids: list[int] = []
+        self.block_tables: BlockTables = []
+        self.first_blocks: list[int] = []
+        """How many leading entries of each table are no blocks."""
         self.capacity = 0
-        """Tokens that ``block_ids`` can hold."""
+        """Tokens that all of ``block_tables`` have room for."""
         self.block_hashes: list[bytes] = []
         """Hash chain over the leading full blocks, as far as it was needed."""
         self.num_published = 0
         """Leading blocks that are published to the prefix cache."""
         self.generation = 0
-        """That of the prefix cache which ``block_ids`` rest on."""
+        """That of the prefix cache which ``block_tables`` rest on."""
         self.watch_at = NEVER
-        """Computed tokens at which there is a block to publish or a prompt to share."""
+        """Computed tokens at which there is a block to publish or to free, or a prompt to share."""
         self.last_step: int | None = None
         """The last step this sequence was planned in."""
 

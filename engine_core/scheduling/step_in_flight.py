@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_core.errors import ExecutorError
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import BlockTables, Sequence
 from engine_core.step import NewSequence, StepPlan
 
 
@@ -41,13 +41,13 @@ class StepInFlight:
         self.ends: list[int] = []
         """Tokens of each sequence that are computed when this step is."""
         self.new: list[NewSequence] = []
-        self.new_block_ids: dict[int, list[int]] = {}
+        self.new_block_ids: dict[int, BlockTables] = {}
         self.draft_token_ids: dict[int, list[int]] = {}
         """By seq_id."""
         self.dropped: set[int] = set()
         """seq_ids whose results are to be ignored."""
-        self.deferred: list[list[int]] = []
-        """Block tables to release when the step is over."""
+        self.deferred: list[BlockTables] = []
+        """To be released when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of ``seq``, and sample one if that reaches its end."""
@@ -97,6 +97,14 @@ class StepInFlight:
             seq.num_tokens -= rejected
             self.ends[place] -= rejected
 
+    def append_blocks(self, seq: Sequence, added: BlockTables) -> None:
+        """Tell workers of blocks that ``seq``, which they know, has got."""
+        if not any(added):
+            return
+        tables = self.new_block_ids.setdefault(seq.seq_id, [[] for _ in added])
+        for table, more in zip(tables, added, strict=True):
+            table.extend(more)
+
     def introduce(self, seq: Sequence) -> None:
         """Tell workers about ``seq``; call it before ``add``."""
         group = seq.group
@@ -107,7 +115,7 @@ class StepInFlight:
                 token_ids=[*group.request.prompt_token_ids, *seq.output],
                 num_prompt_tokens=group.num_prompt_tokens,
                 num_computed_tokens=seq.num_computed,
-                block_ids=list(seq.block_ids),
+                block_ids=[list(table) for table in seq.block_tables],
                 params=group.params,
             )
         )

@@ -55,7 +55,7 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
         num_tokens.append(rows)
         computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
         tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
-        blocks = [0] * -(-len(tokens) // limits.block_size)
+        blocks = [[0] * -(-len(tokens) // limits.block_size) for _ in limits.kv_cache_groups]
         another_way = at_once > 1 and seq % at_once == at_once - 1
         params = _demanding(seq, vocab_size, top_k=another_way) if seq < demanding else GREEDY
         new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
@@ -82,12 +82,15 @@ def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
 
 
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
-    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases it."""
+    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases it.
+
+    Groups use the same blocks, so their layers overwrite each other's keys: what is generated means nothing.
+    """
     longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
     prompt = [position % vocab_size for position in range(longest)]
-    blocks = list(range(-(-(longest + steps) // limits.block_size)))
-    new = NewSequence(0, 0, prompt, longest, 0, blocks[: limits.max_blocks_per_seq], GREEDY)
+    blocks = list(range(-(-(longest + steps) // limits.block_size)))[: limits.max_blocks_per_table]
+    new = NewSequence(0, 0, prompt, longest, 0, [blocks] * len(limits.kv_cache_groups), GREEDY)
     plans = [StepPlan(0, [], [new], [0], [longest], [True], {})]
     plans += [StepPlan(step, [], [], [0], [1], [True], {}) for step in range(1, steps)]
     plans.append(StepPlan(steps, [0], [], [], [], [], {}))
@@ -120,7 +123,7 @@ def step_seconds(
 def attention_seconds(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
 ) -> float:
-    """How long attention takes in a step of as many rows as there may be, all behind the longest context.
+    """How long attention of all layers takes in a step of as many rows as there may be, all behind the longest context.
 
     A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
     The time grows with pairs of a row and a token that it sees: some of them tell that of all, as many as take long
@@ -134,7 +137,11 @@ def attention_seconds(
             break
         rows = min(2 * rows, most_rows)
     pairs = rows * (2 * context - rows + 1) // 2
-    return spec.num_layers * seconds * limits.max_rows * limits.max_model_len / pairs
+    seen = sum(
+        len(group.layers) * min(group.sliding_window or limits.max_model_len, limits.max_model_len)
+        for group in limits.kv_cache_groups
+    )
+    return seconds * limits.max_rows * seen / pairs
 
 
 def _quickest(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.attention.base import AttentionMetadata
+from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
 from engine_core.step import NewSequence, StepPlan
@@ -33,11 +34,17 @@ class BatchLimits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
+
+    @property
+    def max_blocks_per_table(self) -> int:
+        """Entries of a block table of the longest sequence."""
+        return -(-self.max_model_len // self.block_size)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Blocks of the longest sequence."""
-        return -(-self.max_model_len // self.block_size)
+        """Blocks that the longest sequence has at most at a time, in all of its tables."""
+        return blocks_of_longest(self.kv_cache_groups, self.max_model_len, self.max_num_batched_tokens, self.block_size)
 
     @property
     def max_rows(self) -> int:
@@ -53,7 +60,8 @@ class StepInputs:
     """[T] int64"""
     positions: torch.Tensor
     """[T] int64"""
-    metadata: AttentionMetadata
+    metadata: list[AttentionMetadata]
+    """For each group of the KV cache; all but block tables and slots of the cache are the same."""
     slots: Index
     """[S]: the slot of each sequence of the plan, in order."""
     first_positions: npt.NDArray[np.int64]
@@ -90,8 +98,9 @@ class InputBatch:
         """Of sequences in a step on its way, one token that it samples included."""
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._num_computed_tokens = np.zeros(slots, np.int64)
-        self._block_table = np.zeros((slots, limits.max_blocks_per_seq), np.int32)
-        self._num_blocks = [0] * slots
+        groups = len(limits.kv_cache_groups)
+        self._block_tables = np.zeros((groups, slots, limits.max_blocks_per_table), np.int32)
+        self._num_blocks = [[0] * slots for _ in range(groups)]
         self._introductions = 0
         self._introduced_as = np.zeros(slots, np.int64)
         """Number of the introduction of each slot's sequence."""
@@ -109,7 +118,7 @@ class InputBatch:
     @property
     def nbytes(self) -> int:
         """Memory of the arrays that grow with the longest sequence, when all of it has been written."""
-        return self.token_ids.nbytes + self._block_table.nbytes
+        return self.token_ids.nbytes + self._block_tables.nbytes
 
     def update(self, plan: StepPlan) -> None:
         """Release, then take in what ``plan`` says."""
@@ -133,15 +142,17 @@ class InputBatch:
         self._num_tokens[slot] = known
         self._num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self._num_computed_tokens[slot] = sequence.num_computed_tokens
-        self._num_blocks[slot] = 0
+        for num_blocks in self._num_blocks:
+            num_blocks[slot] = 0
         self._append_blocks(slot, sequence.block_ids)
         self.sampling.add(slot, sequence.params, sequence.choice, known - sequence.num_prompt_tokens)
 
-    def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
-        start = self._num_blocks[slot]
-        end = start + len(block_ids)
-        self._block_table[slot, start:end] = block_ids
-        self._num_blocks[slot] = end
+    def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
+        for group, added in enumerate(block_ids):
+            start = self._num_blocks[group][slot]
+            end = start + len(added)
+            self._block_tables[group, slot, start:end] = added
+            self._num_blocks[group][slot] = end
 
     def prompt_token_ids(self, slot: int) -> npt.NDArray[np.int32]:
         """The prompt of the sequence in ``slot``."""
@@ -163,16 +174,22 @@ class InputBatch:
             positions = self._counting[:total] + (first - starts[:-1]).take(rows_of)
             row_slots, lengths = slots.take(rows_of), first + num_tokens
         longest, block_size = int(lengths.max()), self._limits.block_size
-        tables = self._block_table[:, : -(-longest // block_size)].take(slots, axis=0)
+        tables = self._block_tables[:, :, : -(-longest // block_size)].take(slots, axis=1)
         blocks, offsets = np.divmod(positions, block_size)
-        metadata = AttentionMetadata(
-            query_starts=torch.from_numpy(starts),
-            seq_lens=torch.from_numpy(lengths.astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
-            slot_mapping=torch.from_numpy(tables[rows_of, blocks] * np.int64(block_size) + offsets),
-            max_query_len=1 if total == count else max(plan.num_tokens),
-            max_seq_len=longest,
-        )
+        query_starts, seq_lens = torch.from_numpy(starts), torch.from_numpy(lengths.astype(np.int32))
+        max_query_len = 1 if total == count else max(plan.num_tokens)
+        metadata = [
+            AttentionMetadata(
+                query_starts,
+                seq_lens,
+                block_tables=torch.from_numpy(table),
+                slot_mapping=torch.from_numpy(table[rows_of, blocks] * np.int64(block_size) + offsets),
+                max_query_len=max_query_len,
+                max_seq_len=longest,
+                group=group,
+            )
+            for group, table in enumerate(tables)
+        ]
         drafts = self._write_drafts(plan, slots) if plan.draft_token_ids else None
         sampled = self._counting[:count] if all(plan.samples) else np.flatnonzero(plan.samples)
         if drafts is None:

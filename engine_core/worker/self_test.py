@@ -62,17 +62,20 @@ def _logits(
     steps: Sequence[Step],
 ) -> torch.Tensor:
     """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a cache of their own."""
-    blocks = [-(-length // block_size) for length in lengths]
-    caches = attention.allocate(model.kv_cache_spec(block_size), sum(blocks), device)
-    tables = torch.split(torch.arange(sum(blocks), dtype=torch.int32), blocks)
+    blocks, num_groups = [-(-length // block_size) for length in lengths], len(model.kv_cache_groups)
+    caches = attention.allocate(model.kv_cache_spec(block_size), num_groups * sum(blocks), device)
+    tables = torch.split(torch.arange(num_groups * sum(blocks), dtype=torch.int32), blocks * num_groups)
     tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(lengths)]
     computed = [0] * len(lengths)
     logits: list[list[torch.Tensor]] = [[] for _ in lengths]
     for step in steps:
         ranges = [torch.arange(computed[sequence], computed[sequence] + count) for sequence, count in step]
-        metadata = _metadata(step, ranges, tables, block_size)
+        metadata = [
+            _metadata(step, ranges, tables[group * len(blocks) :], block_size, group).on(device)
+            for group in range(num_groups)
+        ]
         ids = torch.cat([tokens[sequence][places] for (sequence, _), places in zip(step, ranges, strict=True)])
-        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), caches, metadata.on(device))
+        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), caches, metadata)
         parts = torch.split(model.compute_logits(hidden), [count for _, count in step])
         for (sequence, count), part in zip(step, parts, strict=True):
             logits[sequence].append(part)
@@ -81,8 +84,9 @@ def _logits(
 
 
 def _metadata(
-    step: Step, ranges: Sequence[torch.Tensor], tables: Sequence[torch.Tensor], block_size: int
+    step: Step, ranges: Sequence[torch.Tensor], tables: Sequence[torch.Tensor], block_size: int, group: int
 ) -> AttentionMetadata:
+    """``tables`` are those of the group, one for each sequence."""
     counts = [count for _, count in step]
     lengths = [int(places[-1]) + 1 for places in ranges]
     block_tables = torch.zeros(len(step), max(len(table) for table in tables), dtype=torch.int32)
@@ -97,6 +101,7 @@ def _metadata(
         slot_mapping=torch.cat(slots),
         max_query_len=max(counts),
         max_seq_len=max(lengths),
+        group=group,
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.config import CacheSize, EngineConfig, ModelSpec, RequestMemory
+from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
@@ -45,6 +46,8 @@ class ModelReport:
     weight_bytes: int
     bytes_per_block: int
     """Of this worker's KV cache."""
+    kv_cache_layout: str
+    """As in ``KVCacheConfig``."""
     model_digest: str
     numerics: str
     """Equal for workers that compute equal tokens."""
@@ -64,13 +67,14 @@ class ReadyReport:
     """Of the budget, and how to use it, for a person."""
 
 
-def batch_limits(config: EngineConfig, model: ModelSpec) -> BatchLimits:
+def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
     """What a batch may hold."""
     return BatchLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=model.max_model_len,
+        max_model_len=checkpoint.spec.max_model_len,
         block_size=config.cache.block_size,
+        kv_cache_groups=group_layers(checkpoint.config.sliding_windows),
     )
 
 
@@ -85,7 +89,7 @@ class Worker:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
         self.checkpoint = checkpoint
-        self.limits = batch_limits(config, checkpoint.spec)
+        self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
@@ -109,10 +113,11 @@ class Worker:
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         self.model = model
         model_digest = checkpoint.digest(digest)
-        bytes_per_block = device.attention.bytes_per_block(model.kv_cache_spec(self.limits.block_size))
+        spec = model.kv_cache_spec(self.limits.block_size)
+        bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         device.trim()
         return ModelReport(
-            model.weight_bytes, bytes_per_block, model_digest, self._numerics(model_digest), digest.seconds
+            model.weight_bytes, bytes_per_block, layout, model_digest, self._numerics(model_digest), digest.seconds
         )
 
     def _numerics(self, model_digest: str) -> str:
@@ -124,25 +129,25 @@ class Worker:
         """Measure the memory of the largest step."""
         return self.device.profile(self.model, self._new_batch)
 
-    def allocate(self, cache_size: CacheSize) -> int:
+    def allocate(self, kv_cache_config: KVCacheConfig) -> int:
         """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
 
         Memory of a size that was told is taken now, so that no step waits for it; else, on a CPU, it is taken as it is
         first written. Raises ``OutOfMemoryError``.
         """
-        spec, blocks = self.model.kv_cache_spec(self.limits.block_size), cache_size.num_blocks
+        spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
         try:
             now = self._config.cache.kv_cache_memory_bytes is not None
             self._kv_caches = self.device.allocate(spec, blocks, now)
         except RuntimeError as error:
             raise OutOfMemoryError(
-                f"the system refused {size(blocks * cache_size.bytes_per_block)} for the KV cache: {error}. Lower "
+                f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. Lower "
                 f"--gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
         self._runner = self.device.runner(self.model, self._new_batch())
-        return blocks * cache_size.bytes_per_block if self.device.uses_host_memory and not now else 0
+        return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
 
-    def warm_up(self, cache_size: CacheSize) -> ReadyReport:
+    def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
         """Generate a few tokens, make what steps would otherwise wait for, and test what numerics promise."""
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
@@ -157,7 +162,7 @@ class Worker:
         largest_step_seconds = (self.device.largest_step_seconds or estimate) + self._attention_seconds()
         is_stable = self._is_bitwise_stable()
         return ReadyReport(
-            made, largest_step_seconds, is_stable, self.device.memory_left(self._config.cache, cache_size)
+            made, largest_step_seconds, is_stable, self.device.memory_left(self._config.cache, kv_cache_config)
         )
 
     def _attention_seconds(self) -> float:

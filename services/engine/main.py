@@ -114,7 +114,7 @@ class _EngineProcess:
         executor = self._started.executor
         model = model_message(
             executor.model,
-            executor.cache_size,
+            executor.kv_cache_config,
             self._config.scheduler,
             tokenizer_digest=tokenizer_digest,
             model_digest=digest_of(executor.model_digest, tokenizer_digest),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import output_pb2
 
-from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
+from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
@@ -128,7 +129,7 @@ def end_of(finish: Finish, position: int) -> ChoiceEnd:
 
 def model_message(
     spec: ModelSpec,
-    cache: CacheSize,
+    cache: KVCacheConfig,
     scheduler: SchedulerConfig,
     *,
     tokenizer_digest: str,

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_core.config import CacheConfig, CacheSize, EngineConfig, SchedulerConfig
+from engine_core.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError, StandstillError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, FinishReason
 from engine_core.scheduling import Scheduler
 from tests.engine_core.scheduling.audit import Stream
@@ -29,7 +30,7 @@ class Engine:
             cache=CacheConfig(block_size=4, enable_prefix_caching=caching),
             scheduler=SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 8} | scheduler),
         )
-        self.executor = executor(self.model, CacheSize(blocks, 4, 1), config.scheduler, ahead)
+        self.executor = executor(self.model, KVCacheConfig(blocks, 4, 1), config.scheduler, ahead)
         self.core = EngineCore(config, self.executor, clock=lambda: self.now)
 
     def run(self, requests):

@@ -13,7 +13,7 @@ import pytest
 
 from engine_core.engine import EngineCore
 from engine_core.executor.uniproc import UniProcExecutor
-from engine_core.kv_cache.manager import KVCache
+from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.llm import LLM, Result
 from engine_core.models.base import CausalLM
 from engine_core.request import SamplingParams
@@ -116,9 +116,9 @@ MOMENTS = [
     (Scheduler, "schedule", 2),
     (Lifecycle, "start", 1),
     (Lifecycle, "start", 3),
-    (KVCache, "admit", 2),
-    (KVCache, "grow", 2),
-    (KVCache, "publish", 1),
+    (KVCacheManager, "admit", 2),
+    (KVCacheManager, "grow", 2),
+    (KVCacheManager, "publish", 1),
     (UniProcExecutor, "submit", 1),
     (UniProcExecutor, "submit", 4),
     (InputBatch, "update", 2),

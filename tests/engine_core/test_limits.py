@@ -116,7 +116,10 @@ def test_only_a_profiled_cache_is_still_to_be_taken(checkpoint: Path) -> None:
     with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
         assert told._engine.executor.unwritten_cache_bytes == 0
         executor = profiled._engine.executor
-        assert executor.unwritten_cache_bytes == executor.cache_size.num_blocks * executor.cache_size.bytes_per_block
+        assert (
+            executor.unwritten_cache_bytes
+            == executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block
+        )
 
 
 def test_what_the_largest_step_takes_is_known_where_it_was_measured(checkpoint: Path) -> None:

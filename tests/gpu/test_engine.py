@@ -16,7 +16,8 @@ from engine_core.request import SamplingParams
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 pytestmark = pytest.mark.gpu
-FAMILIES = ("llama-gqa", "mistral-mqa-head-dim", "qwen2-tied", "qwen3-tied-head-dim")
+FAMILIES = ("llama-gqa", "mistral-mqa-head-dim", "mistral-window", "qwen2-tied", "qwen3-tied-head-dim")
+FAMILIES += ("qwen2-window-of-two-layers",)
 PROMPTS = [list(range(5, 5 + length)) for length in (1, 7, 40, 150)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = {"device": "cuda", "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 256}

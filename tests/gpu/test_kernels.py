@@ -31,23 +31,27 @@ PROCESSORS = 132
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("uniform", [False, True])
-def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, uniform: bool) -> None:
+@pytest.mark.parametrize(("uniform", "window"), [(False, None), (True, None), (False, 200), (True, 33)])
+def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, uniform: bool, window: int | None) -> None:
     sequences = make_sequences([1, 17, 130, 300, 700], geometry, dtype, seed=1)
     backend = TritonAttention(1024, PROCESSORS, uniform)
-    outputs = Run(backend, geometry, sequences, seed=2, device=GPU).in_random_steps(random.Random(3))
-    for known, output in zip(sequences, outputs, strict=True):
-        expected = known.expected(geometry.head_dim**-0.5)
+    run = Run(backend, geometry, sequences, seed=2, device=GPU, window=window)
+    for known, output in zip(sequences, run.in_random_steps(random.Random(3)), strict=True):
+        expected = known.expected(geometry.head_dim**-0.5, window)
         torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(dtype: torch.dtype) -> None:
+def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(
+    dtype: torch.dtype, window: int | None
+) -> None:
     geometry = Geometry(16, 4, 128, 16)
     sequences = make_sequences([5, 600, 1000], geometry, dtype, seed=3)
     backend = TritonAttention(1024, PROCESSORS, uniform=True)
-    expected = Run(backend, geometry, sequences, device=GPU).at_once()
-    outputs = Run(backend, geometry, sequences, seed=1, device=GPU).in_random_steps(random.Random(4))
+    expected = Run(backend, geometry, sequences, device=GPU, window=window).at_once()
+    run = Run(backend, geometry, sequences, seed=1, device=GPU, window=window)
+    outputs = run.in_random_steps(random.Random(4))
     for one, other in zip(expected, outputs, strict=True):
         assert torch.equal(one, other)
 

@@ -2,8 +2,9 @@
 //
 // A row's arithmetic depends on its own sequence alone: keys are taken in tiles of fixed places, tiles in splits of fixed
 // size; each split is summed on its own, and splits are merged in order. Which rows share a query tile, and which thread
-// computes what, decides nothing. Rows in front of a query tile that do not see a tile of keys are left out of it;
-// tokens that a row does not see have weight 0, which changes no sum.
+// computes what, decides nothing. Rows of a query tile that see nothing of a tile of keys are left out of it; tokens that
+// a row does not see have weight 0, which changes no sum. Units that are behind the windows of all rows of a query tile are
+// not read: their blocks may be others' by now.
 #pragma once
 
 #include "prefetch.h"
@@ -79,9 +80,10 @@ private:
     void attend_whole(Queue<F>& queue, Scratch<F>& scratch) const {
         for (Piece piece; queue.take(piece);) {
             load_queries(piece.q, scratch.queries);
-            for (int split = 0; split < piece.last_split; ++split) {
-                sum_split(piece.q, split, split == 0 ? scratch.whole : scratch.split, queue, scratch);
-                if (split > 0) merge_split(piece.q, split, scratch.whole, scratch.split);
+            for (int split = piece.first_split; split < piece.last_split; ++split) {
+                const bool first = split == piece.first_split;
+                sum_split(piece.q, split, first ? scratch.whole : scratch.split, queue, scratch);
+                if (!first) merge_split(piece.q, split, scratch.whole, scratch.split);
             }
             finish_tile(piece.q, scratch.whole);
         }
@@ -90,20 +92,22 @@ private:
     void attend_in_pieces(Queue<F>& queue, const Buffer& states, Scratch<F>& scratch) const {
         for (Piece piece; queue.take(piece);) {
             load_queries(piece.q, scratch.queries);
-            sum_split(piece.q, piece.first_split, state_of(states, piece.tile, piece.first_split), queue, scratch);
+            sum_split(piece.q, piece.first_split, state_of(states, piece.tile, piece.q, piece.first_split), queue, scratch);
         }
     }
 
     void merge_all(long tile, const Buffer& states) const {
         const QueryTile q = division_[tile];
-        const RowState whole = state_of(states, tile, 0);
-        for (int split = 1; split < pieces_.splits_of(q); ++split) merge_split(q, split, whole, state_of(states, tile, split));
+        const int first = pieces_.first_split(q);
+        const RowState whole = state_of(states, tile, q, first);
+        for (int split = first + 1; split < pieces_.end_split(q); ++split)
+            merge_split(q, split, whole, state_of(states, tile, q, split));
         finish_tile(q, whole);
     }
 
-    RowState state_of(const Buffer& states, long tile, int split) const {
-        const long bytes = RowState::bytes(division_.rows(), head_dim_);
-        return RowState(states.at((tile * pieces_.most_splits() + split) * bytes), division_.rows(), head_dim_);
+    RowState state_of(const Buffer& states, long tile, const QueryTile& q, int split) const {
+        const long bytes = RowState::bytes(division_.rows(), head_dim_), place = split - pieces_.first_split(q);
+        return RowState(states.at((tile * pieces_.most_splits() + place) * bytes), division_.rows(), head_dim_);
     }
 
     void write(const QueryTile& q) const {
@@ -122,9 +126,11 @@ private:
     // Sum one split of the keys that a query tile sees.
     void sum_split(const QueryTile& q, int split, const RowState& state, Queue<F>& queue, Scratch<F>& scratch) const {
         state.clear(q.count * group_, head_dim_);
+        const int first_key = window().first_key(q.position), first_tile = cache_.tile_at(first_key);
         const int tiles = cache_.tile_at(q.end() - 1) + 1;
-        for (int number = split * kSplitTiles; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
-            cache_.find_tile(block_table(q), q.kv_head, number, q.end(), scratch.tile);
+        int number = split * kSplitTiles > first_tile ? split * kSplitTiles : first_tile;
+        for (; number < tiles && number < (split + 1) * kSplitTiles; ++number) {
+            cache_.find_tile(block_table(q), q.kv_head, number, first_key, q.end(), scratch.tile);
             queue.look_ahead(scratch.tile);
             // As late as possible: by now the place has been read ahead.
             if (!keys_first() && number == cache_.tile_at(q.position)) write(q);
@@ -134,22 +140,24 @@ private:
 
     void add_tile(const QueryTile& q, const RowState& state, const Scratch<F>& scratch) const {
         const KeyTile<F>& tile = scratch.tile;
-        const int hidden = hidden_rows(q, tile.position), rows = q.count * group_ - hidden;
-        const RowState seeing = state.from(hidden, head_dim_);
-        compute_scores<F>(scratch.queries + hidden * head_dim_, rows, head_dim_, tile, scratch.scores);
+        const int first = first_row(q, tile.position), rows = end_row(q, tile.end) - first;
+        const RowState seeing = state.from(first, head_dim_);
+        compute_scores<F>(scratch.queries + first * head_dim_, rows, head_dim_, tile, scratch.scores);
         for (int row = 0; row < rows; ++row) {
             float* const scores = scratch.scores + row * kScoreStride;
-            const int position = q.position + (hidden + row) / group_;
-            mask_scores(scores, tile, tile.place_after(position + 1 - tile.position));
-            scratch.decays[row] = weigh<F>(
-                scores, tile.places(), exponent_scale(), seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
+            const int position = q.position + (first + row) / group_;
+            const int before = window().first_key(position) - tile.position;
+            mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(position + 1 - tile.position));
+            scratch.decays[row] = weigh<F>(scores, first_place(tile), tile.places(), exponent_scale(),
+                                           seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
         }
         add_values<F>(scratch.weights, scratch.decays, rows, head_dim_, tile, seeing.output);
     }
 
     void merge_split(const QueryTile& q, int split, const RowState& earlier, const RowState& later) const {
-        const int hidden = hidden_rows(q, cache_.tile_position(split * kSplitTiles));
-        for (int row = hidden; row < q.count * group_; ++row)
+        const int first = first_row(q, cache_.tile_position(split * kSplitTiles));
+        const int end = end_row(q, cache_.tile_position((split + 1) * kSplitTiles));
+        for (int row = first; row < end; ++row)
             merge(earlier.from(row, head_dim_), later.from(row, head_dim_), head_dim_, exponent_scale());
     }
 
@@ -162,10 +170,11 @@ private:
 
     const int32_t* block_table(const QueryTile& q) const { return args_.block_tables + q.sequence * args_.block_table_stride; }
 
-    // How many rows of scores in front of a query tile see nothing from `position` on.
-    int hidden_rows(const QueryTile& q, int position) const {
-        return position > q.position ? (position - q.position) * group_ : 0;
-    }
+    // Rows of scores of a query tile that see anything between the positions `begin` and `end` are first_row … end_row − 1.
+    int first_row(const QueryTile& q, int begin) const { return begin > q.position ? (begin - q.position) * group_ : 0; }
+    int end_row(const QueryTile& q, int end) const { return window().rows_seeing(end - 1, q.position, q.count) * group_; }
+
+    Window window() const { return division_.window(); }
 
     // Weights are powers of two: this is the attention's scale times log2(e).
     float exponent_scale() const { return args_.scale * 1.44269504088896340736f; }

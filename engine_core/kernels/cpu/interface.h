@@ -19,7 +19,9 @@ struct RinglineAttention {
     const int32_t* seq_lens;                         // [S]
     const int32_t* block_tables;                     // [S, …]
     int64_t block_table_stride;                      // entries from one sequence to the next
+    int32_t group;                                   // which of a step's block tables these are
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
     int32_t num_threads;
     float scale;  // positive
@@ -148,8 +150,8 @@ struct RinglineOperation {
 struct RinglineStep {
     const int32_t* query_starts;
     const int32_t* seq_lens;
-    const int32_t* block_tables;
-    int64_t block_table_stride;
+    const int32_t* const* block_tables;  // of each group
+    int64_t block_table_stride;          // of all of them
     int64_t rows;
     const int64_t* selected;  // [num_selected] of the rows, with which alone it goes on behind a selection; null: the first
     int64_t num_selected;

@@ -26,8 +26,10 @@ struct KeyTile {
     const typename F::Element* values_ahead[kTileKeys / F::kPack];
     int count[kTileKeys / F::kPack];  // tokens in each unit
     int units = 0;
+    int first_unit = 0;   // the first that is looked at
     int unit_tokens = 0;  // U
     int position = 0;     // of the first token
+    int end = 0;          // position of the next tile's first token
     bool gaps = false;    // whether any unit but the last has room for more tokens
 
     int places() const { return units * unit_tokens; }
@@ -61,13 +63,16 @@ public:
         tile_units_ = kTileKeys / unit_tokens_;
     }
 
-    // Find the tile of that number of a sequence whose first `end` tokens are looked at.
-    void find_tile(const int32_t* block_table, int kv_head, int number, int end, KeyTile<F>& tile) const {
+    // Find the tile of that number of a sequence whose tokens `first_key` … `end` − 1 are looked at.
+    void find_tile(const int32_t* block_table, int kv_head, int number, int first_key, int end, KeyTile<F>& tile) const {
         int block = number * tile_units_ / units_per_block_;
         int unit = number * tile_units_ % units_per_block_;
+        const int before = unit_at(first_key) - number * tile_units_;
         tile.units = 0;
+        tile.first_unit = before > 0 ? before : 0;
         tile.unit_tokens = unit_tokens_;
         tile.position = tile_position(number);
+        tile.end = tile_position(number + 1);
         tile.gaps = false;
         for (; tile.units < tile_units_; ++tile.units) {
             const int offset = unit * unit_tokens_;

@@ -10,6 +10,19 @@ namespace {
 constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
 constexpr long kWorkPerNanosecond = 12;
 
+// The keys that a row sees: its own and the `size` − 1 before it.
+struct Window {
+    int size;  // 0: all keys before it
+
+    // Position of the first key that the row at `position` sees.
+    int first_key(int position) const { return size > 0 && position >= size ? position - size + 1 : 0; }
+    // How many rows from `position` on, at most `count`, come before the first that no longer sees the key at `key`.
+    int rows_seeing(int key, int position, int count) const {
+        const int rows = size > 0 ? key + size - position : count;
+        return rows < 0 ? 0 : rows < count ? rows : count;
+    }
+};
+
 // Neighbouring rows of one sequence, with the query heads that share one key/value head.
 struct QueryTile {
     int sequence, kv_head;
@@ -26,6 +39,7 @@ class Division {
 public:
     explicit Division(const RinglineAttention& args)
         : args_(args),
+          window_{args.sliding_window},
           group_(args.num_heads / args.num_kv_heads),
           positions_(kQueryRows / group_ > 1 ? kQueryRows / group_ : 1),
           buffer_(padded_bytes<int>(args.num_seqs + 1)),
@@ -39,8 +53,8 @@ public:
             several_ = several_ || tiles > 1;
             const int most = rows_of(s) < positions_ ? rows_of(s) : positions_;
             rows_ = most * group_ > rows_ ? most * group_ : rows_;
-            const long tokens = static_cast<long>(args.seq_lens[s]) * args.num_kv_heads * args.head_dim;
-            work += tokens * (4 + rows_of(s) * group_ / 8);
+            const long seen = args.seq_lens[s] - window_.first_key(args.seq_lens[s] - rows_of(s));
+            work += seen * args.num_kv_heads * args.head_dim * (4 + rows_of(s) * group_ / 8);
         }
         threads_ = threads_worth(work / kWorkPerNanosecond, args.num_threads);
     }
@@ -49,6 +63,7 @@ public:
     int size() const { return starts_[args_.num_seqs]; }
     int threads() const { return threads_; }
 
+    Window window() const { return window_; }
     // Query heads of a key/value head.
     int group() const { return group_; }
     // Rows of scores in the largest query tile that there is.
@@ -76,6 +91,7 @@ private:
     int tiles_of(int sequence) const { return (rows_of(sequence) + positions_ - 1) / positions_; }
 
     const RinglineAttention& args_;
+    Window window_;
     int group_;
     int positions_;  // rows of the step in the largest query tile that there may be
     Buffer buffer_;

@@ -22,7 +22,8 @@ public:
     Pieces(const Division& division, const Cache<F>& cache) : division_(division), cache_(cache) {
         if (division.size() >= 2 * division.threads()) return;
         for (int tile = 0; tile < division.size(); ++tile) {
-            const int splits = splits_of(division[tile]);
+            const QueryTile q = division[tile];
+            const int splits = end_split(q) - first_split(q);
             most_splits_ = splits > most_splits_ ? splits : most_splits_;
         }
     }
@@ -32,7 +33,9 @@ public:
     // The largest number of splits of a query tile that is cut.
     int most_splits() const { return most_splits_; }
 
-    int splits_of(const QueryTile& q) const { return cache_.split_at(q.end() - 1) + 1; }
+    // The splits that a query tile sees are first_split … end_split − 1.
+    int first_split(const QueryTile& q) const { return cache_.split_at(division_.window().first_key(q.position)); }
+    int end_split(const QueryTile& q) const { return cache_.split_at(q.end() - 1) + 1; }
 
     // Some pieces of query tiles that are cut are empty.
     int size() const { return division_.size() * most_splits_; }
@@ -40,10 +43,10 @@ public:
     Piece operator[](int index) const {
         const int tile = index / most_splits_;
         const QueryTile q = division_[tile];
-        const int splits = splits_of(q);
-        if (!cut()) return {tile, q, 0, splits};
-        const int split = index % most_splits_;
-        return {tile, q, split, split < splits ? split + 1 : split};
+        const int first = first_split(q), end = end_split(q);
+        if (!cut()) return {tile, q, first, end};
+        const int split = first + index % most_splits_;
+        return {tile, q, split, split < end ? split + 1 : split};
     }
 
 private:
@@ -59,7 +62,7 @@ class Queue {
 public:
     // Threads share `next`, the number of the first piece that nobody has taken.
     Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, long& next)
-        : pieces_(pieces), cache_(cache), args_(args), next_(next) {
+        : pieces_(pieces), cache_(cache), args_(args), window_{args.sliding_window}, next_(next) {
         const long units = kBytesAhead / cache.unit_bytes();
         for (long unit = 0; unit < units && unit < kMostUnitsAhead; ++unit) look_ahead();
     }
@@ -73,7 +76,7 @@ public:
 
     // Find as much memory to read ahead as the tile has itself.
     void look_ahead(KeyTile<F>& tile) {
-        for (int unit = 0; unit < tile.units; ++unit) {
+        for (int unit = tile.first_unit; unit < tile.units; ++unit) {
             const Element* const keys = look_ahead();
             tile.keys_ahead[unit] = keys ? keys : tile.keys[unit];
             tile.values_ahead[unit] = keys ? keys + cache_.values_offset() : tile.values[unit];
@@ -94,7 +97,8 @@ private:
             if (piece.first_split == piece.last_split) continue;
             seen_[end_++ % kCapacity] = piece;
             const int units = cache_.unit_at(piece.q.end() - 1) + 1, limit = cache_.first_unit(piece.last_split);
-            unit_ = cache_.first_unit(piece.first_split);
+            const int first = cache_.first_unit(piece.first_split), seen = cache_.unit_at(window_.first_key(piece.q.position));
+            unit_ = seen > first ? seen : first;
             end_unit_ = limit < units ? limit : units;
             block_table_ = args_.block_tables + piece.q.sequence * args_.block_table_stride;
             kv_head_ = piece.q.kv_head;
@@ -105,6 +109,7 @@ private:
     const Pieces<F>& pieces_;
     const Cache<F>& cache_;
     const RinglineAttention& args_;
+    const Window window_;
     long& next_;
     Piece seen_[kCapacity];
     unsigned first_ = 0, end_ = 0;

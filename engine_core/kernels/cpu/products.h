@@ -46,7 +46,7 @@ void output_block(const typename F::Factor* weights, const float* decays, long h
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c)
             block.sums[r][c] = multiply(load(outputs + r * head_dim + first + c * kLanes), splat(decays[r]));
-    for (int unit = 0; unit < tile.units; ++unit) {
+    for (int unit = tile.first_unit; unit < tile.units; ++unit) {
         const Element *values[Columns], *ahead[Columns];
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) {
@@ -91,13 +91,14 @@ inline void for_blocks(int rows, int columns, Visit&& visit) {
 
 template <class F>
 void compute_scores(const typename F::Factor* queries, int rows, long head_dim, const KeyTile<F>& tile, float* scores) {
-    for_blocks(rows, tile.units * ((tile.unit_tokens + kLanes - 1) / kLanes), [&](int row, int vector, auto r, auto c) {
+    const int unit_vectors = (tile.unit_tokens + kLanes - 1) / kLanes, first = tile.first_unit * unit_vectors;
+    for_blocks(rows, tile.units * unit_vectors - first, [&](int row, int vector, auto r, auto c) {
         auto* const left = queries + row * head_dim;
         float* const out = scores + row * kScoreStride;
         if (row == 0)
-            score_block<F, r.value, c.value, true>(left, head_dim, tile, vector, out);
+            score_block<F, r.value, c.value, true>(left, head_dim, tile, first + vector, out);
         else
-            score_block<F, r.value, c.value, false>(left, head_dim, tile, vector, out);
+            score_block<F, r.value, c.value, false>(left, head_dim, tile, first + vector, out);
     });
 }
 

@@ -13,7 +13,7 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             auto call = *static_cast<const RinglineAttention*>(operation.arguments);
             call.query_starts = step.query_starts;
             call.seq_lens = step.seq_lens;
-            call.block_tables = step.block_tables;
+            call.block_tables = step.block_tables[call.group];
             call.block_table_stride = step.block_table_stride;
             call.num_seqs = step.num_seqs;
             call.num_threads = step.num_threads;

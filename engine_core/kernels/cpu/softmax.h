@@ -43,10 +43,16 @@ struct RowState {
 // Number of places, in whole vectors.
 inline int padded_places(int places) { return (places + kLanes - 1) / kLanes * kLanes; }
 
-// Hide what a row does not see of a tile: places from `visible` on, and gaps.
+// The first place of a tile that is looked at, in whole vectors.
 template <class F>
-inline void mask_scores(float* scores, const KeyTile<F>& tile, int visible) {
+inline int first_place(const KeyTile<F>& tile) { return tile.first_unit * tile.unit_tokens / kLanes * kLanes; }
+
+// Hide what a row does not see of a tile: places before `first`, those from `visible` on, and gaps.
+template <class F>
+inline void mask_scores(float* scores, const KeyTile<F>& tile, int first, int visible) {
     const float hidden = -__builtin_inff();
+    for (int place = first_place(tile); place < first; place += kLanes)
+        store(scores + place, first_lanes(splat(hidden), first - place, load(scores + place)));
     for (int place = visible / kLanes * kLanes; place < padded_places(tile.places()); place += kLanes)
         store(scores + place, first_lanes(load(scores + place), visible - place, splat(hidden)));
     if (!tile.gaps) return;
@@ -54,18 +60,19 @@ inline void mask_scores(float* scores, const KeyTile<F>& tile, int visible) {
         for (int i = tile.count[unit]; i < tile.unit_tokens; ++i) scores[unit * tile.unit_tokens + i] = hidden;
 }
 
-// Turn a row's scores of a tile into weights; returns the factor by which what was summed before decays.
+// Turn a row's scores of places `first` … `places` − 1 of a tile, one of which it sees, into weights; returns the factor
+// by which what was summed before decays.
 template <class F>
-inline float weigh(const float* scores, int places, float scale, const RowState& row, typename F::Factor* weights) {
+inline float weigh(const float* scores, int first, int places, float scale, const RowState& row, typename F::Factor* weights) {
     const int end = padded_places(places);
-    Vec highest = load(scores);
-    for (int place = kLanes; place < end; place += kLanes) highest = maximum_of(load(scores + place), highest);
+    Vec highest = load(scores + first);
+    for (int place = first + kLanes; place < end; place += kLanes) highest = maximum_of(load(scores + place), highest);
     const float before = *row.maximum, here = largest_lane(highest);
     *row.maximum = here > before ? here : before;
     const float shift = *row.maximum * scale;
     const float decay = exp2_of(before * scale - shift);
     Vec total = multiply(load(row.sum), splat(decay));
-    for (int place = 0; place < end; place += kLanes) {
+    for (int place = first; place < end; place += kLanes) {
         const Vec weight = exp2_of(multiply_add(load(scores + place), splat(scale), splat(-shift)));
         total = add(total, weight);
         F::store_factors(weights + place, weight);
@@ -77,6 +84,12 @@ inline float weigh(const float* scores, int places, float scale, const RowState&
 // Add what is known of a row from later keys to what is known from earlier ones.
 inline void merge(const RowState& earlier, const RowState& later, long head_dim, float scale) {
     const float before = *earlier.maximum, here = *later.maximum;
+    if (before == -__builtin_inff()) {  // it sees no earlier ones
+        *earlier.maximum = here;
+        std::memcpy(earlier.sum, later.sum, kLanes * sizeof(float));
+        std::memcpy(earlier.output, later.output, head_dim * sizeof(float));
+        return;
+    }
     *earlier.maximum = here > before ? here : before;
     const float shift = *earlier.maximum * scale;
     const Vec keep = splat(exp2_of(before * scale - shift)), take = splat(exp2_of(here * scale - shift));

@@ -8,7 +8,8 @@ steps, and what else is in a step, changes no operation that leads to a row's re
 
 Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
 contiguous. A sequence of length 0 is padding: nothing is read for it. Exponentials are of base two, so ``scale`` holds
-a factor of log2(e).
+a factor of log2(e). WINDOW is how many keys a row sees, its own and those before it; 0: all. Blocks that no row of a
+program sees are not read: they may be others' by now.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ def _dot(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _first_seen(position, WINDOW: tl.constexpr):
+    """The first key that the row at ``position`` sees."""
+    if WINDOW == 0:
+        return position * 0
+    return tl.maximum(position - WINDOW + 1, 0)
+
+
+@triton.jit
 def _attend_split(
     query,
     positions,
@@ -68,32 +77,42 @@ def _attend_split(
     head,
     first_key,
     end_key,
+    first_seen,
     scale,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Maximum, sum [ROWS] and weighted values [ROWS, DIMS] of the keys first_key … end_key − 1.
 
-    ``positions`` [ROWS] is the last key that each row sees. A row that sees none has the maximum −inf and sum 0.
+    ``positions`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any does. A row that sees
+    none has the maximum −inf and sum 0.
     """
     dims = tl.arange(0, DIMS)
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIMS], tl.float32)
+    if WINDOW > 0:
+        first_key += tl.maximum(first_seen - first_key, 0) // KEYS * KEYS  # tiles stay where they are
     for start in range(first_key, end_key, KEYS):
         keys = start + tl.arange(0, KEYS)
         present = keys < end_key
+        if WINDOW > 0:
+            present = present & (keys >= first_seen)
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
         places = blocks * block_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
         in_head = dims < HEAD_DIM
         key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
         scores = _dot(query, key, tl.zeros([ROWS, KEYS], tl.float32), IEEE, WIDE) * scale
-        scores = tl.where(present[None, :] & (keys[None, :] <= positions[:, None]), scores, float("-inf"))
+        seen = present[None, :] & (keys[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, 1))
         # Where nothing was seen yet, −inf − (−inf) would be no number.
         shift = tl.where(highest == float("-inf"), 0.0, highest)
@@ -144,6 +163,7 @@ def attend_chunks(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -176,7 +196,8 @@ def attend_chunks(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         end = tl.minimum(length, length - count + first + POSITIONS)
-        for split in range(0, end, SPLIT):
+        first_seen = _first_seen(length - count + first, WINDOW)
+        for split in range(first_seen // SPLIT * SPLIT, end, SPLIT):
             next_maximum, next_total, next_acc = _attend_split(
                 queries,
                 positions,
@@ -187,12 +208,14 @@ def attend_chunks(
                 head,
                 split,
                 tl.minimum(split + SPLIT, end),
+                first_seen,
                 scale,
                 HEAD_DIM,
                 DIMS,
                 BLOCK_SIZE,
                 ROWS,
                 KEYS,
+                WINDOW,
                 IEEE,
                 WIDE,
             )
@@ -206,13 +229,13 @@ def attend_chunks(
 
 
 @triton.jit
-def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr):
-    """[SEQS] splits of each sequence that has one row; 0 for others."""
+def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
+    """[SEQS] splits that the one row of each sequence sees; 0 for sequences of several rows."""
     seqs = tl.arange(0, SEQS)
     there = seqs < num_seqs
     counts = tl.load(query_starts + seqs + 1, mask=there, other=0) - tl.load(query_starts + seqs, mask=there, other=0)
     lengths = tl.load(seq_lens + seqs, mask=there & (counts == 1), other=0)
-    return (lengths + SPLIT - 1) // SPLIT
+    return (lengths + SPLIT - 1) // SPLIT - _first_seen(lengths - 1, WINDOW) // SPLIT
 
 
 @triton.jit(do_not_specialize=["num_seqs", "most_splits", "table_stride"])
@@ -240,6 +263,7 @@ def attend_single_rows(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -248,7 +272,7 @@ def attend_single_rows(
     So the number of programs does not depend on the lengths, which a captured graph does not know. ``partial``
     [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], all float32, take the results.
     """
-    splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT)
+    splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT, WINDOW)
     ends = tl.cumsum(splits, 0)
     num_items = tl.sum(splits, 0) * NUM_KV_HEADS
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
@@ -258,8 +282,9 @@ def attend_single_rows(
         place, head = item // NUM_KV_HEADS, item % NUM_KV_HEADS
         before = (ends <= place).to(tl.int32)
         seq = tl.sum(before, 0)
-        split = place - tl.sum(before * splits, 0)
         length = tl.load(seq_lens + seq)
+        first_seen = _first_seen(length - 1, WINDOW)
+        split = place - tl.sum(before * splits, 0) + first_seen // SPLIT
         line = tl.load(query_starts + seq).to(tl.int64)
         heads = head * GROUP + rows
         queries = tl.load(
@@ -275,12 +300,14 @@ def attend_single_rows(
             head,
             split * SPLIT,
             tl.minimum(split * SPLIT + SPLIT, length),
+            first_seen,
             scale,
             HEAD_DIM,
             DIMS,
             BLOCK_SIZE,
             ROWS,
             KEYS,
+            WINDOW,
             IEEE,
             WIDE,
         )
@@ -305,6 +332,7 @@ def join_splits(
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Program (s, h): the results of the heads of KV head h of sequence s out of their splits; zeros for padding."""
@@ -319,7 +347,9 @@ def join_splits(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         sums = num_seqs.to(tl.int64) * most_splits * NUM_HEADS
-        for split in range((tl.load(seq_lens + seq) + SPLIT - 1) // SPLIT):
+        length = tl.load(seq_lens + seq)
+        first_split = _first_seen(tl.maximum(length - 1, 0), WINDOW) // SPLIT
+        for split in range(first_split, (length + SPLIT - 1) // SPLIT):
             places = (seq.to(tl.int64) * most_splits + split) * NUM_HEADS + heads
             next_acc = tl.load(partial + places[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
             next_maximum = tl.load(statistics + places, mask=in_group, other=0.0)

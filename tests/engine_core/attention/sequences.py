@@ -35,12 +35,13 @@ class Known:
     def __len__(self) -> int:
         return len(self.query)
 
-    def expected(self, scale: float) -> torch.Tensor:
-        """Causal attention in float64, [n, Hq · D]."""
+    def expected(self, scale: float, window: int | None = None) -> torch.Tensor:
+        """Causal attention in float64, over a sliding window where given, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
         key, value = (x.double().repeat_interleave(group, 1) for x in (self.key, self.value))
         scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * scale
-        hidden = torch.ones(len(self), len(self), dtype=torch.bool).triu(1)
+        every = torch.ones(len(self), len(self), dtype=torch.bool)
+        hidden = every.triu(1) if window is None else every.triu(1) | every.tril(-window)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
@@ -73,21 +74,29 @@ class Run:
     sequences: list[Known]
     seed: int = 0
     device: torch.device = CPU
+    window: int | None = None
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
     cache: torch.Tensor = field(init=False)
+    num_blocks: int = field(init=False)
     tables: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         g, dtype = self.geometry, self.sequences[0].query.dtype
         blocks = [-(-len(known) // g.block_size) for known in self.sequences]
-        order = torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(self.seed)).int()
+        self.num_blocks = sum(blocks) + 3
+        order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
         spec = KVCacheSpec(1, g.num_kv_heads, g.head_dim, g.block_size, dtype)
-        self.cache = self.backend.allocate(spec, sum(blocks) + 3, self.device)[0]
+        self.cache = self.backend.allocate(spec, self.num_blocks, self.device)[0]
         self.memory().fill_(torch.nan)
         self.computed = [0] * len(self.sequences)
         self.outputs = [[] for _ in self.sequences]
+
+    def forget(self, blocks: torch.Tensor) -> None:
+        """Poison ``blocks``, of which no row sees a token any more: others may have them."""
+        of_blocks = self.cache if self.cache.shape[0] == self.num_blocks else self.cache.transpose(0, 1)
+        of_blocks[blocks.long().to(self.device)] = torch.nan
 
     def memory(self) -> torch.Tensor:
         """Everything that was allocated, whatever the layout."""
@@ -102,7 +111,9 @@ class Run:
         for row, (s, count) in enumerate(work):
             positions = torch.arange(self.computed[s], self.computed[s] + count)
             used = -(-(self.computed[s] + count) // g.block_size)
-            tables[row, :used] = self.tables[s][:used]
+            seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // g.block_size
+            tables[row, seen:used] = self.tables[s][seen:used]
+            self.forget(self.tables[s][:seen])
             slots.append(tables[row].long()[positions // g.block_size] * g.block_size + positions % g.block_size)
             known = self.sequences[s]
             rows.append(torch.cat([known.query[positions], known.key[positions], known.value[positions]], dim=1))
@@ -121,7 +132,8 @@ class Run:
         scale = g.head_dim**-0.5 if scale is None else scale
         query, key, value = (x.to(self.device) for x in (query, key, value))
         self.backend.plan(metadata)
-        output = self.backend.forward(query, key, value, self.cache, metadata.on(self.device), scale)
+        on_device = metadata.on(self.device)
+        output = self.backend.forward(query, key, value, self.cache, on_device, scale, self.window)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
             self.outputs[s].append(part)

@@ -26,6 +26,13 @@ GEOMETRIES = [
     Geometry(2, 1, 256, 32),
     Geometry(50, 1, 16, 16),  # more heads in a group than fill a query tile
 ]
+WINDOWED = [
+    (Geometry(4, 2, 64, 16), torch.float32),
+    (Geometry(7, 1, 16, 16), torch.float16),
+    (Geometry(10, 2, 80, 1), torch.float32),
+    (Geometry(6, 2, 128, 40), torch.bfloat16),
+    (Geometry(12, 1, 32, 256), torch.bfloat16),
+]
 TOLERANCE = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-6},
     torch.float16: {"atol": 5e-4, "rtol": 1e-3},
@@ -99,6 +106,43 @@ def test_long_sequences_are_split(backend: NativeAttention, dtype: torch.dtype) 
     run.step([(0, 1)])
     expected = sequences[0].expected(geometry.head_dim**-0.5)
     torch.testing.assert_close(run.result()[0].double(), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 33, 129])
+@pytest.mark.parametrize(("geometry", "dtype"), WINDOWED, ids=str)
+def test_windows_against_float64_and_bitwise(
+    backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, window: int
+) -> None:
+    """Blocks behind a window are poisoned as soon as no row of a step sees them."""
+    rng = random.Random(str((geometry, window)))
+    sequences = make_sequences([*random_lengths(rng, 3), window, window + 1, 530], geometry, dtype, seed=window)
+    torch.set_num_threads(1)
+    alone = Run(backend, geometry, sequences, window=window).at_once()
+    for actual, known in zip(alone, sequences, strict=True):
+        expected = known.expected(geometry.head_dim**-0.5, window)
+        torch.testing.assert_close(actual.double(), expected, **TOLERANCE[dtype])
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        together = Run(backend, geometry, sequences, seed=threads, window=window).in_random_steps(rng)
+        for actual, expected in zip(together, alone, strict=True):
+            assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("window", [600, 1000, 1290])
+def test_a_window_over_several_splits(backend: NativeAttention, window: int) -> None:
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([1300, 1281], geometry, torch.float32, seed=1)
+    alone = Run(backend, geometry, sequences, window=window).at_once()
+    torch.set_num_threads(3)
+    run = Run(backend, geometry, sequences, seed=1, window=window)
+    run.step([(0, 1100), (1, 1040)])
+    for rows in (197, 2, 1):
+        run.step([(0, rows), (1, rows)])
+    run.step([(1, 41)])
+    for one, other, known in zip(alone, run.result(), sequences, strict=True):
+        assert torch.equal(one, other)
+        expected = known.expected(geometry.head_dim**-0.5, window)
+        torch.testing.assert_close(one.double(), expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

@@ -10,6 +10,7 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.torch_reference import TorchAttention
+from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 CPU = torch.device("cpu")
 GEOMETRIES = [  # query heads, key/value heads, head size, block size
@@ -104,6 +105,15 @@ def test_random_steps(geometry: tuple[int, int, int, int], dtype: torch.dtype) -
         actual = step.run()
         assert actual.dtype == dtype
         torch.testing.assert_close(actual.double(), step.expected(), atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 100])
+def test_windows(window: int) -> None:
+    geometry = Geometry(4, 2, 24, 8)
+    sequences = make_sequences([1, 9, window, 130], geometry, torch.float32, seed=window)
+    outputs = Run(TorchAttention(), geometry, sequences, window=window).in_random_steps(random.Random(window))
+    for known, output in zip(sequences, outputs, strict=True):
+        torch.testing.assert_close(output.double(), known.expected(24**-0.5, window), atol=1e-5, rtol=0)
 
 
 def test_exactly_the_slots_of_the_step_are_written() -> None:

@@ -36,7 +36,7 @@ def executor(config: EngineConfig) -> UniProcExecutor:
 
 
 def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
-    sequence = NewSequence(seq_id, 0, tokens, len(tokens), 0, [3], SamplingParams(temperature=0.0))
+    sequence = NewSequence(seq_id, 0, tokens, len(tokens), 0, [[3]], SamplingParams(temperature=0.0))
     return StepPlan(7, [], [sequence], [seq_id], [len(tokens)], [True], {})
 
 
@@ -44,7 +44,7 @@ def test_a_plan_is_answered(executor: UniProcExecutor) -> None:
     result = executor.submit(plan_of(1, [5, 6, 7])).result()
     assert result.step_id == 7
     assert [len(tokens) for tokens in result.token_ids] == [1]
-    assert executor.cache_size.num_blocks * executor.cache_size.bytes_per_block <= 4 << 20
+    assert executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block <= 4 << 20
 
 
 def test_the_start_says_which_model_it_is_and_what_hashing_took(config: EngineConfig) -> None:
@@ -166,5 +166,5 @@ def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: 
     for executor in (alone, two):
         executor.start(StartupProgress())
         executor.close()
-    assert two.cache_size.num_blocks == alone.cache_size.num_blocks // 2
-    assert two.cache_size.bytes_per_block == alone.cache_size.bytes_per_block
+    assert two.kv_cache_config.num_blocks == alone.kv_cache_config.num_blocks // 2
+    assert two.kv_cache_config.bytes_per_block == alone.kv_cache_config.bytes_per_block

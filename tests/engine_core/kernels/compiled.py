@@ -102,7 +102,14 @@ def _measured(name: str, kernel: Any) -> Compiled:
     return Compiled(name, kernel.asm["ptx"], kernel.metadata.shared, usage["REG"], usage["STACK"])
 
 
-def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num_blocks: int = 1 << 18) -> None:
+def attend(
+    geometry: Geometry,
+    dtype: torch.dtype,
+    *,
+    uniform: bool = False,
+    window: int | None = None,
+    num_blocks: int = 1 << 18,
+) -> None:
     """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
     spec = KVCacheSpec(1, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, dtype)
@@ -117,14 +124,15 @@ def attend(geometry: Geometry, dtype: torch.dtype, *, uniform: bool = False, num
     )
     heads = torch.empty(rows, sum(split), geometry.head_dim, dtype=dtype, device=META)
     query, key, value = torch.split(heads, split, dim=1)
-    backend.forward(query, key, value, cache, metadata, geometry.head_dim**-0.5)
+    scale = geometry.head_dim**-0.5
+    backend.forward(query, key, value, cache, metadata, scale, window)
     angles = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
     norm = torch.empty(geometry.head_dim, dtype=dtype, device=META)
     for norms in (None, (norm, norm)):
         rotation = GpuBackend(132, uniform).rotary(
             geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, norms, 1e-6
         )
-        backend.forward_heads(heads, rotation, angles, angles, cache, metadata, geometry.head_dim**-0.5)
+        backend.forward_heads(heads, rotation, angles, angles, cache, metadata, scale, window)
 
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
@@ -165,6 +173,10 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
             for uniform in (False, True):
                 name = f"{dtype} {geometry}" + (" uniform" if uniform else "")
                 yield name, lambda g=geometry, d=dtype, u=uniform: attend(g, d, uniform=u)  # type: ignore[misc]
+        for geometry in (Geometry(32, 8, 128, 16), Geometry(32, 8, 256, 16)):
+            for uniform in (False, True):
+                name = f"{dtype} {geometry} window" + (" uniform" if uniform else "")
+                yield name, lambda g=geometry, d=dtype, u=uniform: attend(g, d, uniform=u, window=4096)  # type: ignore[misc]
         for hidden, inner, head_dim in ((1024, 3072, 128), (4096, 14336, 128), (896, 4864, 64)):
             shape = Geometry(32, 8, head_dim, 16)
             name = f"{dtype} layers of {hidden} and {inner}"

@@ -37,6 +37,7 @@ def open_config(
     directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None, **options: object
 ) -> Checkpoint:
     config = {name: value for name, value in config.items() if value is not ...}
+    directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
@@ -134,18 +135,36 @@ def test_dtype_of_dummy_weights_needs_no_file(tmp_path: Path) -> None:
     assert open_config(tmp_path, LLAMA | {"torch_dtype": None}, load_format="dummy").spec.dtype == "float32"
 
 
-@pytest.mark.parametrize("window", [2, 8, 255])
-def test_an_active_window_is_refused_with_the_way_out(window: int, tmp_path: Path) -> None:
-    config = MISTRAL | {"sliding_window": window}
-    words = f"window of {window} tokens.*lower --max-model-len from 256 to at most {window}, "
-    with pytest.raises(UnsupportedModelError, match=words):
-        open_config(tmp_path, config)
-    assert open_config(tmp_path, config, max_model_len=window).spec.max_model_len == window
+def windows_of(tmp_path: Path, config: dict[str, Any], **options: Any) -> tuple[int | None, ...]:
+    return open_config(tmp_path, config, **options).config.sliding_windows
 
 
-def test_a_window_of_one_token_has_no_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"window of 1 tokens here, which is not supported$"):
-        open_config(tmp_path, MISTRAL | {"sliding_window": 1})
+def test_windows_of_all_layers_and_of_some(tmp_path: Path) -> None:
+    assert windows_of(tmp_path / "all", MISTRAL | {"sliding_window": 1, "num_hidden_layers": 3}) == (1, 1, 1)
+    for model_type in ("qwen2", "qwen3"):
+        named = {"architectures": [f"{model_type.capitalize()}ForCausalLM"], "model_type": model_type}
+        config = LLAMA | named | {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 3}
+        assert windows_of(tmp_path / model_type, config | {"max_window_layers": 1}) == (None, 8, 8)
+        kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+        assert windows_of(tmp_path / f"{model_type}-kinds", config | {"layer_types": kinds}) == (8, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
+        ({"sliding_window": True}, "sliding_window"),
+        ({"sliding_window": 2.5}, "sliding_window"),
+        ({"layer_types": ["full_attention"]}, "layer_types|num_hidden_layers"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types names chunked_attention; known are"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, "but use_sliding_window"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    asked = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 2, "max_window_layers": 1}
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        open_config(tmp_path, QWEN2 | asked | config)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +178,13 @@ def test_a_window_of_one_token_has_no_way_out(tmp_path: Path) -> None:
     ],
 )
 def test_windows_that_change_nothing(config: dict[str, Any], tmp_path: Path) -> None:
-    assert open_config(tmp_path, config).spec.max_model_len == 256
+    assert set(windows_of(tmp_path, config)) == {None}
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_a_window_over_some_layers_is_refused(model_type: str, tmp_path: Path) -> None:
-    name = f"{model_type.capitalize()}ForCausalLM"
-    config = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    with pytest.raises(UnsupportedModelError, match=f"{name} attends over a sliding window of 8"):
-        open_config(tmp_path, LLAMA | {"architectures": [name], "model_type": model_type} | config)
+def test_a_window_as_wide_as_the_longest_sequence_changes_nothing(tmp_path: Path) -> None:
+    config = MISTRAL | {"sliding_window": 200}
+    assert set(windows_of(tmp_path, config)) == {200}
+    assert set(windows_of(tmp_path, config, max_model_len=200)) == {None}
 
 
 def test_a_checkpoint_without_room_for_any_output_is_refused(tmp_path: Path) -> None:

@@ -76,11 +76,14 @@ class Driver:
     ) -> None:
         """``lengths``: the most tokens that each sequence will have. ``attention``: what the model was loaded with."""
         self.model = model
-        blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-        order = torch.randperm(sum(blocks) + 5, generator=torch.Generator().manual_seed(seed)).int()
+        self.groups = model.kv_cache_groups
+        blocks = [-(-length // BLOCK_SIZE) for length in lengths] * len(self.groups)
+        self.num_blocks = sum(blocks) + 5
+        order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
+        """Of all sequences for the first group, then for the next."""
         allocate = (attention or model._factory.attention_backend).allocate
-        self.caches = allocate(model.kv_cache_spec(BLOCK_SIZE), sum(blocks) + 5, CPU)
+        self.caches = allocate(model.kv_cache_spec(BLOCK_SIZE), self.num_blocks, CPU)
         for kv_cache in self.caches:
             kv_cache.fill_(torch.nan)
         self.computed = [0] * len(lengths)
@@ -92,30 +95,40 @@ class Driver:
         counts = [len(ids) for _, ids in work]
         starts = [self.computed[sequence] for sequence, _ in work]
         positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-        width = max(len(self.tables[sequence]) for sequence, _ in work)
-        tables = torch.full((len(work), width), 2**30, dtype=torch.int32)
-        for row, (sequence, _) in enumerate(work):
-            used = -(-(starts[row] + counts[row]) // BLOCK_SIZE)
-            tables[row, :used] = self.tables[sequence][:used]
-        slots = [
-            tables[row].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            for row, places in enumerate(positions)
+        metadata = [
+            self._metadata(group, [sequence for sequence, _ in work], positions) for group in range(len(self.groups))
         ]
-        lens = [start + count for start, count in zip(starts, counts, strict=True)]
-        metadata = AttentionMetadata(
+        lens = metadata[0].seq_lens.tolist()
+        ids = torch.cat([ids for _, ids in work])
+        wanted = metadata[0].query_starts[1:].long() - 1 if last_alone else None
+        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata, wanted)
+        for (sequence, _), length in zip(work, lens, strict=True):
+            self.computed[sequence] = length
+        return list(self.model.compute_logits(hidden).split([1] * len(counts) if last_alone else counts))
+
+    def _metadata(self, group: int, sequences: Sequence[int], positions: Sequence[torch.Tensor]) -> AttentionMetadata:
+        """Blocks behind a window are gone from the tables, and poisoned as if another sequence had written to them."""
+        first_table = group * len(self.computed)
+        tables = torch.full((len(sequences), max(map(len, self.tables))), 2**30, dtype=torch.int32)
+        slots = []
+        for row, (sequence, places) in enumerate(zip(sequences, positions, strict=True)):
+            table = self.tables[first_table + sequence]
+            seen, used = self.groups[group].first_block(int(places[0]), BLOCK_SIZE), int(places[-1]) // BLOCK_SIZE + 1
+            tables[row, seen:used] = table[seen:used]
+            for kv_cache in self.caches:
+                of_blocks = kv_cache if kv_cache.shape[0] == self.num_blocks else kv_cache.transpose(0, 1)
+                of_blocks[table[:seen].long()] = torch.nan
+            slots.append(tables[row].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
+        counts, lens = [len(places) for places in positions], [int(places[-1]) + 1 for places in positions]
+        return AttentionMetadata(
             query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             block_tables=tables,
             slot_mapping=torch.cat(slots),
             max_query_len=max(counts),
             max_seq_len=max(lens),
+            group=group,
         )
-        ids = torch.cat([ids for _, ids in work])
-        wanted = metadata.query_starts[1:].long() - 1 if last_alone else None
-        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata, wanted)
-        for (sequence, _), length in zip(work, lens, strict=True):
-            self.computed[sequence] = length
-        return list(self.model.compute_logits(hidden).split([1] * len(counts) if last_alone else counts))
 
 
 def logits_of(model: CausalLM, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:

@@ -23,6 +23,15 @@ CONFIGS = {
     "padded": Qwen2Config(
         hidden_size=84, num_attention_heads=6, num_key_value_heads=3, **(WIDE | {"intermediate_size": 1001})
     ),
+    "windows": Qwen2Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=21,
+        max_window_layers=1,
+        **WIDE,
+    ),
     "norms-behind": Olmo2Config(
         hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=2, pad_token_id=0, **WIDE
     ),

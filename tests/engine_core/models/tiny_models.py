@@ -54,11 +54,13 @@ CASES: dict[str, PretrainedConfig] = {
         sliding_window=None,
     ),
     "mistral-wide-window": MistralConfig(**SIZES, sliding_window=512),
+    "mistral-window": MistralConfig(**SIZES, sliding_window=24),
     "olmo2": Olmo2Config(**SIZES),
     "olmo2-tied-biases-padded": Olmo2Config(
         **(SIZES | {"hidden_size": 88, "intermediate_size": 101}), attention_bias=True, tie_word_embeddings=True
     ),
     "qwen2-tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen2-window-of-two-layers": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=37, max_window_layers=1),
     "qwen2-yarn": Qwen2Config(**SIZES, rope_parameters=YARN),
     "qwen3-tied-head-dim": Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3-padded": Qwen3Config(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine_core.config import CacheConfig, CacheSize, DeviceConfig, LoadConfig, ModelConfig
+from engine_core.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig
 from engine_core.errors import ConfigError, OutOfMemoryError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.cuda import (
     CudaMemoryProfile,
@@ -39,7 +40,7 @@ PROFILE = CudaMemoryProfile(
     graphs=1 * GIB,
 )
 LIMITS = BatchLimits(8, 64, 128, 16)
-CACHE = CacheSize(100, 16, 1 << 20)
+CACHE = KVCacheConfig(100, 16, 1 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
+from engine_core.kv_cache_interface import group_layers
 from engine_core.platforms.cuda_graphs import DeviceForward, graph_sizes
 from engine_core.platforms.input_buffers import DeviceInputs
 from engine_core.request import SamplingParams
@@ -18,7 +19,7 @@ from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
 CPU = torch.device("cpu")
-LIMITS = BatchLimits(max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64, block_size=16)
+LIMITS = BatchLimits(12, 40, max_model_len=64, block_size=16, kv_cache_groups=group_layers([None, 32]))
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -30,12 +31,15 @@ class Model:
 
     def forward(self, input_ids, positions, kv_caches, metadata, rows=None) -> torch.Tensor:
         self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata))
-        for token, slot in zip(input_ids.tolist(), metadata.slot_mapping.tolist(), strict=True):
-            if slot >= 0:
-                kv_caches[0][slot] = token
-        first = metadata.block_tables[:, :1].repeat_interleave(metadata.query_starts.diff(), 0)
-        lengths = metadata.seq_lens.repeat_interleave(metadata.query_starts.diff())
-        hidden = torch.stack([input_ids.float(), positions.float(), first[:, 0].float(), lengths.float()], 1)
+        columns = [input_ids.float(), positions.float()]
+        for number, group in enumerate(metadata):
+            assert group.group == number
+            for token, slot in zip(input_ids.tolist(), group.slot_mapping.tolist(), strict=True):
+                if slot >= 0:
+                    kv_caches[0][slot] = token
+            first = group.block_tables[:, :1].repeat_interleave(group.query_starts.diff(), 0)
+            columns += [first[:, 0].float(), group.seq_lens.repeat_interleave(group.query_starts.diff()).float()]
+        hidden = torch.stack(columns, 1)
         return hidden if rows is None else hidden[rows]
 
 
@@ -75,10 +79,9 @@ def batch_of(count: int, length: int = 20) -> tuple[InputBatch, StepInputs]:
     """``count`` sequences that decode their last of ``length`` + i tokens."""
     batch = InputBatch(LIMITS, 1000, [])
     new = [
-        NewSequence(
-            seq, 0, [100 * seq + i for i in range(length + seq)], length, length + seq - 1, [7 + 4 * seq, 3], GREEDY
-        )
+        NewSequence(seq, 0, [100 * seq + i for i in range(length + seq)], length, length + seq - 1, tables, GREEDY)
         for seq in range(count)
+        for tables in [[[7 + 4 * seq, 3], [8 + 4 * seq, 2]]]
     ]
     plan = StepPlan(0, [], new, list(range(count)), [1] * count, [True] * count, {})
     batch.update(plan)
@@ -135,16 +138,17 @@ def test_a_replayed_step_computes_what_it_would_kernel_by_kernel(count: int, cac
     size = next(size for size in graph_sizes(12) if size >= count)
     padded = model.seen[-1]
     assert len(padded.input_ids) == size
-    assert padded.metadata.slot_mapping[count:].tolist() == [-1] * (size - count)
-    assert padded.metadata.seq_lens[count:].tolist() == [0] * (size - count)
-    assert padded.metadata.query_starts.tolist() == list(range(size + 1))
-    assert padded.metadata.max_seq_len == LIMITS.max_model_len
+    for group in padded.metadata:
+        assert group.slot_mapping[count:].tolist() == [-1] * (size - count)
+        assert group.seq_lens[count:].tolist() == [0] * (size - count)
+        assert group.query_starts.tolist() == list(range(size + 1))
+        assert group.max_seq_len == LIMITS.max_model_len
 
 
 def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -> None:
     forward, _, recorder = captured(caches)
     batch = InputBatch(LIMITS, 1000, [])
-    plan = StepPlan(0, [], [NewSequence(0, 0, [1, 2, 3], 3, 0, [5], GREEDY)], [0], [3], [True], {})
+    plan = StepPlan(0, [], [NewSequence(0, 0, [1, 2, 3], 3, 0, [[5], [6]], GREEDY)], [0], [3], [True], {})
     batch.update(plan)
     prompt = batch.prepare(plan)
     assert forward(prompt, caches, None, None)[:, 0].tolist() == [1, 2, 3]
@@ -175,8 +179,8 @@ def test_no_row_of_a_step_shares_bytes_with_another_array(caches: list[torch.Ten
     forward, _, _ = captured(caches)
     for size in forward.sizes:
         inputs = forward._inputs.padded(size)
-        arrays = [inputs.input_ids, inputs.positions, inputs.metadata.slot_mapping]
-        arrays += [inputs.metadata.query_starts, inputs.metadata.seq_lens]
+        arrays = [inputs.input_ids, inputs.positions, *(group.slot_mapping for group in inputs.metadata)]
+        arrays += [inputs.metadata[0].query_starts, inputs.metadata[0].seq_lens]
         spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in arrays)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert all(start % 16 == 0 for start, _ in spans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache_interface import NO_BLOCK
 from engine_core.request import FinishReason, Request
 from engine_core.scheduling import Scheduler
 from engine_core.step import SequenceOutput, StepPlan
@@ -31,24 +32,31 @@ def check_pool(pool: BlockPool) -> None:
     assert all(pool.ref_count(block) for content in pool._copies for block in (pool._by_hash[content], *copies))
 
 
+def held(block_tables):
+    return [block for table in block_tables for block in table if block != NO_BLOCK]
+
+
 def check_holders(scheduler: Scheduler) -> None:
     """Each block has as many holders as there are tables it is in: no leak, no block freed too early."""
     sequences, pool = scheduler._sequences, scheduler._kv.pool
     check_pool(pool)
     holders: Counter[int] = Counter()
     for seq in sequences.running:
-        holders.update(seq.block_ids)
+        holders.update(held(seq.block_tables))
         assert seq.group.members[seq.choice] is seq
-        shared = seq.group.shared_blocks or []
-        assert seq.block_ids[: len(shared)] == shared, "blocks are held twice for one request"
+        assert [table.count(NO_BLOCK) for table in seq.block_tables] == seq.first_blocks
+        assert scheduler._kv.num_held(seq) == len(held(seq.block_tables))
+        for shared, table in zip(seq.group.shared_blocks or (), seq.block_tables, strict=False):
+            pairs = zip(shared, table, strict=False)
+            assert all(NO_BLOCK in pair or pair[0] == pair[1] for pair in pairs), "held twice for one request"
     for group in sequences.groups.values():
-        holders.update(group.shared_blocks or ())
+        holders.update(held(group.shared_blocks or []))
         assert group.num_running == sum(seq.group is group for seq in sequences.running)
         assert group.leader is None or group.num_running == 1
         assert group.shared_blocks is None or group.num_waiting
     for step in sequences.in_flight.values():
-        for block_ids in step.deferred:
-            holders.update(block_ids)
+        for block_tables in step.deferred:
+            holders.update(held(block_tables))
     assert {block: pool.ref_count(block) for block in range(pool.num_blocks) if pool.ref_count(block)} == holders
     assert sequences.running == sorted(sequences.running, key=lambda seq: seq.rank)
     assert len(sequences.running) <= scheduler._config.max_num_seqs

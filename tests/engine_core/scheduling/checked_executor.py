@@ -2,7 +2,8 @@
 
 What it stores for a position is a hash of all tokens up to there, made from what it *reads* for the position before;
 what it draws is a function of what it stored last. A block that is shared wrongly, freed while in use or not computed
-changes the tokens, and is reported before that by the checks made of every plan.
+changes the tokens, and is reported before that by the checks made of every plan. Every group of the cache stores the
+same, and of a group with a window only what the window shows is read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine_core.config import CacheSize, ModelSpec, SchedulerConfig
+from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
@@ -85,7 +87,7 @@ class _Worker:
 
     new: NewSequence
     tokens: list[int]
-    table: list[int]
+    tables: list[list[int]]
     computed: int
     digests: list[bytes] = field(default_factory=list)
 
@@ -117,14 +119,15 @@ class CheckedExecutor(Executor):
     numerics = "hashes"
 
     def __init__(
-        self, model: ModelSpec, cache_size: CacheSize, limits: SchedulerConfig, max_concurrent_steps: int = 1
+        self, model: ModelSpec, kv_cache_config: KVCacheConfig, limits: SchedulerConfig, max_concurrent_steps: int = 1
     ) -> None:
         self.model = model
-        self.cache_size = cache_size
+        self.kv_cache_config = kv_cache_config
+        self.groups = kv_cache_config.groups
         self.limits = limits
         self.max_concurrent_steps = max_concurrent_steps
         self.kv: dict[int, list[bytes | None]] = {
-            b: [None] * cache_size.block_size for b in range(cache_size.num_blocks)
+            b: [None] * kv_cache_config.block_size for b in range(kv_cache_config.num_blocks)
         }
         self.generation = 0
         """Raised by a test that resets the prefix cache."""
@@ -154,12 +157,13 @@ class CheckedExecutor(Executor):
         self.plans.append(plan)
         self._take_in(plan)
         self._check_batch(plan)
+        in_use = {block for seq_id in plan.seq_ids for table in self._live(self.workers[seq_id]) for block in table}
         result = StepResult(plan.step_id, [[] for _ in plan.seq_ids])
         # Last first: no sequence may rely on what another one computes in the same step.
         for index in reversed(range(len(plan.seq_ids))):
             self._compute(plan, index, result)
         self.drafting[plan.step_id] = set(plan.draft_token_ids)
-        self.in_use[plan.step_id] = {block for seq_id in plan.seq_ids for block in self.workers[seq_id].table}
+        self.in_use[plan.step_id] = in_use
         return Pending(self, result)
 
     def _take_in(self, plan: StepPlan) -> None:
@@ -169,24 +173,28 @@ class CheckedExecutor(Executor):
         for new in plan.new:
             assert new.seq_id not in self.workers
             assert new.seq_id in plan.seq_ids
-            assert new.num_computed_tokens % self.cache_size.block_size == 0
+            assert new.num_computed_tokens % self.kv_cache_config.block_size == 0
             assert 0 <= new.num_computed_tokens < len(new.token_ids)
-            assert len(new.block_ids) == -(-len(new.token_ids) // self.cache_size.block_size)
-            handed_out += new.block_ids[new.num_computed_tokens // self.cache_size.block_size :]
-            worker = _Worker(new, list(new.token_ids), list(new.block_ids), new.num_computed_tokens)
-            self.workers[new.seq_id] = worker
+            size = self.kv_cache_config.block_size
+            for group, table in zip(self.groups, new.block_ids, strict=True):
+                assert group.sliding_window is not None or len(table) == -(-len(new.token_ids) // size)
+                handed_out += table[new.num_computed_tokens // size :]
+            tables = [list(table) for table in new.block_ids]
+            self.workers[new.seq_id] = _Worker(new, list(new.token_ids), tables, new.num_computed_tokens)
         introduced = {new.seq_id for new in plan.new}
         for seq_id, blocks in plan.new_block_ids.items():
-            assert blocks
+            assert any(blocks)
             assert seq_id in plan.seq_ids
             assert seq_id not in introduced
-            handed_out += blocks
-            self.workers[seq_id].table += blocks
+            for table, added in zip(self.workers[seq_id].tables, blocks, strict=True):
+                handed_out += added
+                table += added
+        assert NO_BLOCK not in handed_out
         assert len(handed_out) == len(set(handed_out))
         for in_use in self.in_use.values():
             assert in_use.isdisjoint(handed_out), "a block of a step in flight was handed out"
         for block in handed_out:
-            self.kv[block] = [None] * self.cache_size.block_size
+            self.kv[block] = [None] * self.kv_cache_config.block_size
 
     def _check_batch(self, plan: StepPlan) -> None:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) > 0
@@ -203,14 +211,18 @@ class CheckedExecutor(Executor):
         writers: dict[int, int] = {}
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             worker = self.workers[seq_id]
-            assert len(set(worker.table)) == len(worker.table)
+            used = [block for table in self._live(worker) for block in table]
+            assert len(set(used)) == len(used)
             first, last = worker.computed, worker.computed + count - 1
-            size = self.cache_size.block_size
-            for block in worker.table[first // size : last // size + 1]:
-                writers[block] = seq_id
+            size = self.kv_cache_config.block_size
+            for table in worker.tables:
+                for block in table[first // size : last // size + 1]:
+                    assert block not in writers
+                    writers[block] = seq_id
         for seq_id, worker in self.workers.items():
-            for block in worker.table:
-                assert writers.get(block, seq_id) == seq_id, "a block that is written is in two tables"
+            for table in self._live(worker):
+                for block in table:
+                    assert writers.get(block, seq_id) == seq_id, "a block that is written is in two tables"
 
     def _compute(self, plan: StepPlan, index: int, result: StepResult) -> None:
         seq_id, count = plan.seq_ids[index], plan.num_tokens[index]
@@ -222,17 +234,22 @@ class CheckedExecutor(Executor):
         assert plan.samples[index] == (end == len(worker.tokens))
         assert not drafts or start == num_known - 1
         assert end < min(worker.new.num_prompt_tokens + params.max_tokens, self.model.max_model_len), "in vain"
-        for position in range(start):
-            assert self._read(worker, position) == worker.expected(position), "a block does not hold what it should"
-        state = self._read(worker, start - 1) if start else b""
-        oldest = self.rests_on[self._slot(worker, start - 1)] if start else self.generation
+        for number, group in enumerate(self.groups):
+            window = group.sliding_window
+            for position in range(0 if window is None else max(0, start - window + 1), start):
+                read = self._read(worker, number, position)
+                assert read == worker.expected(position), "a block does not hold what it should"
+        # With windows of one token nothing is read of the position before.
+        state = worker.expected(start - 1) if start else b""
+        oldest = self.rests_on.get(self._slot(worker, 0, start - 1), self.generation) if start else self.generation
         states = []
         for position in range(start, end):
             state = digest(state, worker.tokens[position])
             states.append(state)
-            block, offset = self._slot(worker, position)
-            self.kv[block][offset] = state
-            self.rests_on[block, offset] = oldest
+            for number in range(len(self.groups)):
+                block, offset = self._slot(worker, number, position)
+                self.kv[block][offset] = state
+                self.rests_on[block, offset] = oldest
         if plan.samples[index]:
             self._sample(worker, num_known, drafts, states, result.token_ids[index])
             if params.logprobs is not None:
@@ -261,11 +278,21 @@ class CheckedExecutor(Executor):
             if sampled[-1] != draft:
                 return
 
-    def _slot(self, worker: _Worker, position: int) -> tuple[int, int]:
-        return worker.table[position // self.cache_size.block_size], position % self.cache_size.block_size
+    def _first_block(self, group: KVCacheGroup, position: int) -> int:
+        return group.first_block(position, self.kv_cache_config.block_size)
 
-    def _read(self, worker: _Worker, position: int) -> bytes:
-        block, offset = self._slot(worker, position)
+    def _live(self, worker: _Worker) -> list[list[int]]:
+        """What its next row reads or writes of each table, and what later ones will."""
+        groups = zip(self.groups, worker.tables, strict=True)
+        return [table[self._first_block(group, worker.computed) :] for group, table in groups]
+
+    def _slot(self, worker: _Worker, group: int, position: int) -> tuple[int, int]:
+        size = self.kv_cache_config.block_size
+        return worker.tables[group][position // size], position % size
+
+    def _read(self, worker: _Worker, group: int, position: int) -> bytes:
+        block, offset = self._slot(worker, group, position)
+        assert block != NO_BLOCK, "a position is read that has no block"
         value = self.kv[block][offset]
         assert value is not None, "a position is read that was never written"
         return value

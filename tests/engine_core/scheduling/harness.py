@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
+from engine_core.config import CacheConfig, SchedulerConfig
+from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
@@ -31,11 +32,11 @@ def make_request(request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadl
 class Harness:
     max_concurrent_steps = 1
 
-    def __init__(self, *, blocks=64, block_size=4, prefix_caching=False, max_model_len=64, **config):
+    def __init__(self, *, blocks=64, block_size=4, prefix_caching=False, max_model_len=64, windows=(None,), **config):
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
-        size = CacheSize(blocks, block_size, 1)
+        size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.config, cache, size, self.model, clock=lambda: self.now)
         self.executor = CheckedExecutor(self.model, size, self.config, self.max_concurrent_steps)

@@ -14,8 +14,9 @@ from collections import deque
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
+from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import QueueFullError
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 from engine_core.scheduling.fairness import LATELY
@@ -68,8 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["priority", "fcfs"]),
         drafts=st.sampled_from([None, None, "right", "wrong", "mixed"]),
+        windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
     )
-    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts):
+    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts, windows):
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
             max_num_seqs=max_num_seqs,
@@ -77,7 +79,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             enable_chunked_prefill=chunked,
         )
-        size = CacheSize(-(-MODEL.max_model_len // block_size) + spare_tokens // block_size, block_size, 1)
+        groups, step_tokens = group_layers(windows), self.config.max_num_batched_tokens
+        longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
+        size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         drafter = None if drafts is None else ScriptedDrafter(self.texts, MODEL.vocab_size, drafts)
         self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now, drafter=drafter)
@@ -255,11 +259,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A request that came after a reset starts from nothing that was computed before, or rests on that."""
         planned = self.scheduler._sequences.in_flight[plan.step_id].sequences
         serials = {seq.seq_id: int(seq.group.request.request_id.removeprefix("r")) for seq in planned}
-        size = self.executor.cache_size.block_size
+        size = self.executor.kv_cache_config.block_size
         for new in plan.new:
             if new.num_computed_tokens and serials[new.seq_id] >= self.forgotten:
-                last = new.block_ids[new.num_computed_tokens // size - 1]
-                assert self.executor.rests_on[last, size - 1] == self.executor.generation
+                for table in new.block_ids:
+                    last = table[new.num_computed_tokens // size - 1]
+                    assert last == NO_BLOCK or self.executor.rests_on[last, size - 1] == self.executor.generation
 
     def expects_others(self, tenant):
         """Whether another tenant was here lately."""

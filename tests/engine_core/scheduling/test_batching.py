@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.config import CacheConfig, CacheSize, SchedulerConfig
+from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import ConfigError, InvalidRequestError, OutOfMemoryError, QueueFullError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.scheduling import Scheduler
 
 from .checked_executor import model_spec
@@ -242,9 +243,9 @@ def test_limits_that_cannot_work_are_refused():
     model, cache = model_spec(max_model_len=64), CacheConfig(block_size=4)
     config = SchedulerConfig(max_num_batched_tokens=63, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens=63.*max_model_len"):
-        Scheduler(config, cache, CacheSize(16, 4, 1), model)
-    with pytest.raises(OutOfMemoryError, match=r"60 tokens.*max_model_len"):
-        Scheduler(SchedulerConfig(), cache, CacheSize(15, 4, 1), model)
+        Scheduler(config, cache, KVCacheConfig(16, 4, 1), model)
+    with pytest.raises(OutOfMemoryError, match=r"15 blocks of 4 tokens, fewer than the 16.*max_model_len"):
+        Scheduler(SchedulerConfig(), cache, KVCacheConfig(15, 4, 1), model)
 
 
 def test_the_longest_sequence_fits_the_smallest_cache():

@@ -28,7 +28,7 @@ def test_the_first_choice_computes_the_prompt_and_the_others_start_from_its_full
     assert engine.batch == [("r", 0, 1), ("r", 1, 2), ("r", 2, 2)]
     assert engine.used == 2 + 3
     assert [new.num_computed_tokens for new in engine.plan.new] == [8, 8]
-    assert len({tuple(new.block_ids[:2]) for new in engine.plan.new}) == 1
+    assert len({tuple(new.block_ids[0][:2]) for new in engine.plan.new}) == 1
     tokens = engine.finish()["r"]
     assert len({tuple(output) for output in tokens.values()}) == 3
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_core.kv_cache_interface import group_layers
 from engine_core.worker.dummy_batches import largest_step, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits
 
@@ -11,6 +12,7 @@ CASES = [
     BatchLimits(max_num_seqs=100, max_num_batched_tokens=37, max_model_len=64, block_size=8),
     BatchLimits(max_num_seqs=9, max_num_batched_tokens=500, max_model_len=20, block_size=1),
     BatchLimits(max_num_seqs=3, max_num_batched_tokens=2, max_model_len=2, block_size=16),
+    BatchLimits(9, 500, 40, 4, group_layers([None, 8, 8])),
 ]
 VOCAB = 50
 
@@ -26,5 +28,6 @@ def test_every_plan_keeps_the_limits(limits: BatchLimits) -> None:
             rows = plan.num_tokens[plan.seq_ids.index(sequence.seq_id)]
             reached = sequence.num_computed_tokens + rows
             assert reached <= len(sequence.token_ids) <= limits.max_model_len
-            assert len(sequence.block_ids) * limits.block_size >= reached
+            assert len(sequence.block_ids) == len(limits.kv_cache_groups)
+            assert all(len(table) * limits.block_size >= reached for table in sequence.block_ids)
             assert set(sequence.token_ids) <= set(range(VOCAB))

@@ -7,13 +7,14 @@ from operator import or_
 import numpy as np
 import pytest
 
+from engine_core.kv_cache_interface import group_layers
 from engine_core.request import SamplingParams
 from engine_core.sampling import metadata
 from engine_core.sampling.logits_processors import BannedTokens, Penalties
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
 
-LIMITS = BatchLimits(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, block_size=4)
+LIMITS = BatchLimits(6, 64, max_model_len=40, block_size=4, kv_cache_groups=group_layers([None, 8]))
 VOCAB = 100
 BANNED, PENALIZED = (metadata.processor_bit(kind) for kind in (BannedTokens, Penalties))
 PARAMS = [
@@ -36,7 +37,7 @@ class Sequence:
         self.computed = rng.choice([0, max(0, (len(self.tokens) - 1) // 4 * 4)])
         self.advanced = False
         """Whether a step computed any of it since it was introduced."""
-        self.blocks: list[int] = []
+        self.blocks: list[list[int]] = [[], []]
         self.params, self._asks = rng.choice(PARAMS)
 
     @property
@@ -48,7 +49,7 @@ class Sequence:
         return self._asks & ~over
 
     def needed(self, length: int) -> int:
-        return -(-length // LIMITS.block_size) - len(self.blocks)
+        return -(-length // LIMITS.block_size) - len(self.blocks[0])
 
 
 class Driver:
@@ -69,8 +70,8 @@ class Driver:
         self.pending = None
         """Inputs of the last step, what it sampled, and for whom."""
 
-    def blocks(self, count: int) -> list[int]:
-        return [self.rng.randrange(1000) for _ in range(count)]
+    def blocks(self, count: int) -> list[list[int]]:
+        return [[self.rng.randrange(1000) for _ in range(count)] for _ in LIMITS.kv_cache_groups]
 
     def release_some(self) -> list[int]:
         released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
@@ -79,7 +80,7 @@ class Driver:
             if self.pending and seq_id in self.pending[2]:
                 seq.tokens.pop()  # nobody has heard of it
             if self.rng.random() < 0.5 and len(seq.tokens) < 39:
-                seq.computed, seq.blocks = 0, []
+                seq.computed, seq.blocks = 0, [[], []]
                 self.preempted[seq_id] = seq
         return released
 
@@ -93,7 +94,9 @@ class Driver:
         seq.blocks = self.blocks(seq.needed(len(seq.tokens)))
         self.running[seq_id] = seq
         params = seq.params
-        return NewSequence(seq_id, 0, list(seq.tokens), seq.prompt, seq.computed, list(seq.blocks), params)
+        return NewSequence(
+            seq_id, 0, list(seq.tokens), seq.prompt, seq.computed, [list(table) for table in seq.blocks], params
+        )
 
     def step(self) -> None:
         released = self.release_some()
@@ -115,7 +118,7 @@ class Driver:
             samples.append(count == pending)
             if seq_id not in fresh and (more := seq.needed(seq.computed + count)) > 0:
                 added[seq_id] = self.blocks(more)
-                seq.blocks += added[seq_id]
+                seq.blocks = [table + more for table, more in zip(seq.blocks, added[seq_id], strict=True)]
         self.check(StepPlan(0, released, new, order, num_tokens, samples, added))
 
     def check(self, plan: StepPlan) -> None:
@@ -133,15 +136,18 @@ class Driver:
             self.fed += len(fed)
         assert inputs.input_ids.tolist() == [seq.tokens[position] for seq, position in rows]
         assert inputs.positions.tolist() == [position for _, position in rows]
-        attention, size = inputs.metadata, LIMITS.block_size
-        assert attention.slot_mapping.tolist() == [seq.blocks[p // size] * size + p % size for seq, p in rows]
-        assert attention.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
-        lengths = [self.running[i].computed + n for i, n in zip(plan.seq_ids, plan.num_tokens, strict=True)]
-        assert attention.seq_lens.tolist() == lengths
-        assert (attention.max_query_len, attention.max_seq_len) == (max(plan.num_tokens), max(lengths))
-        for seq_id, table, length in zip(plan.seq_ids, attention.block_tables.tolist(), lengths, strict=True):
-            used = -(-length // size)
-            assert table[:used] == self.running[seq_id].blocks[:used]
+        size = LIMITS.block_size
+        for group, attention in enumerate(inputs.metadata):
+            assert attention.group == group
+            slots = [seq.blocks[group][p // size] * size + p % size for seq, p in rows]
+            assert attention.slot_mapping.tolist() == slots
+            assert attention.query_starts.tolist() == [0, *np.cumsum(plan.num_tokens).tolist()]
+            lengths = [self.running[i].computed + n for i, n in zip(plan.seq_ids, plan.num_tokens, strict=True)]
+            assert attention.seq_lens.tolist() == lengths
+            assert (attention.max_query_len, attention.max_seq_len) == (max(plan.num_tokens), max(lengths))
+            for seq_id, table, length in zip(plan.seq_ids, attention.block_tables.tolist(), lengths, strict=True):
+                used = -(-length // size)
+                assert table[:used] == self.running[seq_id].blocks[group][:used]
         self.commit()
         sampled = [seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples]
         rows_sampled = inputs.sampling_rows
@@ -198,9 +204,9 @@ def with_drafts() -> tuple[InputBatch, StepInputs]:
     batch = InputBatch(LIMITS, VOCAB, [0])
     params = SamplingParams(temperature=0.0, min_tokens=4)
     new = [
-        NewSequence(0, 0, [1] * 9, 9, 0, [1, 2, 3], params),
-        NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 4, [4, 5, 6], params),
-        NewSequence(2, 0, [20, 21], 1, 0, [7], params),
+        NewSequence(0, 0, [1] * 9, 9, 0, [[1, 2, 3]] * 2, params),
+        NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 4, [[4, 5, 6]] * 2, params),
+        NewSequence(2, 0, [20, 21], 1, 0, [[7]] * 2, params),
     ]
     batch.commit(inputs := prepared(batch, StepPlan(0, [], new, [1], [1], [False], {})), np.empty(0, np.int64))
     assert not len(inputs.sampled)
@@ -250,7 +256,7 @@ def test_drafts_are_accepted_as_far_as_they_are_sampled(sampled: list[int], acce
 
 def test_drafts_of_a_sequence_whose_slot_was_taken_are_forgotten() -> None:
     batch, inputs = with_drafts()
-    again = NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 0, [8, 9, 10], SamplingParams())
+    again = NewSequence(1, 0, [10, 11, 12, 13, 14, 15], 5, 0, [[8, 9, 10]] * 2, SamplingParams())
     following = prepared(batch, StepPlan(2, [1], [again], [1], [6], [True], {}))
     assert [len(each) for each in batch.pending_tokens(following, inputs)] == [0, 0]
     batch.commit(inputs, np.array([16, 17, 18, 19, 22]))

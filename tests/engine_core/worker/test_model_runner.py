@@ -60,7 +60,7 @@ class Device:
 
     def launch(self, *params: SamplingParams, prompt: int = 4, computed: int = 0) -> None:
         """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""
-        new = [NewSequence(seq, 0, [1] * prompt, prompt, computed, [seq], each) for seq, each in enumerate(params)]
+        new = [NewSequence(seq, 0, [1] * prompt, prompt, computed, [[seq]], each) for seq, each in enumerate(params)]
         ids = list(range(len(params)))
         self._launch(StepPlan(0, [], new, ids, [prompt - computed] * len(ids), [True] * len(ids), {}))
 
@@ -132,7 +132,7 @@ def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits() 
 
 def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing() -> None:
     device = Device()
-    new = NewSequence(0, 0, [1] * 6, 4, 0, [0], SamplingParams(temperature=0.0, min_tokens=2))
+    new = NewSequence(0, 0, [1] * 6, 4, 0, [[0]], SamplingParams(temperature=0.0, min_tokens=2))
     device._launch(StepPlan(0, [], [new], [0], [6], [True], {}))
     assert device.events == ["forward", "argmax"]
 
@@ -140,5 +140,5 @@ def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing() -> None:
 def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due() -> None:
     device = Device()
     device.launch(SamplingParams(temperature=0.0, prompt_logprobs=0))
-    device._launch(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [1], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
+    device._launch(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [[1]], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
     assert device.rows == [None, 2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
-from engine_core.config import CacheSize
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.llm import configure
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.cuda import CudaPlatform
@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def loaded(clock: Clock) -> Iterator[tuple[Worker, CacheSize]]:
+def loaded(clock: Clock) -> Iterator[tuple[Worker, KVCacheConfig]]:
     """A worker with attention in Python, which the clock can see, and the size of its cache."""
     options = {"max_num_batched_tokens": ROWS, "max_num_seqs": 4, "block_size": BLOCK, "attention_backend": "torch"}
     config = configure(model=str(TINY), max_model_len=LENGTH, num_threads=1, **options)
@@ -61,13 +61,13 @@ def loaded(clock: Clock) -> Iterator[tuple[Worker, CacheSize]]:
 
     attention.forward = timed
     model = worker.load_model(lambda done, total: None)
-    yield worker, CacheSize(LENGTH // BLOCK, BLOCK, model.bytes_per_block)
+    yield worker, KVCacheConfig(LENGTH // BLOCK, BLOCK, model.bytes_per_block)
     worker.close()
 
 
 @pytest.mark.parametrize("profiled", [True, False])
 def test_a_chunk_behind_a_long_cached_prefix_is_within_the_estimate(
-    profiled: bool, loaded: tuple[Worker, CacheSize], clock: Clock
+    profiled: bool, loaded: tuple[Worker, KVCacheConfig], clock: Clock
 ) -> None:
     worker, size = loaded
     if profiled:
@@ -75,7 +75,7 @@ def test_a_chunk_behind_a_long_cached_prefix_is_within_the_estimate(
     worker.allocate(size)
     ready = worker.warm_up(size)
     prompt = [0] * (LENGTH - 1)
-    new = NewSequence(9, 0, prompt, len(prompt), len(prompt) - ROWS, list(range(LENGTH // BLOCK)), GREEDY)
+    new = NewSequence(9, 0, prompt, len(prompt), len(prompt) - ROWS, [list(range(LENGTH // BLOCK))], GREEDY)
     start = clock.now
     worker.launch(StepPlan(0, [], [new], [9], [ROWS], [True], {})).result()
     took = clock.now - start

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine_core.config import CacheSize, EngineConfig, SchedulerConfig
+from engine_core.config import EngineConfig, SchedulerConfig
 from engine_core.engine import EngineCore
 from engine_core.errors import StandstillError
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepPlan
 from services.engine.async_engine import AsyncEngine
@@ -28,7 +29,7 @@ ME = PeerId("p", 1)
 
 
 def step_loop(failed: Callable[[BaseException], None]) -> StepLoop:
-    core = EngineCore(EngineConfig(scheduler=LIMITS), CheckedExecutor(model_spec(), CacheSize(32, 4, 1), LIMITS))
+    core = EngineCore(EngineConfig(scheduler=LIMITS), CheckedExecutor(model_spec(), KVCacheConfig(32, 4, 1), LIMITS))
     return StepLoop(core, asyncio.get_running_loop(), report=lambda report: None, failed=failed)
 
 
@@ -75,7 +76,7 @@ class SlowExecutor(CheckedExecutor):
     """A step does not end before ``may_end`` is set."""
 
     def __init__(self) -> None:
-        super().__init__(model_spec(), CacheSize(32, 4, 1), LIMITS)
+        super().__init__(model_spec(), KVCacheConfig(32, 4, 1), LIMITS)
         self.computing, self.may_end = threading.Event(), threading.Event()
 
     def submit(self, plan: StepPlan) -> Pending:

@@ -69,6 +69,21 @@ def test_a_row_has_equal_bits_whatever_else_is_in_its_step() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "window", [20, pytest.param(1, marks=pytest.mark.wide), pytest.param(70, marks=pytest.mark.wide)]
+)
+def test_windows(window: int) -> None:
+    """Blocks behind a window are poisoned as soon as no row of a step sees them."""
+    geometry = Geometry(4, 2, 64, 16)
+    sequences = make_sequences([5, 21, 90], geometry, torch.float32, seed=window)
+    alone = Run(backend(uniform=True), geometry, sequences, window=window).at_once()
+    run = Run(backend(uniform=True), geometry, sequences, seed=1, window=window)
+    outputs = run.in_random_steps(random.Random(window))
+    for known, one, other in zip(sequences, alone, outputs, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one.double(), known.expected(64**-0.5, window), atol=1e-5, rtol=0)
+
+
 def test_padding_reads_and_writes_nothing() -> None:
     geometry = Geometry(4, 2, 64, 16)
     run = Run(backend(), geometry, make_sequences([20, 9], geometry, torch.float16, seed=6))

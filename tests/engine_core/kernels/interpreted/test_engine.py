@@ -84,7 +84,7 @@ class FlashInferDevice(InterpretedDevice):
         super().__init__(config, checkpoint, limits)
         shape = checkpoint.config
         heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)
-        pages = limits.max_blocks_per_seq
+        pages = limits.max_blocks_per_table
         self.attention = FlashInferAttention(Library, heads, limits.block_size, pages, CPU, workspace=16)
         self.batch_invariant = False
 
@@ -108,6 +108,7 @@ def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]
     [
         ("qwen3-tied-head-dim", InterpretedDevice, True),
         pytest.param("llama-mha-tied-biases", InterpretedDevice, False, marks=pytest.mark.wide),
+        pytest.param("qwen2-window-of-two-layers", InterpretedDevice, True, marks=pytest.mark.wide),
         pytest.param("qwen3-tied-head-dim", FlashInferDevice, True, marks=pytest.mark.wide),
     ],
 )
