@@ -45,6 +45,7 @@ def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerBack
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("layers", ["torch"], indirect=True)  # the others: test_transformers_parity.py
 def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
     reference, directory = pair
     prompts = [random_ids(length, seed=length) for length in (5, 40, 1)]
