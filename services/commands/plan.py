@@ -15,7 +15,6 @@ from engine_core.errors import CheckpointError, ConfigError
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
 from services.process.memory import collection_paused
-from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
