@@ -3,6 +3,7 @@ model: Williams, Waterman and Patterson, 2009, https://doi.org/10.1145/1498765.1
 
 A step reads every matrix once and the keys and values of every sequence; a token costs two operations per weight that
 it meets. A step takes the longer of the two times. Activations, norms and sampling are left out: a limit is not kept.
+A sliding window is not counted: attention is taken to read and see all tokens.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Memory:
     runtime: float
     """Interpreter, libraries, captured graphs."""
     per_token: float
-    """Keys and values of one token."""
+    """Keys and values of one token; the average over a request, where windows forget some."""
 
     @property
     def cache(self) -> float:
@@ -215,7 +215,8 @@ def plan(
     checkpoint = _checkpoint(model, quantization)
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
-    memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs)
+    usable = hardware.memory * memory_share
+    memory = _memory(checkpoint, outline, usable, max_num_seqs, input_len + output_len)
     seconds = _seconds(checkpoint, outline, hardware)
     try:
         planned = plan_ring(
@@ -253,16 +254,17 @@ def _outline(checkpoint: Checkpoint) -> CausalLM:
     return model_outline(checkpoint)
 
 
-def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int) -> Memory:
-    """An estimate; a real engine measures its largest step and its runtime memory."""
+def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, request_len: int) -> Memory:
+    """An estimate, for requests of ``request_len`` tokens; an engine measures its largest step and runtime memory."""
     shape, size = checkpoint.config, checkpoint.dtype.itemsize
+    kept = sum(min(window or request_len, request_len) for window in shape.sliding_windows) / request_len
     row = 8 * shape.hidden_size + 3 * shape.intermediate_size
     return Memory(
         usable=usable,
         weights=model.expected_weight_bytes,
         activations=4 * SchedulerConfig().max_num_batched_tokens * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
-        per_token=2 * size * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+        per_token=2 * size * kept * shape.num_kv_heads * shape.head_dim,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from transformers import Qwen2Config
 
 from services.cli import cli
 from services.commands.plan import GPUS, MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, plan_ring
@@ -107,6 +109,19 @@ def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
     assert whole["memory"]["usable"] == pytest.approx(0.9 * GPUS["h100"].memory)
     assert 0.5 <= rounded["memory"]["weights"] / whole["memory"]["weights"] < 0.52
     assert rounded["capacity"]["gap"] < whole["capacity"]["gap"]
+
+
+def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
+    """Half of the layers keep 64 of 256 tokens."""
+    config = Qwen2Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=True, sliding_window=64, max_window_layers=2,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (*HARDWARE, "--input-len", "192", "--output-len", "64", "--json")
+    figures = json.loads(ringline_plan(str(tmp_path), *load))
+    assert figures["memory"]["per_token"] == 2 * 2 * 2 * 16 * (2 + 2 * 64 / 256)
 
 
 def test_hardware_that_is_not_said_is_asked_for() -> None:

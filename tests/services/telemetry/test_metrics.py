@@ -68,7 +68,7 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     metrics.admitted(0.002)
     metrics.prefilled(11, 0.2)
     metrics.first_token(0.03, tokens=2)
-    metrics.tokens(4, gap=0.02)
+    metrics.tokens(4, seconds=0.02)
     metrics.choice_ended("stop")
     metrics.choice_ended("cancelled")
     metrics.choice_ended("error")
