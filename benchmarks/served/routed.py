@@ -11,9 +11,9 @@ import sys
 
 from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.processor import main
-from services.ring.generations import Generation
+from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes
-from services.ring.routes import Routes, _Node
+from services.ring.routing_logic import Routes, _Node
 
 
 class _Random(Routes):

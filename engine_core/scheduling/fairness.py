@@ -3,7 +3,8 @@
 A flood would else take every running place in one step, and as its sequences begin together, none would give its place
 back before they end together; and its long prompts would fill step after step. So the last sixteenth of places and
 blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
-tenant that was alone for a while is kept from nothing.
+tenant that was alone for a while is kept from nothing. The order in which requests wait is ``request_queue``'s: deficit
+round-robin across tenants, over tokens.
 
 What is left of a step where every tenant that runs wants more than its quarter is handed out in a second pass, in
 equal parts. Where one does not, because it computes outputs or a short prompt, it stays empty: a longer step would make

@@ -15,10 +15,15 @@ import ringline
 
 from services.commands._connection import Connection
 from services.config.addresses import valid_address
-from services.config.environment import ADDRESS_VARIABLE, SERVER_NAME_VARIABLE, TOKEN_FILE_VARIABLE, unknown_variables
 from services.config.flags import write_sections
 from services.config.options import VARIABLE_PREFIX
 from services.config.settings import PROCESSOR_PORT
+from services.config.variable_names import (
+    ADDRESS_VARIABLE,
+    SERVER_NAME_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    unknown_variables,
+)
 
 DEFAULT_ADDRESS = f"127.0.0.1:{PROCESSOR_PORT}"
 

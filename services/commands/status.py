@@ -20,8 +20,8 @@ from services.commands._connection import Connection
 from services.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
 from services.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
 from services.config.addresses import host_and_port, is_dns_name, valid_address
-from services.config.environment import ADDRESS_VARIABLE
 from services.config.errors import ExitCode, FatalError
+from services.config.variable_names import ADDRESS_VARIABLE
 from services.peers.channels import check_health, open_channel
 from services.peers.discovery import resolve_target
 from services.supervise.runtime_directory import StackState, running_stacks

@@ -16,9 +16,9 @@ from services.detokenizer.service import Subscribers
 from services.peers.engine_link import EngineLink
 from services.peers.redial import LinkRefused
 from services.peers.tokenizer_fetch import TokenizerFetcher
-from services.ring.generations import Generations
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.model_generations import Generations
 from services.ring.outbox import Outboxes
 from services.telemetry.tracing import Tracing
 from services.text.tokenizer import Tokenizer

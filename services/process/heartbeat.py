@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.config.environment import HEARTBEAT_PIPE_VARIABLE, PARENT_PID_VARIABLE
+from services.config.variable_names import HEARTBEAT_PIPE_VARIABLE, PARENT_PID_VARIABLE
 from services.process.watchdog import StallTimer, Watchdog, thread_stacks
 
 log = structlog.get_logger(__name__)

@@ -18,8 +18,8 @@ from typing import Any
 
 import structlog
 
-from services.config.environment import PARENT_PID_VARIABLE
 from services.config.errors import ExitCode, FatalError
+from services.config.variable_names import PARENT_PID_VARIABLE
 from services.telemetry.logs import report_fatal
 
 ENGINE_ONLY_MODULES = ("torch", "transformers", "engine_core")

@@ -5,13 +5,13 @@ events of links come up through link_events, which is constructed with what it c
 
 service            the RPCs: reads frames, writes responses    client_stream: one client's stream and its outbox
 intake             receives, refuses and cancels requests
-admission/         limits (backlog, rate_limiter), validation, tokenization_queue
+admission/         limits (backlog, rate_limiter), tokenization_queue, validation, request_resolution
 in_flight          requests between admission and end: frames, usage
 failover           when a request moves: retry, resubmit, redirect, replay, route timeout
-routing            routes: which request is on which, Submit and Redirect    (choice of a route: services.ring.routes)
+dispatcher         which request is on which route, Submit and Redirect    (chooses it: services.ring.routing_logic)
 peers              engines and detokenizers: load, liveness    detokenizer_link: the subscription to one detokenizer
 served_models      models, their limits and tokenizers
 
 Beside the way: main (start, drain), authentication and json_web_tokens (principal), protobuf, and for operators
-metrics, request_log, tracing, event_log and dashboard/.
+metrics, request_log, tracing, recent_events and dashboard/.
 """

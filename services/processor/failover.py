@@ -14,16 +14,16 @@ from dataclasses import replace
 
 import structlog
 
+from services.processor.dispatcher import Dispatcher
 from services.processor.peers import Peers
 from services.processor.request import Request
-from services.processor.routing import Router
 from services.processor.served_models import no_route
 from services.ring.deadline_queue import DeadlineQueue
 from services.ring.errors import Code, Reason, Status
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.poison import Blame
-from services.ring.routes import Route, Routes
+from services.ring.routing_logic import Route, Routes
 
 log = structlog.get_logger(__name__)
 
@@ -47,13 +47,13 @@ class Failover:
     """
 
     def __init__(
-        self, router: Router, peers: Peers, routes: Routes, *, route_timeout: float, max_crash_resubmits: int
+        self, dispatcher: Dispatcher, peers: Peers, routes: Routes, *, route_timeout: float, max_crash_resubmits: int
     ) -> None:
         """``route_timeout``: seconds that a request may be without a route, per outage.
 
         ``max_crash_resubmits``: a request that this many engines computed when they died is submitted no more.
         """
-        self._router = router
+        self._dispatcher = dispatcher
         self._peers = peers
         self._routes = routes
         self._route_timeout = route_timeout
@@ -75,8 +75,8 @@ class Failover:
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> Iterator[Failed]:
         now = time.monotonic()
-        for request in self._router.routed.at_engine(engine):
-            self._router.clear_route(request)
+        for request in self._dispatcher.routed.at_engine(engine):
+            self._dispatcher.clear_route(request)
             request.route_timeout.lost(now)
             if crashed:
                 request.poison.engine_died(engine, now, computing=request.computing)
@@ -84,7 +84,7 @@ class Failover:
                 yield request, error
 
     def detokenizer_lost(self, detokenizer: PeerId) -> Iterator[Failed]:
-        for request in self._router.routed.at_detokenizer(detokenizer):
+        for request in self._dispatcher.routed.at_detokenizer(detokenizer):
             request.route_timeout.lost(time.monotonic())
             if error := self.route(request, f"detokenizer {detokenizer.name} was lost"):
                 yield request, error
@@ -131,8 +131,8 @@ class Failover:
             return status
         now = time.monotonic()
         request.retry_at = now + delay_ms / 1000
-        self._router.send_done(request)  # the engine may still have it, under an earlier epoch
-        self._router.clear_route(request)
+        self._dispatcher.send_done(request)  # the engine may still have it, under an earlier epoch
+        self._dispatcher.clear_route(request)
         request.route_timeout.refused(now)
         self._wait_for_route(request, status.message, request.retry_at)
         return None
@@ -152,7 +152,7 @@ class Failover:
 
     def forget(self, request: Request) -> None:
         self._unrouted.discard(request.request_id)
-        self._router.forget(request)
+        self._dispatcher.forget(request)
 
     def _timeout_error(self, request: Request) -> Status:
         status = no_route(self._routes.preferred(), request.resolved.generation, self._route_timeout).status
@@ -163,7 +163,7 @@ class Failover:
 
         A false alarm is harmless: what the old route still sends is of an earlier epoch.
         """
-        routed, suspects = self._router.routed, self._peers.suspects
+        routed, suspects = self._dispatcher.routed, self._peers.suspects
         for peer in suspects:
             for request in routed.at_engine(peer):
                 _, error = self._resubmit(request, f"engine {peer.name} gave no sign of life")
@@ -186,7 +186,7 @@ class Failover:
 
     def _leave_detokenizer(self, request: Request, route: Route) -> bool:
         """Redirect to another detokenizer of the same engine; returns whether there is one."""
-        if (other := self._router.choose(request, route.engine)) is None:
+        if (other := self._dispatcher.choose(request, route.engine)) is None:
             return False
         request.route_timeout.lost(time.monotonic())
         self._redirect(request, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
@@ -194,14 +194,14 @@ class Failover:
 
     def _resubmit(self, request: Request, reason: str) -> tuple[bool, Status | None]:
         """Leave an engine that may be alive; returns whether there is another one, and an error if it failed there."""
-        if (route := self._router.choose(request)) is None:
+        if (route := self._dispatcher.choose(request)) is None:
             return False, None
-        self._router.send_done(request)
+        self._dispatcher.send_done(request)
         request.route_timeout.lost(time.monotonic())
         return True, self._submit(request, route, reason)
 
     def _route_from(self, request: Request, engine: PeerId, reason: str) -> Status | None:
-        if (route := self._router.choose(request, engine)) is not None:
+        if (route := self._dispatcher.choose(request, engine)) is not None:
             self._redirect(request, route, reason)
             return None
         now = time.monotonic()
@@ -215,26 +215,26 @@ class Failover:
         return error
 
     def _route_anew(self, request: Request, reason: str) -> Status | None:
-        self._router.clear_route(request)
+        self._dispatcher.clear_route(request)
         blame = request.poison.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
         if blame is Blame.POISON:
             message = f"{request.poison.count} engines died while they had this request"
             return Status(Code.INTERNAL, message, given_reason=Reason.POISON)
         if blame is Blame.UNSURE:
             self._wait_for_route(request, reason, time.monotonic() + _BLAME_INTERVAL)
-        elif (route := self._router.choose(request)) is not None:
+        elif (route := self._dispatcher.choose(request)) is not None:
             return self._submit(request, route, reason)
         else:
             self._wait_for_route(request, reason)
         return None
 
     def _submit(self, request: Request, route: Route, reason: str) -> Status | None:
-        if (error := self._router.submit(request, route, reason)) is None:
+        if (error := self._dispatcher.submit(request, route, reason)) is None:
             self._unrouted.discard(request.request_id)
         return error
 
     def _redirect(self, request: Request, route: Route, reason: str) -> None:
-        self._router.redirect(request, route, reason)
+        self._dispatcher.redirect(request, route, reason)
         self._unrouted.discard(request.request_id)
 
     def _wait_for_route(self, request: Request, reason: str, due: float = math.inf) -> None:

@@ -23,19 +23,19 @@ from services.processor.authentication import auth_interceptors
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.processor.detokenizer_link import DetokenizerLink
+from services.processor.dispatcher import Dispatcher
 from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
 from services.processor.peers import Peers
-from services.processor.routing import Router
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
-from services.ring.routes import Routes
+from services.ring.routing_logic import Routes
 from services.rpc.server import Server, wait_until_idle
 from services.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
@@ -88,9 +88,9 @@ class _Processor:
         self._routes = Routes(random.Random())
         self._models = ServedModels(settings.rollout.max_generations, self._routes.preferred)
         self._peers = Peers(self._routes)
-        self._router = Router(self._peers, self._routes)
+        self._dispatcher = Dispatcher(self._peers, self._routes)
         failover = Failover(
-            self._router,
+            self._dispatcher,
             self._peers,
             self._routes,
             route_timeout=settings.patience,
@@ -217,7 +217,7 @@ class _Processor:
             detokenizers=detokenizers,
             suspected=len(self._peers.suspects),
             generations=len(self._models),
-            failovers={change.value: count for change, count in self._router.failovers.items()},
+            failovers={change.value: count for change, count in self._dispatcher.failovers.items()},
             losses=dict(self._peers.losses),
             routing=Routing.of(self._routes),
         )

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from services.ring.errors import Code
 from services.ring.events import FinishReason
-from services.ring.routes import Routes
+from services.ring.routing_logic import Routes
 from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
 MAX_TENANTS = 50

@@ -14,12 +14,12 @@ from ringline.types.v1 import link_pb2
 
 from services.peers.engine_link import EngineLink
 from services.peers.redial import LinkRefused
-from services.processor.event_log import EventLog
+from services.processor.recent_events import RecentEvents
 from services.processor.served_models import generation_of
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness, step_limit
 from services.ring.peer_list import PeerList
-from services.ring.routes import Route, Routes
+from services.ring.routing_logic import Route, Routes
 from services.rpc.protobuf import peer_changes_from_proto
 
 log = structlog.get_logger(__name__)
@@ -98,7 +98,7 @@ class Peers:
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._checked_at: float | None = None
-        self.event_log = EventLog()
+        self.recent_events = RecentEvents()
         self.partitioned: dict[Route, float] = {}
         """Pairs whose detokenizer says that it does not hear the engine, and since when."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
@@ -148,7 +148,7 @@ class Peers:
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         self._engines[engine] = _Engine(engine, link, Liveness(time.monotonic()), model.numerics)
         self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None)
-        self.event_log.add("engine", engine.name, "joined")
+        self.recent_events.add("engine", engine.name, "joined")
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_load(self, engine: PeerId, load: engine_pb2.Load) -> None:
@@ -172,7 +172,7 @@ class Peers:
         """The link to an engine ended; returns whether that counts as a crash: it neither drained nor hung."""
         node = self._engines.pop(engine)
         what = "left" if node.draining else "lost"
-        self.event_log.add("engine", engine.name, what, self._routes.requests()[engine])
+        self.recent_events.add("engine", engine.name, what, self._routes.requests()[engine])
         self._routes.engine_down(engine)
         self.losses["engine"] += not node.draining
         log.info("engine lost", engine=engine.name, address=link.address)
@@ -183,7 +183,7 @@ class Peers:
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
         self._detokenizers[detokenizer] = _Detokenizer(detokenizer, Liveness(time.monotonic()))
         self._routes.detokenizer_up(detokenizer)
-        self.event_log.add("detokenizer", detokenizer.name, "joined")
+        self.recent_events.add("detokenizer", detokenizer.name, "joined")
         log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
 
     def detokenizer_load(self, detokenizer: PeerId, load: detokenizer_pb2.Load) -> None:
@@ -205,7 +205,7 @@ class Peers:
         draining = self._detokenizers.pop(detokenizer).draining
         self.losses["detokenizer"] += not draining
         requests = self._routes.requests()[detokenizer]
-        self.event_log.add("detokenizer", detokenizer.name, "left" if draining else "lost", requests)
+        self.recent_events.add("detokenizer", detokenizer.name, "left" if draining else "lost", requests)
         self._routes.detokenizer_down(detokenizer)
         log.info("detokenizer lost", detokenizer=detokenizer.name)
 
@@ -242,7 +242,7 @@ class Peers:
                 self._routes.set_taking_work(node.peer, not node.suspected and not node.draining)
                 service = "engine" if isinstance(node, _Engine) else "detokenizer"
                 requests = self._routes.requests()[node.peer]
-                self.event_log.add(service, node.peer.name, "silent" if reason else "heard", requests)
+                self.recent_events.add(service, node.peer.name, "silent" if reason else "heard", requests)
                 log.warning("peer suspected" if reason else "peer trusted again", peer=node.peer.name, reason=reason)
         self.suspects = frozenset(node.peer for node in nodes if node.suspected)
         return trusted_again

@@ -16,11 +16,11 @@ from ringline.inference.v1 import inference_pb2
 from services.processor.served_models import generation_of
 from services.processor.tracing import RequestTrace
 from services.ring.delivery import Delivery
-from services.ring.generations import Generation
+from services.ring.model_generations import Generation
 from services.ring.poison import PoisonTracker
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.route_timeout import RouteTimeout
-from services.ring.routes import Route
+from services.ring.routing_logic import Route
 from services.rpc.output_stream import OutputStream
 
 # Upper estimates of the memory that an admitted request takes, bytes.

@@ -1,7 +1,7 @@
 """The models that this processor serves, as engines describe them: one, or a few while a new one is rolled out.
 
-Limits, tokenizer and chat template belong to a generation (``services.ring.generations``), and a request stays with the
-generation that admitted it.
+Limits, tokenizer and chat template belong to a generation (``services.ring.model_generations``), and a request stays
+with the generation that admitted it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ringline.engine.v1 import engine_pb2
 from services.peers.redial import LinkRefused
 from services.peers.tokenizer_fetch import TokenizerFetcher
 from services.ring.errors import Code, Reason, Refused
-from services.ring.generations import Generation, Generations
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.ring.model_generations import Generation, Generations
 from services.rpc.message_limits import MessageLimits
 from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.resolve import render_chat
+from services.processor.admission.request_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse

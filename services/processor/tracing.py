@@ -14,7 +14,7 @@ from ringline.inference.v1 import inference_pb2
 from services.ring.delivery import Delivery
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
-from services.ring.routes import Route
+from services.ring.routing_logic import Route
 from services.rpc.protobuf import status_from_proto
 from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 

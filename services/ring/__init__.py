@@ -5,6 +5,8 @@ In reading order:
 identity, events, errors, logprobs    what messages carry: peers and ring ids, deltas and ends, status codes
 ledger, cursor, attach_registry       the engine's side: one entry per request, one cursor per link and request
 outbox, peer_list, liveness           what every sender keeps for its readers, and how it knows that they live
-delivery, routes, route_timeout, prefixes, generations, poison, deadline_queue    the processor's side
+routing_logic, prefixes               the processor's side: which engine and detokenizer a request gets
+delivery, route_timeout, poison       what it remembers of each request
+model_generations, deadline_queue     and of models, and whose time is over
 dynamic_threshold, roles              bounds per tenant, and what a certificate allows
 """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from services.config.environment import unknown_variables
+from services.config.variable_names import unknown_variables
 
 if TYPE_CHECKING:
     from services.config.settings import TelemetrySettings

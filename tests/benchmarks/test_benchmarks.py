@@ -25,8 +25,8 @@ from benchmarks.served.routed import POLICIES
 from benchmarks.shapes import SHAPES, describe_model
 from benchmarks.work import Work
 from benchmarks.worker import Worker, WorkerError, WorkerSpec
-from services.ring.generations import Generation
 from services.ring.identity import PeerId
+from services.ring.model_generations import Generation
 from services.ring.prefixes import prefixes_of
 
 GENERATION = Generation("m", "digest")

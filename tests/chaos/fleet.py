@@ -17,7 +17,7 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.config.environment import PARENT_PID_VARIABLE
+from services.config.variable_names import PARENT_PID_VARIABLE
 from services.peers.channels import check_health, open_channel
 from services.process.run import new_incarnation
 from services.ring.identity import PeerId

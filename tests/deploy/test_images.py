@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from services.cli import cli
 from services.commands.certs import ROLES
 from services.config.addresses import check_addresses
-from services.config.environment import known_variables
 from services.config.settings import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
@@ -31,6 +30,7 @@ from services.config.settings import (
     DetokenizerSettings,
     ServerSettings,
 )
+from services.config.variable_names import known_variables
 from services.rpc.health import Health
 from services.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from services.config.addresses import check_addresses
-from services.config.environment import known_variables
 from services.config.settings import METRICS_PORT_OFFSET, ServerSettings
+from services.config.variable_names import known_variables
 from services.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages
 from tests.deploy.kustomize import Resource, merge, render

@@ -26,7 +26,7 @@ from ringline.inference.v1 import inference_pb2
 from services.process.memory import trim_malloc
 from services.process.run import DaemonThreadPool
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput

@@ -89,7 +89,7 @@ class DashboardSnapshot:
             "others": self._peers.others(self._name),
             "events": [
                 {"at": e.at, "service": e.service, "name": e.name, "what": e.what, "requests": e.requests}
-                for e in self._peers.event_log.events()
+                for e in self._peers.recent_events.events()
             ],
         }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.config.environment import HEARTBEAT_PIPE_VARIABLE
+from services.config.variable_names import HEARTBEAT_PIPE_VARIABLE
 from services.process.heartbeat import HEARTBEAT_INTERVAL, HeartbeatLimits, HeartbeatMonitor, Phase
 from services.supervise.supervisor import ChildSpec
 from tests.services.process.test_run import alive

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine_core.config import ModelSpec
 from services.processor.served_models import ModelLimits, ServedModel, ServedModels, TextCodec
-from services.ring.generations import Generation
+from services.ring.model_generations import Generation
 from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer as TextTokenizer
 

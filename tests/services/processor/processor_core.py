@@ -9,18 +9,18 @@ from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import MAX_WAITING_BYTES, TokenizationQueue
+from services.processor.dispatcher import Dispatcher
 from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics
 from services.processor.peers import Peers
-from services.processor.routing import Router
 from services.processor.served_models import ServedModels
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.poison import MAX_CRASH_RESUBMITS
-from services.ring.routes import Routes
+from services.ring.routing_logic import Routes
 
 NO_LIMITS = BacklogLimits(max_requests=1 << 20, max_seconds=1e9)
 ROUTE_TIMEOUT = 60.0
@@ -46,9 +46,9 @@ class ProcessorCore:
         self.routes = Routes(random.Random(0))
         self.models = models(self.routes)
         self.peers = Peers(self.routes)
-        self.router = Router(self.peers, self.routes)
+        self.dispatcher = Dispatcher(self.peers, self.routes)
         self.failover = Failover(
-            self.router,
+            self.dispatcher,
             self.peers,
             self.routes,
             route_timeout=route_timeout,

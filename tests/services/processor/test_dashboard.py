@@ -11,12 +11,12 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
-from services.processor.event_log import MAX_EVENTS, EventLog
 from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.peers import Peers
+from services.processor.recent_events import MAX_EVENTS, RecentEvents
 from services.ring.identity import PeerId
-from services.ring.routes import Routes
+from services.ring.routing_logic import Routes
 from tests.services.processor.model_specs import learned
 from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
@@ -121,9 +121,9 @@ def test_losses_are_events_and_old_events_are_forgotten(peers, links) -> None:
 
 
 def test_an_event_has_its_time_and_the_requests_of_the_peer() -> None:
-    event_log = EventLog(clock=lambda: 12.5)
-    event_log.add("engine", "engine-0", "lost", 3)
-    (event,) = event_log.events()
+    recent_events = RecentEvents(clock=lambda: 12.5)
+    recent_events.add("engine", "engine-0", "lost", 3)
+    (event,) = recent_events.events()
     assert (event.at, event.service, event.name, event.what, event.requests) == (12.5, "engine", "engine-0", "lost", 3)
 
 

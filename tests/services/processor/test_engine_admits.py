@@ -15,13 +15,13 @@ from structlog.testing import capture_logs
 from engine_core.request import Request
 from engine_core.validation import validate_request
 from services.engine.protobuf import submission_of
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.request import Request as ReceivedRequest
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import MAX_OUTPUT_CONTEXT_BYTES
-from services.ring.routes import Route
+from services.ring.routing_logic import Route
 from tests.services.processor.model_specs import MAX_MODEL_LEN, learned, served_model, spec
 from tests.services.processor.processor_core import ProcessorCore
 
@@ -122,7 +122,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     core.link_events.engine_up(wire, engine, MODEL.model)  # type: ignore[arg-type]
     received = ReceivedRequest("1-1", "", 1, "", ClientStream(""), 0.0)
     received.admit(resolved)
-    core.router.submit(received, Route(engine, PeerId("detokenizer", 1)), "")
+    core.dispatcher.submit(received, Route(engine, PeerId("detokenizer", 1)), "")
     (command,) = wire.sent
     submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {

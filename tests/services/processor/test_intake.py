@@ -11,7 +11,7 @@ from ringline.errors import Overloaded, from_rpc
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.backlog import BacklogLimits
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.validation import MAX_REQUEST_ID_BYTES
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code

@@ -15,10 +15,10 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
 from services.process.memory import resident_memory, trim_malloc
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
+from services.processor.dispatcher import submit_of
 from services.processor.request import Request
-from services.processor.routing import submit_of
 from services.processor.served_models import ModelLimits
 from services.ring.identity import PeerId, ring_id
 from tests.services.processor.model_specs import MAX_LOGPROBS, served_model

@@ -7,7 +7,7 @@ from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.processor.metrics import Routing
-from services.ring import routes
+from services.ring import routing_logic
 from tests.services.processor.ring_requests import ask, ids, processors_stream, settle
 from tests.services.ring.ring_simulation import RingSimulation
 
@@ -33,7 +33,7 @@ def engine_of(world: RingSimulation) -> str:
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> RingSimulation:
     """Its prompts are short, so each token of them is worth more."""
-    monkeypatch.setattr(routes, "TOKENS_PER_REQUEST", 4)
+    monkeypatch.setattr(routing_logic, "TOKENS_PER_REQUEST", 4)
     with capture_logs():
         return RingSimulation(ENGINES, ["detokenizer-0", "detokenizer-1"])
 

@@ -15,7 +15,7 @@ import pytest
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
 from services.processor.in_flight import CLIENT_EPOCH

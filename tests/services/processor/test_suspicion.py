@@ -14,7 +14,7 @@ from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
-from services.ring.routes import Route, Routes
+from services.ring.routing_logic import Route, Routes
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, moves, settle, usage
 from tests.services.ring.ring_simulation import RingSimulation
 

@@ -11,13 +11,13 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS, _Job
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
 from services.ring.events import FinishReason
-from services.ring.generations import Generation
+from services.ring.model_generations import Generation
 from services.rpc.protobuf import status_from_proto
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness

@@ -24,7 +24,7 @@ from services.detokenizer.engines import Engines
 from services.detokenizer.protobuf import outputs_of
 from services.detokenizer.service import Subscriber
 from services.engine.protobuf import response_of, submission_of
-from services.processor.admission.resolve import resolve_request
+from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.request import Request as ClientRequest

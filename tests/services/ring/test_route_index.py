@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.ring.identity import PeerId
-from services.ring.routes import Route, RouteIndex
+from services.ring.routing_logic import Route, RouteIndex
 
 ENGINES, DETOKENIZERS = ([PeerId(f"{kind}{number}", 1) for number in range(3)] for kind in "ed")
 ROUTES = st.builds(Route, st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS))

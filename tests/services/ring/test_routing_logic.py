@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.ring.generations import Generation
 from services.ring.identity import PeerId
+from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, prefixes_of
-from services.ring.routes import (
+from services.ring.routing_logic import (
     FULL_KV_USAGE,
     MAX_EXTRA_REQUESTS,
     MAX_EXTRA_SHARE,

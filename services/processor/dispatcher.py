@@ -1,6 +1,6 @@
-"""The routes of requests in flight: which request is on which, and the Submit or Redirect that sends it there.
+"""Sends requests in flight on their routes, by Submit and Redirect, and knows which request is on which.
 
-``services.ring.routes`` has the rule that chooses a route, ``failover`` the rules by which a request changes it.
+``services.ring.routing_logic`` has the rule that chooses a route, ``failover`` the rules by which a request changes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from services.processor.peers import Peers
 from services.processor.request import Request
 from services.ring.errors import Reason, Status, invalid_field
 from services.ring.identity import PeerId
-from services.ring.routes import Route, RouteIndex, Routes
+from services.ring.routing_logic import Route, RouteIndex, Routes
 
 
 class Change(enum.Enum):
@@ -30,7 +30,7 @@ class Change(enum.Enum):
     """Neither: its output was requested again, because some was lost."""
 
 
-class Router:
+class Dispatcher:
     """Sends the requests of one processor on their routes."""
 
     def __init__(self, peers: Peers, routes: Routes) -> None:

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.ring.generations import Generations
 from services.ring.identity import PeerId
+from services.ring.model_generations import Generations
 
 MOST = 2
 generations = st.sampled_from("ABCD")

@@ -25,7 +25,7 @@ class Event:
     """Requests of this processor that the peer had."""
 
 
-class EventLog:
+class RecentEvents:
     """The latest events, the newest last."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

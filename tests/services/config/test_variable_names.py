@@ -3,13 +3,13 @@
 import pytest
 
 from engine_core.config import EngineConfig
-from services.config.environment import ENGINE_OPTIONS, known_variables, unknown_variables
 from services.config.options import settings_of
+from services.config.variable_names import ENGINE_OPTIONS, known_variables, unknown_variables
 
 
 def test_the_engines_options_are_known_without_the_engine():
     declared = tuple(setting.name for setting in settings_of(EngineConfig()))
-    assert declared == ENGINE_OPTIONS, "write the engine's options into services/config/environment.py"
+    assert declared == ENGINE_OPTIONS, "write the engine's options into services/config/variable_names.py"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.ring.generations import Generation
 from services.ring.identity import PeerId
+from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
 TOKENS_PER_REQUEST = 64
