@@ -28,7 +28,7 @@ from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
 from engine_core.model_loader.tokenizer import Tokenizer, load_tokenizer, text_after
-from engine_core.plain import plain, plain_params
+from engine_core.numpy_to_python import plain, plain_params
 from engine_core.progress import StartupProgress
 from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, Request, SamplingParams

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypedDict
 
-from engine_core.plain import is_integer
+from engine_core.numpy_to_python import is_integer
 
 _TEXT, _IDS = "prompt", "prompt_token_ids"
 _ACCEPTED = f'text, a list of token ids, {{"{_TEXT}": text}} or {{"{_IDS}": ids}}'

@@ -1,1 +1,9 @@
-"""Attention over a paged KV cache: one file per backend behind the interface in ``base``."""
+"""Attention over a paged KV cache: a backend owns the layout of the cache, and nobody else indexes into it.
+
+base               the interface, and what a step says of its sequences   (read first)
+native             on a CPU, by the native kernels
+torch_reference    by plain torch: what others are tested against, and where no kernels can be built
+selector           which of these two computes on a CPU, and why; gpu_selector: the same for NVIDIA GPUs
+paged              what the backends of NVIDIA GPUs share: the layout of the cache, and the write to it
+triton             by own Triton kernels; flash_attention, flashinfer: by libraries, where they are asked for
+"""

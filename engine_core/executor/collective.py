@@ -16,7 +16,7 @@ from engine_core.errors import ExecutorError
 from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.platforms.memory import Profile, size_as_told, size_by_profile
+from engine_core.platforms.kv_cache_size import Profile, size_as_told, size_by_profile
 from engine_core.progress import StartupProgress
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 

@@ -12,7 +12,7 @@ from engine_core.config import CacheConfig, RequestMemory
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.layers.base import LayerBackend
 from engine_core.models.base import CausalLM
-from engine_core.platforms.memory import Profile
+from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantMethod
 from engine_core.worker.input_batch import InputBatch
 from engine_core.worker.model_runner import ModelRunner

@@ -15,7 +15,7 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
-from engine_core.platforms.memory import MemoryProfile, request_memory, size
+from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.worker.dummy_batches import largest_step, step_seconds

@@ -19,7 +19,7 @@ from engine_core.models.base import CausalLM
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
-from engine_core.platforms.memory import request_memory, size
+from engine_core.platforms.kv_cache_size import request_memory, size
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
 from engine_core.worker.dummy_batches import largest_step, step_seconds

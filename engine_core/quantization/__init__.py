@@ -1,1 +1,5 @@
-"""Quantized linear layers, a file per method; int8 is W8A8 with weights of 8 bits and inputs rounded row by row."""
+"""Quantized linear layers, a file per method.
+
+base               the interface, and the method of layers that are not quantized   (read first)
+int8               W8A8: weights of 8 bits, inputs rounded row by row
+"""

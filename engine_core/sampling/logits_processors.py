@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.request import SamplingParams
-from engine_core.sampling.ops import Array, Ids, Index, SamplingOps, pairs_of
+from engine_core.sampling.base import Array, Ids, Index, SamplingOps, pairs_of
 
 F32 = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.sampling.base import Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import U64, VocabularyNoise, gumbel
-from engine_core.sampling.ops import Change, Ids, Index, RandomRows, SamplingOps
 
 F32 = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int32]

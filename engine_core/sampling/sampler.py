@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 
 from engine_core.sampling import metadata as asks
+from engine_core.sampling.base import Array, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.noise import position_keys
-from engine_core.sampling.ops import Array, Ids, Index, RandomRows, SamplingOps
 
 Features = npt.NDArray[np.int32]
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from engine_core.platforms.async_copy import upload
+from engine_core.sampling.base import Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import torch_gumbel
-from engine_core.sampling.ops import Change, Ids, Index, RandomRows, SamplingOps
 
 _MASS_UNITS = float(1 << 30)
 _ID_MASK = 0xFFFF_FFFF

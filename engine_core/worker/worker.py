@@ -16,7 +16,7 @@ from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import Platform
-from engine_core.platforms.memory import Profile, require_room_for_weights, size
+from engine_core.platforms.kv_cache_size import Profile, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform
 from engine_core.step import StepPlan
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps

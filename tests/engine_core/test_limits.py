@@ -12,7 +12,7 @@ from engine_core.config import EngineConfig, options_of
 from engine_core.errors import ConfigError, EngineError, OutOfMemoryError
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.platforms.memory import MemoryProfile
+from engine_core.platforms.kv_cache_size import MemoryProfile
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import Worker

@@ -8,9 +8,9 @@ import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from engine_core.request import SamplingParams
+from engine_core.sampling.base import SamplingOps
 from engine_core.sampling.logits_processors import Penalties, SamplingRows
 from engine_core.sampling.numpy_ops import NumpyOps
-from engine_core.sampling.ops import SamplingOps
 from engine_core.sampling.torch_ops import TorchOps
 
 VOCAB = 50

@@ -10,11 +10,11 @@ from transformers.generation import logits_process as hf
 
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import SamplingParams
+from engine_core.sampling.base import SamplingOps
 from engine_core.sampling.logits_processors import PROCESSORS, SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.noise import gumbel, position_keys, sequence_key
 from engine_core.sampling.numpy_ops import NumpyOps
-from engine_core.sampling.ops import SamplingOps
 from engine_core.sampling.sampler import Sampler
 
 EOS = 2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_core.sampling.base import RandomRows
 from engine_core.sampling.numpy_ops import (
     NUCLEUS_CANDIDATES,
     NumpyOps,
@@ -15,7 +16,6 @@ from engine_core.sampling.numpy_ops import (
     top_p_prefix,
     top_tokens,
 )
-from engine_core.sampling.ops import RandomRows
 
 
 def rows_with_ties(rows: int, vocab: int, seed: int) -> np.ndarray:

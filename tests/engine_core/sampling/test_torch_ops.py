@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from engine_core.platforms.async_copy import upload
 from engine_core.request import SamplingParams
 from engine_core.sampling import noise, torch_ops
+from engine_core.sampling.base import SamplingOps
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.numpy_ops import top_tokens as reference_top_tokens
-from engine_core.sampling.ops import SamplingOps
 from engine_core.sampling.torch_ops import TorchOps, keep_nucleus, top_tokens
 from engine_core.worker.dummy_batches import largest_step
 from engine_core.worker.input_batch import BatchLimits

@@ -16,7 +16,7 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.platforms.base import NewBatch
 from engine_core.platforms.cuda import CudaPlatform
 from engine_core.platforms.cuda_graphs import DeviceForward
-from engine_core.platforms.memory import request_memory
+from engine_core.platforms.kv_cache_size import request_memory
 from engine_core.request import SamplingParams
 from engine_core.worker import self_test, worker
 from engine_core.worker.input_batch import BatchLimits

@@ -4,7 +4,7 @@ import pytest
 
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
-from engine_core.platforms.memory import (
+from engine_core.platforms.kv_cache_size import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
     MemoryProfile,
