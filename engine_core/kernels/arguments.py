@@ -1,4 +1,4 @@
-"""What native kernels take, and the tables of them: the structures of cpu/interface.h and variants.h."""
+"""What native kernels take, and the tables of them: the structures of cpu/interface.h and kernel_table.h."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class Step(ctypes.Structure):
 
 
 class KernelTable(ctypes.Structure):
-    """``Kernels`` of cpu/variants.h."""
+    """``Kernels`` of cpu/kernel_table.h."""
 
     _fields_ = (
         ("attention", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(AttentionArguments))),
@@ -236,7 +236,7 @@ class KernelTable(ctypes.Structure):
 
 
 class Int8KernelTable(ctypes.Structure):
-    """``Int8Kernels`` of cpu/variants.h."""
+    """``Int8Kernels`` of cpu/kernel_table.h."""
 
     _fields_ = (
         ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))),

@@ -6,7 +6,9 @@ import torch
 import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
-from engine_core.kernels.triton import rows as kernels
+from engine_core.kernels.triton.norm import normalize
+from engine_core.kernels.triton.rope import rotate
+from engine_core.kernels.triton.silu_and_mul import silu_and_multiply
 from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.gpu_linear import InvariantLinear, LibraryLinear
 
@@ -32,7 +34,7 @@ class GpuNorm:
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
         output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        kernels.normalize[(len(x),)](
+        normalize[(len(x),)](
             x,
             self._weight,
             x if residual is None else residual,
@@ -90,7 +92,7 @@ class GpuRotary:
         num_heads, num_kv_heads, num_values = self._split
         count = num_heads + num_kv_heads + (0 if kv_cache is None else num_values)
         half = heads.shape[2] // 2
-        kernels.rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
+        rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
             heads,
             cos if self._weights is None else self._weights,
             cos,
@@ -144,7 +146,7 @@ class GpuBackend(LayerBackend):
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         count, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
-        kernels.silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](
+        silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](
             gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, **AS_WRITTEN
         )
         return output

@@ -3,6 +3,6 @@
 // The vectors come first: all that follows is written in them.
 #include "int8_multiply.h"
 #include "int8_pack.h"
-#include "variants.h"
+#include "kernel_table.h"
 
 const Int8Kernels int8_kernels_avx512_vnni = {int8_linear, int8_pack};

@@ -138,7 +138,7 @@ enum RinglineOperationKind {
     kRinglineSelect,
 };
 
-// A captured call: a kernel of a table (see variants.h) and what it was called with.
+// A captured call: a kernel of a table (see kernel_table.h) and what it was called with.
 struct RinglineOperation {
     int32_t kind;
     const void* kernels;

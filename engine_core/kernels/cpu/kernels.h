@@ -8,6 +8,6 @@
 #include "linear.h"
 #include "norm.h"
 #include "rope.h"
-#include "selection.h"
+#include "select_rows.h"
 
 #define KERNELS {attention, linear, normalize, rotate, silu_and_multiply, read_rows, argmax, select_rows}

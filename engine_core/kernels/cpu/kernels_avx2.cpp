@@ -2,6 +2,6 @@
 #include "simd_avx2.h"
 // The vectors come first: all that follows is written in them.
 #include "kernels.h"
-#include "variants.h"
+#include "kernel_table.h"
 
 const Kernels kernels_avx2 = KERNELS;

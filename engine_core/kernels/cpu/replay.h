@@ -2,7 +2,7 @@
 #pragma once
 
 #include "team.h"
-#include "variants.h"
+#include "kernel_table.h"
 
 namespace {
 

@@ -2,6 +2,10 @@
 
 Every kernel is a function of pointers and sizes; the modules of ``attention`` and ``layers`` that launch them know the
 tensors. On a machine without a GPU they can be run under Triton's interpreter, which is how the tests run them.
+
+attention          chunks, single rows, splits joined, and the write to the KV cache   (read first)
+linear             a product of matrices that is batch-invariant
+norm, rope, silu_and_mul   what is done to each row between the products
 """
 
 AS_WRITTEN = {"enable_fp_fusion": False}

@@ -17,7 +17,7 @@ STRUCTURES = [
 
 def name_in_c(structure: type[ctypes.Structure]) -> str:
     """Its docstring names it."""
-    found = re.match(r"``(\w+)`` of cpu/(?:interface|variants)\.h\.", structure.__doc__ or "")
+    found = re.match(r"``(\w+)`` of cpu/(?:interface|kernel_table)\.h\.", structure.__doc__ or "")
     assert found is not None, structure
     return found[1]
 
@@ -40,7 +40,7 @@ def compiled_layout(directory: Path) -> dict[tuple[str, str], tuple[int, int]]:
         ]
     source = directory / "layout.cpp"
     source.write_text(
-        '#include <cstddef>\n#include <cstdio>\n#include "interface.h"\n#include "variants.h"\n'
+        '#include <cstddef>\n#include <cstdio>\n#include "interface.h"\n#include "kernel_table.h"\n'
         "int main() {" + "\n".join(lines) + "}\n"
     )
     program = directory / "layout"

@@ -1,4 +1,4 @@
-"""What is done to each row between products of matrices: normalization, rotation, gated activation; all in float32.
+"""Rotary position embedding of queries and keys, computed in float32.
 
 Rotated keys and their values can be written to the KV cache at once.
 """
@@ -7,34 +7,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def normalize(
-    x,
-    weight,
-    residual,
-    output,
-    x_stride,
-    output_stride,
-    EPSILON: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ADDED: tl.constexpr,
-):
-    """Program t: row t of ``x`` [T, SIZE], divided by its root mean square, times ``weight``. WIDTH: a power of two.
-
-    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. ``output`` may be ``x``.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    mask = columns < SIZE
-    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + EPSILON)
-    result = values * scale * tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    if ADDED:
-        result += tl.load(residual + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(output + row * output_stride + columns, result.to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -101,15 +73,3 @@ def rotate(
         in_place = mask
     tl.store(places, turned, mask=in_place)
     tl.store(places + HALF, turned_too, mask=in_place)
-
-
-@triton.jit
-def silu_and_multiply(gate_up, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (t, i): BLOCK numbers of silu(gate) · up of row t; ``gate_up`` is [T, 2 · SIZE], gate first."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < SIZE
-    gate = tl.load(gate_up + row * (2 * SIZE) + columns, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(output + row * SIZE + columns, result.to(output.dtype.element_ty), mask=mask)
