@@ -39,7 +39,7 @@ ENV HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     RINGLINE_HOST=0.0.0.0
-COPY deploy/healthy /usr/local/bin/healthy
+COPY deploy/healthcheck /usr/local/bin/healthcheck
 USER 10001:10001
 STOPSIGNAL SIGTERM
 
@@ -47,14 +47,14 @@ STOPSIGNAL SIGTERM
 FROM runtime AS processor
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50051 60051
-HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60051"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthcheck", "60051"]
 ENTRYPOINT ["ringline", "supervise", "processor"]
 
 
 FROM runtime AS detokenizer
 COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50071 60071
-HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthy", "60071"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthcheck", "60071"]
 ENTRYPOINT ["ringline", "supervise", "detokenizer"]
 
 
@@ -92,5 +92,5 @@ ENV HF_HOME=/models \
     RINGLINE_MODEL=/usr/share/ringline/tiny \
     TRITON_CACHE_DIR=/cache
 EXPOSE 50061 60061
-HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=6 CMD ["healthy", "60061"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=6 CMD ["healthcheck", "60061"]
 ENTRYPOINT ["ringline", "supervise", "engine"]

@@ -128,9 +128,9 @@ $(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml
 	@touch $@
 
 # The oldest packages that the client promises to work with; generates the stubs.
-$(OLDEST): clients/python/oldest.txt clients/python/pyproject.toml
+$(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest.txt -e clients/python
+	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest_versions.txt -e clients/python
 	@touch $@
 
 # An engine compiles them at its first start, if nothing else has; here neither a demo nor the tests wait for that.

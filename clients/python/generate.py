@@ -15,7 +15,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[2]
-OLDEST = Path(__file__).resolve().parent / "oldest.txt"
+OLDEST = Path(__file__).resolve().parent / "oldest_versions.txt"
 
 
 def generate(out: Path) -> None:

@@ -37,7 +37,7 @@ from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
 from tests.ring import Ring
 
-HEALTHY = ROOT / "deploy" / "healthy"
+HEALTHCHECK = ROOT / "deploy" / "healthcheck"
 PORTS = {"processor": PROCESSOR_PORT, "detokenizer": DETOKENIZER_PORT, "engine": ENGINE_PORT}
 FOREIGN_VARIABLES = {"HF_TOKEN"}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -74,9 +74,9 @@ def test_an_image_runs_its_service_as_nobody_special(kind: str) -> None:
 def test_a_health_check_asks_its_own_service(kind: str) -> None:
     (check,) = stages()[kind].all("HEALTHCHECK")
     options, _, command = check.partition("CMD ")
-    assert yaml.safe_load(command) == [HEALTHY.name, str(PORTS[kind] + METRICS_PORT_OFFSET)]
+    assert yaml.safe_load(command) == [HEALTHCHECK.name, str(PORTS[kind] + METRICS_PORT_OFFSET)]
     timeout = re.search(r"--timeout=(\S+)", options)
-    own_timeout = re.search(r"read -rt (\d+)", HEALTHY.read_text())
+    own_timeout = re.search(r"read -rt (\d+)", HEALTHCHECK.read_text())
     assert timeout is not None
     assert own_timeout is not None
     assert int(own_timeout[1]) < seconds(timeout[1])
@@ -84,10 +84,13 @@ def test_a_health_check_asks_its_own_service(kind: str) -> None:
 
 def test_a_health_check_is_in_every_image_and_starts_no_python() -> None:
     (copied,) = stages()["runtime"].all("COPY")
-    assert (ROOT / copied.split()[0], Path(copied.split()[1])) == (HEALTHY, Path("/usr/local/bin") / HEALTHY.name)
-    assert f"!{HEALTHY.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().split()
-    assert HEALTHY.read_text().startswith("#!/usr/bin/env bash\n")
-    assert "python" not in HEALTHY.read_text().lower().replace("starts a python", "")
+    assert (ROOT / copied.split()[0], Path(copied.split()[1])) == (
+        HEALTHCHECK,
+        Path("/usr/local/bin") / HEALTHCHECK.name,
+    )
+    assert f"!{HEALTHCHECK.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().split()
+    assert HEALTHCHECK.read_text().startswith("#!/usr/bin/env bash\n")
+    assert "python" not in HEALTHCHECK.read_text().lower().replace("starts a python", "")
 
 
 async def test_the_health_check_follows_health() -> None:
@@ -95,7 +98,7 @@ async def test_the_health_check_follows_health() -> None:
     endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, health.pages)
 
     async def healthy() -> bool:
-        check = await asyncio.create_subprocess_exec(HEALTHY, str(endpoint.port), stderr=asyncio.subprocess.DEVNULL)
+        check = await asyncio.create_subprocess_exec(HEALTHCHECK, str(endpoint.port), stderr=asyncio.subprocess.DEVNULL)
         return await check.wait() == 0
 
     await health.start()
@@ -111,7 +114,7 @@ async def test_the_health_check_follows_health() -> None:
 @pytest.mark.parametrize("service", ["processor", "detokenizer", "engine"])
 def test_each_service_answers_health_checks_at_its_metrics_port(service: str, ring: Ring) -> None:
     port = urlsplit(ring.state.services[service].metrics or "").port
-    assert subprocess.run([HEALTHY, str(port)], check=False).returncode == 0
+    assert subprocess.run([HEALTHCHECK, str(port)], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["processor", "detokenizer"])
