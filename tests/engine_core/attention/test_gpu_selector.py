@@ -58,6 +58,8 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
     ("asked", "demand", "option", "said"),
     [
         ("native", DEMAND, "attention_backend", "triton, because the device is a GPU"),
+        ("varlen", replace(DEMAND, sliding_windows=True), "attention_backend", "not used for sliding windows"),
+        ("flashinfer", replace(DEMAND, sliding_windows=True), "attention_backend", "not used for sliding windows"),
         ("torch", DEMAND, "attention_backend", "triton, because the device is a GPU"),
         ("varlen", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
         ("flashinfer", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
