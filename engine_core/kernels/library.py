@@ -122,43 +122,37 @@ def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path
 
 def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
     """The library and the digest of the sources it was built from; built first if it is not there or out of date."""
-    expected = source_digest()
-    library = _load(directory / LIBRARY)
-    if library is None or _digest_of(library) != expected:
+    expected, path = source_digest(), directory / LIBRARY
+    if not _is_built_from(path, expected):
         try:
             with _one_builder(directory):  # of several engines that start at once, one compiles
-                library = _load(directory / LIBRARY)
-                if library is None or _digest_of(library) != expected:
-                    library = _load(_build_into(directory))
+                if not _is_built_from(path, expected):
+                    _build_into(directory)
         except BuildError as error:
             raise KernelsUnavailableError(f"the native kernels cannot be built: {error}") from error
-    assert library is not None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+    library.ringline_source_digest.restype = ctypes.c_char_p
+    if library.ringline_source_digest().decode() != expected:
+        raise KernelsUnavailableError("the sources of native kernels have changed since this process loaded them")
     library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
     return library, expected
 
 
-def _load(path: Path) -> ctypes.CDLL | None:
-    if not path.exists():
-        return None
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+def _is_built_from(path: Path, digest: str) -> bool:
+    """Read from the file: once a library is loaded, what is built in its place is not loaded by the same process."""
+    return path.exists() and digest.encode() in path.read_bytes()
 
 
-def _build_into(directory: Path) -> Path:
+def _build_into(directory: Path) -> None:
     """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind here."""
     if not os.access(directory, os.W_OK):
         raise BuildError(f"{directory} cannot be written")
     with tempfile.TemporaryDirectory() as work:
         draft = Path(shutil.copy(build(Path(work)), directory / f"new-{LIBRARY}"))
-    return draft.replace(directory / LIBRARY)
-
-
-def _digest_of(library: ctypes.CDLL) -> str:
-    library.ringline_source_digest.restype = ctypes.c_char_p
-    digest: str = library.ringline_source_digest().decode()
-    return digest
+    draft.replace(directory / LIBRARY)
 
 
 @contextmanager
