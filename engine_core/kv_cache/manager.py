@@ -58,7 +58,17 @@ class Prefix:
 class KVCacheManager:
     """Gives blocks to sequences and takes them back."""
 
-    __slots__ = ("_generation", "_groups", "_identity", "_step_tokens", "block_size", "pool", "prefix_caching")
+    __slots__ = (
+        "_generation",
+        "_groups",
+        "_identity",
+        "_step_tokens",
+        "_windowed",
+        "block_size",
+        "has_windows",
+        "pool",
+        "prefix_caching",
+    )
 
     def __init__(
         self, config: KVCacheConfig, *, step_tokens: int, prefix_caching: bool, identity: Items[bytes] = ()
@@ -70,6 +80,9 @@ class KVCacheManager:
         self.block_size = config.block_size
         self.prefix_caching = prefix_caching
         self._groups = [_Group(number, group, config.block_size) for number, group in enumerate(config.groups)]
+        self._windowed = [group for group in self._groups if group.window is not None]
+        self.has_windows = bool(self._windowed)
+        """Whether blocks come back from sequences that run on."""
         self._step_tokens = step_tokens
         self._identity = tuple(identity)
         self._generation = 0
@@ -79,11 +92,6 @@ class KVCacheManager:
     def num_groups(self) -> int:
         """Block tables of a sequence."""
         return len(self._groups)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether blocks come back from sequences that run on."""
-        return any(group.window is not None for group in self._groups)
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
         """Whether a choice of ``group`` may start from cached blocks: not one that reports on its whole prompt."""
@@ -96,20 +104,16 @@ class KVCacheManager:
         prompt, its own blocks come first, although the cache may know others of the same contents: only so do blocks
         that are held for ``seq`` never keep it from being admitted.
         """
-        held = seq.group.shared_blocks
-        outdated = held is not None and seq.group.shared_generation != self._generation
+        shared = seq.group.shared_blocks
+        outdated = shared is not None and seq.group.shared_generation != self._generation
+        held: BlockTables = [[] for _ in self._groups] if shared is None else shared
         if outdated or not self.looks_up_prefix(seq.group):
-            return Prefix(0, [[] for _ in self._groups]) if held is None else Prefix(len(held[0]), held)
+            return Prefix(len(held[0]), held)
         limit = (seq.num_tokens - 1) // self.block_size
         self._extend_hashes(seq, limit)
-        cached = [
-            _CachedBlocks(self.pool, group, seq.block_hashes, () if held is None else held[group.number])
-            for group in self._groups
-        ]
-        length = limit
-        for blocks in cached:
-            if blocks.group.window is None:
-                length = blocks.leading(length)
+        hashes = seq.block_hashes[:limit]
+        cached = [_CachedBlocks(self.pool, group, hashes, held[group.number]) for group in self._groups]
+        length = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
         windows = [blocks for blocks in cached if blocks.group.window is not None]
         # What one window lacks makes the prefix shorter, and the windows of all reach further back then.
         while any((shorter := blocks.shortened(length)) < length for blocks in windows):
@@ -119,14 +123,12 @@ class KVCacheManager:
     def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
         """Give ``seq`` the blocks of all its tokens, ``prefix`` first; False, and nothing changed, if too few are free.
 
-        Layers with a window get no more than the first step can need: the others' places come back as it moves on.
+        Layers with a window get no more than the window and a step can need: as it moves on, blocks come back.
         ``headroom`` blocks must stay free for sequences that run already.
         """
         pool, cached = self.pool, prefix.num_blocks * self.block_size
-        first_step = min(seq.num_tokens, cached + self._step_tokens)
         missing = [
-            -(-(seq.num_tokens if group.window is None else first_step) // self.block_size) - prefix.num_blocks
-            for group in self._groups
+            group.num_blocks(seq.num_tokens, cached, self._step_tokens) - prefix.num_blocks for group in self._groups
         ]
         found = [block for table in prefix.block_tables for block in table if block != NO_BLOCK]
         idle_hits = sum(pool.ref_count(block) == 0 for block in found)
@@ -148,14 +150,16 @@ class KVCacheManager:
 
         ``headroom`` blocks must stay free if any are added.
         """
+        if num_tokens <= seq.capacity:
+            return []
         blocks = -(-num_tokens // self.block_size)
         counts = [max(0, blocks - len(table)) for table in seq.block_tables]
-        if (count := sum(counts)) and count + headroom > self.pool.num_free:
+        if sum(counts) + headroom > self.pool.num_free:
             return None
         added = [self.pool.allocate(count) for count in counts]
         for table, more in zip(seq.block_tables, added, strict=True):
             table.extend(more)
-        seq.capacity = min(map(len, seq.block_tables)) * self.block_size
+        seq.capacity = blocks * self.block_size
         return added
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
@@ -172,19 +176,24 @@ class KVCacheManager:
 
     def free_behind_windows(self, seq: Sequence, num_computed: int) -> None:
         """Take back what no window reads any more when ``num_computed`` tokens are computed."""
-        for group, table in zip(self._groups, seq.block_tables, strict=True):
-            first, end = seq.first_blocks[group.number], min(group.first_block(num_computed), len(table))
+        for group in self._windowed:
+            table, first = seq.block_tables[group.number], seq.first_blocks[group.number]
+            end = min(group.first_block(num_computed), len(table))
             if first < end:
                 self.pool.release(reversed(table[first:end]))
                 table[first:end] = [NO_BLOCK] * (end - first)
                 seq.first_blocks[group.number] = end
 
+    def will_free(self, seq: Sequence, num_computed: int) -> bool:
+        """Whether ``free_behind_windows`` would take any back."""
+        return any(group.first_block(num_computed) > seq.first_blocks[group.number] for group in self._windowed)
+
     def next_change(self, seq: Sequence) -> int:
         """Computed tokens at which ``publish`` or ``free_behind_windows`` has something to do."""
         at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
-        for group in self._groups:
-            if group.window is not None:
-                at = min(at, (seq.first_blocks[group.number] + 1) * self.block_size + group.window - 1)
+        for group in self._windowed:
+            assert group.window is not None
+            at = min(at, (seq.first_blocks[group.number] + 1) * self.block_size + group.window - 1)
         return at
 
     def _publishes(self, seq: Sequence) -> bool:
@@ -270,37 +279,53 @@ class _Group:
         """The first block that the token behind so many blocks reads, or their number where it reads none."""
         return min(self.first_block(num_blocks * self._block_size), num_blocks)
 
+    def num_blocks(self, num_tokens: int, cached: int, step_tokens: int) -> int:
+        """How many blocks the table of a sequence has when it starts behind ``cached`` tokens."""
+        window = self.window
+        most = num_tokens if window is None else min(num_tokens, cached + window - 1 + step_tokens)
+        return -(-most // self._block_size)
+
     def key(self, content: bytes) -> bytes:
         """What the pool finds a block by that has these contents in this group."""
-        return content + self._suffix
+        return content + self._suffix if self._suffix else content
 
 
-@dataclass(frozen=True, slots=True)
 class _CachedBlocks:
     """Blocks of one group that hold tokens of a sequence."""
 
-    pool: BlockPool
-    group: _Group
-    hashes: Items[bytes]
-    held: Items[int]
-    """Leading blocks that are held for the sequence; the others are those that the pool knows."""
+    __slots__ = ("_hashes", "_held", "_pool", "group", "leading")
 
-    def find(self, index: int) -> int | None:
-        if index < len(self.held) and self.held[index] != NO_BLOCK:
-            return self.held[index]
-        return self.pool.find(self.group.key(self.hashes[index]))
+    def __init__(self, pool: BlockPool, group: _Group, hashes: Items[bytes], held: list[int]) -> None:
+        """``held``: leading blocks that are held for the sequence. The others are those that the pool knows."""
+        self.group = group
+        self._pool = pool
+        self._hashes = hashes
+        self._held = held
+        self.leading = self._leading() if group.window is None else []
+        """Of a group without a window: all up to the first that is missing."""
 
-    def leading(self, limit: int) -> int:
-        """How many there are without a gap, at most ``limit``."""
-        return next((index for index in range(limit) if self.find(index) is None), limit)
+    def _leading(self) -> list[int]:
+        found = []
+        for content in map(self.group.key, self._hashes):
+            if (block := self._pool.find(content)) is None:
+                break
+            found.append(block)
+        return self._held + found[len(self._held) :]
+
+    def _find(self, index: int) -> int | None:
+        if index < len(self._held) and self._held[index] != NO_BLOCK:
+            return self._held[index]
+        return self._pool.find(self.group.key(self._hashes[index]))
 
     def shortened(self, length: int) -> int:
         """``length``, or the number of the last block before it that is missing and that the next token reads."""
         first = self.group.first_block_behind(length)
-        return next((index for index in range(length - 1, first - 1, -1) if self.find(index) is None), length)
+        return next((index for index in range(length - 1, first - 1, -1) if self._find(index) is None), length)
 
     def table(self, length: int) -> list[int]:
         """Of ``length`` blocks, as far as the next token reads them."""
+        if self.group.window is None:
+            return self.leading[:length]
         first = self.group.first_block_behind(length)
-        found = (self.find(index) for index in range(first, length))
+        found = (self._find(index) for index in range(first, length))
         return [NO_BLOCK] * first + [block for block in found if block is not None]

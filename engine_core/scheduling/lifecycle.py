@@ -120,7 +120,9 @@ class Lifecycle:
         self._kv.publish(seq, num_computed)
         if seq.group.leader is seq and num_computed >= seq.group.share_at:
             self._share_prompt(seq)
-        self._kv.free_behind_windows(seq, num_computed)
+        # A leader that is yet to share its prompt keeps what others will read.
+        read_by_all = seq.group.num_shared_blocks * self._kv.block_size if seq.group.leader is seq else num_computed
+        self._kv.free_behind_windows(seq, min(num_computed, read_by_all))
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:

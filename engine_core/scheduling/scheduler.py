@@ -280,12 +280,20 @@ class Scheduler:
             step.short_of_blocks = True
             if sequences.drop_idle_prompt():
                 continue
-            if any(flight.deferred or self._kv.has_windows for flight in sequences.in_flight.values()):
-                return None  # Blocks are about to come back: no sequence has to give up its own.
+            if any(self._brings_back_blocks(flight) for flight in sequences.in_flight.values()):
+                return None  # No sequence has to give up its own.
             victim = sequences.running[-1]
             sequences.preempt(victim)
             if victim is seq:
                 return None
+
+    def _brings_back_blocks(self, flight: StepInFlight) -> bool:
+        """Whether blocks are free as soon as the results of ``flight`` are in."""
+        return bool(flight.deferred) or any(
+            seq.seq_id not in flight.dropped
+            and self._kv.will_free(seq, end - len(flight.draft_token_ids.get(seq.seq_id, ())))
+            for seq, end in zip(flight.sequences, flight.ends, strict=True)
+        )
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
         passed: set[str] = set()  # tenants that have their share for now: others are admitted before them

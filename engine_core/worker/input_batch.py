@@ -174,7 +174,7 @@ class InputBatch:
             positions = self._counting[:total] + (first - starts[:-1]).take(rows_of)
             row_slots, lengths = slots.take(rows_of), first + num_tokens
         longest, block_size = int(lengths.max()), self._limits.block_size
-        tables = self._block_tables[:, :, : -(-longest // block_size)].take(slots, axis=1)
+        tables = [every[:, : -(-longest // block_size)].take(slots, axis=0) for every in self._block_tables]
         blocks, offsets = np.divmod(positions, block_size)
         query_starts, seq_lens = torch.from_numpy(starts), torch.from_numpy(lengths.astype(np.int32))
         max_query_len = 1 if total == count else max(plan.num_tokens)

@@ -103,6 +103,27 @@ def test_choices_start_from_the_window_behind_their_prompt() -> None:
     assert [table.count(-1) for table in introduced[1].block_ids] == [3, 0]  # the token at 20 sees from 15 on
 
 
+def test_a_prompt_that_reports_on_itself_is_shared_when_a_chunk_ends_in_its_last_block() -> None:
+    engine = Harness(windows=[5], max_num_seqs=2, max_num_batched_tokens=27)
+    engine.add("a", 30, n=3, max_tokens=6, prompt_logprobs=0)  # 28 tokens are shared, 29 must be computed before
+    engine.finish()
+    introduced = [new for plan in engine.executor.plans for new in plan.new]
+    assert [new.num_computed_tokens for new in introduced] == [0, 28, 28]
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 0])
+def test_a_prompt_that_finds_no_room_to_move_on_is_not_admitted(prompt_logprobs: int | None) -> None:
+    """Else its first chunk would be computed again and again, until others have ended."""
+    engine = Harness(windows=[12], blocks=16, max_num_batched_tokens=8, prefix_caching=True)
+    for name in "abc":
+        engine.add(name, 12, max_tokens=40)
+    engine.step_until(lambda: len(engine.batch) == 3)
+    engine.add("late", 50, max_tokens=2, prompt_logprobs=prompt_logprobs)
+    engine.finish()
+    assert engine.scheduler.stats().preemptions == 0
+    assert engine.scheduler.stats().computed_tokens == 3 * (12 + 39) + 50 + 1
+
+
 def test_a_preempted_choice_whose_window_has_moved_on_computes_its_prompt_again() -> None:
     engine = Harness(windows=[WINDOW, None], blocks=26, max_num_seqs=3, max_num_batched_tokens=16)
     engine.add("a", 9, n=3, max_tokens=40)
