@@ -90,6 +90,11 @@ class Rotary:
         self._cos = angles.cos().mul_(parameters.attention_factor)
         self._sin = angles.sin_().mul_(parameters.attention_factor)
 
+    @staticmethod
+    def nbytes(head_dim: int, max_positions: int) -> int:
+        """Bytes of the angles, and while they are computed."""
+        return 4 * max_positions * head_dim
+
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, each [T, 1, D / 2] float32, of ``positions`` [T] int64."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]

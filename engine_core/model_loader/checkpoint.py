@@ -178,6 +178,8 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
             f"at most {longest}, which is what the checkpoint allows "
             f"(max_position_embeddings {limits.max_position_embeddings}, rope type {limits.rope.rope_type})",
         )
+    if length >= 2**31:
+        raise UnsupportedModelError(f"{architecture} takes {length} tokens here; --max-model-len has to be below 2³¹")
     if length < 2:
         raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
     return length

@@ -94,6 +94,15 @@ def request_memory(usable: int) -> RequestMemory:
     return RequestMemory(logprob_bytes=share, id_bytes=share)
 
 
+def require_room_for_angles(angles: int, max_model_len: int, usable: int) -> None:
+    """Raise ``OutOfMemoryError`` when the angles of rotary embedding alone are larger than the memory."""
+    if angles > usable:
+        raise OutOfMemoryError(
+            f"rotary embedding takes {size(angles)} for max_model_len={max_model_len}, but this process may use "
+            f"{size(usable)}. Lower --max-model-len."
+        )
+
+
 def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
     """Raise ``OutOfMemoryError`` when loading could only end in the system killing the process."""
     if weights > usable:

@@ -11,12 +11,13 @@ import torch
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, group_layers
+from engine_core.layers.rotary import Rotary
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import Platform
-from engine_core.platforms.kv_cache_size import Profile, require_room_for_weights, size
+from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform
 from engine_core.step import StepPlan
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
@@ -107,6 +108,8 @@ class Worker:
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
         """
         checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
+        angles = Rotary.nbytes(checkpoint.config.head_dim, checkpoint.spec.max_model_len)
+        require_room_for_angles(angles, checkpoint.spec.max_model_len, device.usable)
         model = make_model(checkpoint, device.attention, device.layers, device.torch_device, device.quant_method)
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)

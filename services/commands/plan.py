@@ -175,7 +175,7 @@ GPUS = {
 
 def _positive(flag: str, text: str, default: float | None = None) -> Callable[[Function], Function]:
     """An option that is a number above 0."""
-    kind = click.FloatRange(0, min_open=True)
+    kind = click.FloatRange(0, 1e12, min_open=True)
     return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
 
 
@@ -213,6 +213,9 @@ def plan(
     """Estimate what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     checkpoint = _checkpoint(model, quantization)
+    longest = checkpoint.spec.max_model_len
+    if input_len + output_len > longest:
+        raise FatalError(f"a request has {input_len} + {output_len} tokens, and the model takes {longest}")
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     usable = hardware.memory * memory_share

@@ -4,11 +4,13 @@ import pytest
 
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.layers.rotary import Rotary
 from engine_core.platforms.kv_cache_size import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
     MemoryProfile,
     request_memory,
+    require_room_for_angles,
     size_as_told,
     size_by_profile,
 )
@@ -64,3 +66,9 @@ def test_a_size_that_was_given_is_taken_as_it_is() -> None:
     assert size_as_told(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 2032"):
         size_as_told(128 * BLOCK - 5, LIMITS, BLOCK)
+
+
+def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() -> None:
+    require_room_for_angles(1 << 20, 4096, usable=1 << 20)
+    with pytest.raises(OutOfMemoryError, match=r"takes 2\.00 GiB for max_model_len=8388608.*Lower --max-model-len"):
+        require_room_for_angles(Rotary.nbytes(64, 1 << 23), 1 << 23, usable=1 << 30)

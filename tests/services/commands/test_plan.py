@@ -124,6 +124,12 @@ def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
     assert figures["memory"]["per_token"] == 2 * 2 * 2 * 16 * (2 + 2 * 64 / 256)
 
 
+def test_a_request_that_the_model_does_not_take_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--input-len", "1000000"])
+    assert result.exit_code != 0
+    assert "a request has 1000000 + 128 tokens, and the model takes " in str(result.exception or result.output)
+
+
 def test_hardware_that_is_not_said_is_asked_for() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--memory-gb", "4"])
     assert result.exit_code == 2
