@@ -17,7 +17,7 @@ from tests.services.ring.ring_simulation import RingSimulation
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the world sees."""
     clock = SimpleNamespace(now=1000.0)
-    modules = [f"services.processor.{name}" for name in ("in_flight", "failover", "routing")]
+    modules = [f"services.processor.{name}" for name in ("in_flight", "failover", "dispatcher")]
     for module in (*modules, "tests.services.ring.ring_simulation"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock

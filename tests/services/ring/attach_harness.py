@@ -83,6 +83,8 @@ class PeerReader:
         self.received: dict[str, ReceivedRequest] = {}
         self.rejected: dict[str, int] = {}
         """The highest epoch of each request that the core did not take."""
+        self.rejected_epochs: set[tuple[str, int]] = set()
+        """All of them."""
         self._peers = PeerList()
         self.peers: frozenset[PeerId] = frozenset()
 
@@ -97,6 +99,7 @@ class PeerReader:
         for one in frame.rejections:
             assert one.epoch > self.rejected.get(one.request_id, 0), "one rejection per epoch"
             self.rejected[one.request_id] = one.epoch
+            self.rejected_epochs.add((one.request_id, one.epoch))
         for entry in frame.opened:
             self.received[entry.request_id] = ReceivedRequest(
                 entry.epoch, dict(entry.delivered), {choice: [] for choice in entry.choices}

@@ -312,7 +312,7 @@ class AttachRegistryMachine(RuleBasedStateMachine):
             for request_id, received in stream.received.items():
                 expected = self.expected.get(request_id)
                 if expected is None or expected.deliver_to != name:
-                    told = received.closed or stream.rejected.get(request_id) == received.epoch
+                    told = received.closed or (request_id, received.epoch) in stream.rejected_epochs
                     assert told or len(received.ends) == len(received.ids), "whoever was cut off was told"
 
 
