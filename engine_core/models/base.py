@@ -47,6 +47,8 @@ class CausalLM(ABC):
 
     model_type: ClassVar[str]
     """What config.json calls the family."""
+    rotary: Rotary
+    """There after ``load``."""
 
     @classmethod
     @abstractmethod
@@ -67,7 +69,7 @@ class CausalLM(ABC):
             config.hidden_size,
             self.lm_head if config.tie_word_embeddings else None,
         )
-        self.rotary = Rotary(config.rope, config.head_dim, max_model_len, layers.device)
+        self._max_model_len = max_model_len
         decoder_layers = [self.make_layer(index, f"model.layers.{index}", layers) for index in range(config.num_layers)]
         norm = layers.rms_norm("model.norm", Features(1, config.hidden_size), config.rms_norm_eps)
         self._layer_indices = tuple(range(config.num_layers))
@@ -93,7 +95,8 @@ class CausalLM(ABC):
         return name.endswith(".rotary_emb.inv_freq") or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
     def load(self, weights: Weights) -> None:
-        """Give each part its weights, one after the other."""
+        """Give each part its weights, one after the other, and compute the angles of all positions."""
+        self.rotary = Rotary(self.config.rope, self.config.head_dim, self._max_model_len, self._factory.device)
         for part in self._factory.parts:
             part.load(weights)
 
