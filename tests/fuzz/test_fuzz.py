@@ -9,7 +9,7 @@ from tests.fuzz.targets import fuzzing
 from tests.ring import Ring
 
 
-@pytest.mark.parametrize(("service", "inputs"), [("processor", 250), ("engine", 250), ("detokenizer", 100)])
+@pytest.mark.parametrize(("service", "inputs"), [("processor", 500), ("engine", 500), ("detokenizer", 200)])
 async def test_no_message_fails_a_service(service: str, inputs: int, ring: Ring) -> None:
     asked = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
     async with ringline.AsyncClient(ring.address) as client:
