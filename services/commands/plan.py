@@ -215,7 +215,8 @@ def plan(
     checkpoint = _checkpoint(model, quantization)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
-        raise FatalError(f"a request has {input_len} + {output_len} tokens, and the model takes {longest}")
+        told = f"a request has {input_len} + {output_len} tokens, and the model takes {longest}"
+        raise FatalError(f"{told}: lower --input-len or --output-len")
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     usable = hardware.memory * memory_share
