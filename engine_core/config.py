@@ -224,7 +224,6 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     dtype: str
     default_sampling: dict[str, float] = field(default_factory=dict)
     """From generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty where it has them."""

@@ -11,7 +11,7 @@ import torch
 from engine_core.attention.base import AttentionBackend
 from engine_core.attention.flash_attention import PAGE, FlashAttention, varlen_function
 from engine_core.attention.flashinfer import HEADS, FlashInferAttention, HeadsOfModel
-from engine_core.attention.triton import TritonAttention
+from engine_core.attention.triton import LARGEST_HEAD, SMALLEST_HEAD, TritonAttention
 from engine_core.errors import ConfigError
 
 
@@ -35,6 +35,9 @@ def check_attention(asked: str | None, demand: Demand) -> None:
         return ConfigError("attention_backend", asked, f"triton, because {why}")
 
     if asked in (None, "triton"):
+        if not SMALLEST_HEAD <= demand.heads.head_dim <= LARGEST_HEAD:
+            kernels = f"kernels for GPUs compute heads of {SMALLEST_HEAD} to {LARGEST_HEAD}"
+            raise ConfigError("device", "cuda", f"cpu, because {kernels}, and the model's have {demand.heads.head_dim}")
         return
     if asked in ("native", "torch"):
         raise refuse("the device is a GPU")

@@ -14,7 +14,7 @@ from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
 
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
-"""Sizes of heads that are computed; those between powers of two are padded in registers."""
+"""Head sizes; those between powers of two are padded in registers. Larger ones need more registers than there are."""
 _SHORTEST_SPLIT = 256
 _MOST_SPLITS = 64
 """Of a sequence: bounds the memory for their results."""

@@ -88,10 +88,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         architecture=architecture,
         vocab_size=architecture_config.vocab_size,
         max_model_len=_max_model_len(config, architecture, architecture_config),
-        eos_token_ids=_token_ids(path, "eos_token_id", generation, raw, architecture_config.vocab_size),
-        bos_token_id=next(
-            iter(_token_ids(path, "bos_token_id", generation, raw, architecture_config.vocab_size)), None
-        ),
+        eos_token_ids=_eos_token_ids(path, generation, raw, architecture_config.vocab_size),
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
     )
@@ -185,16 +182,16 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
     return length
 
 
-def _token_ids(
-    path: Path, name: str, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int
-) -> tuple[int, ...]:
+def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
     """One or several ids, as generation_config.json has them or else config.json."""
-    value = generation.get(name)
+    value = generation.get("eos_token_id")
     if value is None:
-        value = raw.get(name)
+        value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
-        raise CheckpointError(f"{path}: {name}={value!r} is not usable: expected ids below vocab_size {vocab_size}")
+        raise CheckpointError(
+            f"{path}: eos_token_id={value!r} is not usable: expected ids below vocab_size {vocab_size}"
+        )
     return tuple(dict.fromkeys(ids))
 
 

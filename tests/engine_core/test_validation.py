@@ -14,7 +14,7 @@ from engine_core.request import Request, SamplingParams
 from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
 
 NAN, INF = math.nan, math.inf
-MODEL = ModelSpec("m", "M", vocab_size=100, max_model_len=50, eos_token_ids=(1, 2), bos_token_id=None, dtype="float32")
+MODEL = ModelSpec("m", "M", vocab_size=100, max_model_len=50, eos_token_ids=(1, 2), dtype="float32")
 GOOD = Request("r", (5, 6, 7), SamplingParams())
 
 

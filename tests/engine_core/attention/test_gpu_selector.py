@@ -57,6 +57,8 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
 @pytest.mark.parametrize(
     ("asked", "demand", "option", "said"),
     [
+        (None, replace(DEMAND, heads=replace(HEADS, head_dim=8)), "device", "cpu, because .* 16 to 256, .* have 8"),
+        ("triton", replace(DEMAND, heads=replace(HEADS, head_dim=512)), "device", "cpu, because .* have 512"),
         ("native", DEMAND, "attention_backend", "triton, because the device is a GPU"),
         ("varlen", replace(DEMAND, sliding_windows=True), "attention_backend", "not used for sliding windows"),
         ("flashinfer", replace(DEMAND, sliding_windows=True), "attention_backend", "not used for sliding windows"),
@@ -73,7 +75,7 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
         ),
     ],
 )
-def test_refusals_name_the_option(asked: str, demand: Demand, option: str, said: str) -> None:
+def test_refusals_name_the_option(asked: str | None, demand: Demand, option: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         check_attention(asked, demand)
     assert refused.value.option == option

@@ -51,7 +51,7 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert checkpoint.dtype == torch.bfloat16
     spec = checkpoint.spec
     assert (spec.name, spec.architecture, spec.vocab_size) == ("little", "LlamaForCausalLM", 100)
-    assert (spec.max_model_len, spec.dtype, spec.eos_token_ids, spec.bos_token_id) == (256, "bfloat16", (3, 7), 6)
+    assert (spec.max_model_len, spec.dtype, spec.eos_token_ids) == (256, "bfloat16", (3, 7))
     assert spec.default_sampling == {"temperature": 0.6, "top_k": 20}
 
 
@@ -80,9 +80,8 @@ def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
 
 
 def test_without_generation_config(tmp_path: Path) -> None:
-    spec = open_config(tmp_path, LLAMA | {"bos_token_id": None}, max_model_len=100).spec
+    spec = open_config(tmp_path, LLAMA, max_model_len=100).spec
     assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (tmp_path.name, 100, (7,))
-    assert spec.bos_token_id is None
     assert spec.default_sampling == {}
 
 

@@ -29,7 +29,6 @@ def model_spec(vocab_size=40, max_model_len=64):
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=(EOS,),
-        bos_token_id=None,
         dtype="float32",
     )
 

@@ -46,7 +46,7 @@ class Peer:
 
 
 def attach(engine: AsyncEngine, peer: Peer) -> asyncio.Task[None]:
-    engine.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+    engine.model = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
     attachment = Attachment(
         engine, PeerId("engine-0", 1), engine_pb2.Load, stall_timeout=1e6, max_message_bytes=1 << 22
     )

@@ -21,7 +21,7 @@ from services.engine.protobuf import end_of, status_of, submission_of
 from services.ring.errors import Code, Refused
 from services.ring.events import ChoiceEnd, FinishReason
 
-MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), bos_token_id=None, dtype="float32")
+MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
 
 
 def submit(**fields: object) -> engine_pb2.Submit:
