@@ -128,7 +128,7 @@ def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
             with _one_builder(directory):  # of several engines that start at once, one compiles
                 if not _is_built_from(path, expected):
                     _build_into(directory)
-        except BuildError as error:
+        except (BuildError, OSError) as error:
             raise KernelsUnavailableError(f"the native kernels cannot be built: {error}") from error
     try:
         library = ctypes.CDLL(str(path))
@@ -150,9 +150,13 @@ def _build_into(directory: Path) -> None:
     """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind here."""
     if not os.access(directory, os.W_OK):
         raise BuildError(f"{directory} cannot be written")
-    with tempfile.TemporaryDirectory() as work:
-        draft = Path(shutil.copy(build(Path(work)), directory / f"new-{LIBRARY}"))
-    draft.replace(directory / LIBRARY)
+    draft = directory / f"new-{LIBRARY}"
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            shutil.copy(build(Path(work)), draft)
+        draft.replace(directory / LIBRARY)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from itertools import zip_longest
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
-from engine_core.scheduling.sequence import NEVER, BlockTables, Sequence, SequenceGroup
+from engine_core.sequence import NEVER, BlockTables, Sequence, SequenceGroup
 
 _DIGEST_SIZE = 32
 
@@ -105,7 +105,7 @@ class KVCacheManager:
         that are held for ``seq`` never keep it from being admitted.
         """
         shared = seq.group.shared_blocks
-        outdated = shared is not None and seq.group.shared_generation != self._generation
+        outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation
         held: BlockTables = [[] for _ in self._groups] if shared is None else shared
         if outdated or not self.looks_up_prefix(seq.group):
             return Prefix(len(held[0]), held)
@@ -135,7 +135,7 @@ class KVCacheManager:
         if sum(missing) + idle_hits + headroom > pool.num_free:
             return False
         pool.hold(found)
-        seq.generation = seq.group.shared_generation if seq.group.shared_blocks else self._generation
+        seq.generation = seq.group.shared_generation if self._shares_blocks(seq.group) else self._generation
         seq.block_tables = [
             table + pool.allocate(count) for table, count in zip(prefix.block_tables, missing, strict=True)
         ]
@@ -195,6 +195,10 @@ class KVCacheManager:
             assert group.window is not None
             at = min(at, (seq.first_blocks[group.number] + 1) * self.block_size + group.window - 1)
         return at
+
+    def _shares_blocks(self, group: SequenceGroup) -> bool:
+        """Not if the prompt of ``group`` is shorter than a block."""
+        return group.shared_blocks is not None and group.num_shared_blocks > 0
 
     def _publishes(self, seq: Sequence) -> bool:
         return self.prefix_caching and seq.generation == self._generation

@@ -3,7 +3,7 @@
 Nothing here imports torch. The way in is ``Scheduler``: ``schedule`` makes a plan, ``update`` takes its result.
 
 scheduler          plans a step, and takes its results in   (read first)
-sequence           a request and each of its choices; step_in_flight: a step until its results are in
+step_in_flight     a step until its results are in
 request_queue      who is next: priority, deficit round-robin across tenants, arrival; deadlines
 fairness           what a tenant leaves to others of places, blocks and a step's tokens
 lifecycle          the moves between states: start, preempt, end; outputs: what a step reports of a sequence

@@ -22,9 +22,9 @@ from engine_core.request import Finish, Request
 from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.outputs import end_of, output_of_end
 from engine_core.scheduling.request_queue import DeadlineHeap, WaitingQueue
-from engine_core.scheduling.sequence import NEVER, Sequence, SequenceGroup, SequenceState
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.sequence import NEVER, Sequence, SequenceGroup, SequenceState
 from engine_core.step import SequenceOutput
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Tokens
 
 from engine_core.logprobs import Logprobs
 from engine_core.request import Finish, FinishReason
-from engine_core.scheduling.sequence import Sequence, SequenceGroup
+from engine_core.sequence import Sequence, SequenceGroup
 from engine_core.step import SequenceOutput, StepResult
 
 _LENGTH = Finish(FinishReason.LENGTH)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from engine_core.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
 
 def _rank(seq: Sequence) -> tuple[int, int, int]:

@@ -30,9 +30,9 @@ from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
 from engine_core.scheduling.request_queue import WaitingQueue
-from engine_core.scheduling.sequence import BlockTables, Sequence
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
+from engine_core.sequence import BlockTables, Sequence
 from engine_core.step import SequenceOutput, StepPlan, StepResult
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_core.errors import ExecutorError
-from engine_core.scheduling.sequence import BlockTables, Sequence
+from engine_core.sequence import BlockTables, Sequence
 from engine_core.step import NewSequence, StepPlan
 
 

@@ -188,12 +188,15 @@ class _EngineProcess:
         return watchdog
 
     async def _drain(self, grace: float) -> None:
-        """Refuse new requests, tell peers, and finish the requests there are."""
+        """Refuse new requests, tell peers, and finish the requests there are, unless the engine fails."""
         if self._engine.failure is not None:
             return  # nothing would be finished, and peers must not take a crash for a drain
         self._engine.metrics.serving = False
         self._engine.drain(grace)
-        log.info("drained", left=await wait_until_idle(lambda: self._engine.registry.num_ledgers, grace))
+        log.info("drained", left=await wait_until_idle(self._requests_to_finish, grace))
+
+    def _requests_to_finish(self) -> int:
+        return self._engine.registry.num_ledgers if self._engine.failure is None else 0
 
     def _report(self, report: StepReport) -> None:
         """Enter a step's results. An error here would silently lose outputs, so the engine fails."""

@@ -140,10 +140,10 @@ class Server:
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
         """Drain for ``grace`` seconds (default: ``drain_grace``), then let ``run`` return ``exit_code``.
 
-        Only the first call counts. Call it on the event loop.
+        Only the first call counts, but for the exit code of a failure during the drain. Call it on the event loop.
         """
+        self._exit_code = self._exit_code or exit_code
         if not self._stopping.is_set():
-            self._exit_code = exit_code
             self._grace = self._settings.drain_grace if grace is None else grace
             self._stopping.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_a_library_that_is_missing_or_of_other_sources_is_built(
     monkeypatch.setattr(library, "source_digest", lambda: "another")
     with pytest.raises(KernelsUnavailableError, match="these sources do not compile"):
         load_kernels(directory=tmp_path)
+
+
+def test_without_room_for_a_build_there_are_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_half(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(library, "build", lambda directory: directory)
+    monkeypatch.setattr(library.shutil, "copy", copy_half)
+    with pytest.raises(KernelsUnavailableError, match="No space left on device"):
+        load_kernels(directory=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_instruction_set_that_nobody_knows_is_refused() -> None:

@@ -151,6 +151,16 @@ def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing():
     assert cached(engine, "after", PROMPT + tuple(output)) == 20
 
 
+def test_a_prompt_shorter_than_a_block_has_no_blocks_to_forget():
+    engine = caching(max_num_seqs=1)
+    prompt = PROMPT[:2]
+    engine.add("r", prompt, n=2, max_tokens=12)
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    output = engine.finish()["r"][1]
+    assert cached(engine, "after", prompt + tuple(output)) == 12
+
+
 def test_a_choice_that_starts_from_forgotten_blocks_finds_none_that_were_computed_since():
     """They may be of other weights."""
     engine = caching(max_num_seqs=2)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_core.scheduling.request_queue import WaitingQueue
-from engine_core.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
 from .checked_executor import model_spec
 from .harness import make_request

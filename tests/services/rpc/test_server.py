@@ -360,6 +360,17 @@ def test_a_service_can_end_itself_with_a_code():
     assert "drain ends" in rest
 
 
+def test_a_failure_during_a_drain_decides_the_code():
+    process = Process("0", drain_seconds=30.0)
+    process.popen.send_signal(signal.SIGTERM)
+    process.until("drain begins")
+    process.popen.send_signal(signal.SIGUSR1)
+    process.popen.send_signal(signal.SIGHUP)
+    code, rest = process.end()
+    assert code == 7
+    assert "drain ends" in rest
+
+
 def test_work_that_fails_ends_the_process_with_its_traceback_in_the_log(tmp_path):
     process = Process(tmp_path / "s")
     process.popen.send_signal(signal.SIGUSR2)
