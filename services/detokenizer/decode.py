@@ -36,7 +36,7 @@ class _Choice:
         self.logprobs: PackedLogprobs | None = None
 
     def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
-        """Add those of the next ``count`` ids, aligned to their end, except of ids that were delivered before."""
+        """Hold those of the next ``count`` ids, aligned to their end, except for ids that were delivered before."""
         fresh = self.decoder.received + count - max(self.decoder.delivered, self.decoder.received)
         if fresh < len(logprobs):
             logprobs = logprobs.part(len(logprobs) - max(fresh, 0), len(logprobs))
@@ -123,7 +123,7 @@ class EngineDecoder:
         subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
         if subscriber is None:
             return
-        # What an earlier link brought and was not sent yet will be sent again.
+        # What an earlier link brought, if not sent yet, will be sent again.
         subscriber.outbox.drop(opened.request_id, opened.epoch)
         ours = self._tokenizer.fingerprint()
         if context.tokenizer_digest != ours:

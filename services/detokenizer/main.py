@@ -120,7 +120,7 @@ class _Detokenizer:
         )
 
     async def _drain(self, grace: float) -> None:
-        """Tell processors to send no more requests, and finish those there are."""
+        """Tell processors to send no more requests, and finish the present ones."""
         self._metrics.serving = False
         self._service.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._engines.num_requests, grace))

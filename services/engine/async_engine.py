@@ -79,7 +79,7 @@ class AsyncEngine:
     # Peers
 
     def attach(self, peer: PeerId) -> LinkWaker:
-        """Call when a peer has sent Hello; raises ``Refused`` if a newer incarnation of it is attached."""
+        """Call when a peer has sent Hello; raises ``Refused`` as ``AttachRegistry.attach`` does."""
         link, superseded = self.registry.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
             old.superseded.set()
@@ -122,7 +122,7 @@ class AsyncEngine:
     # Reports of the step loop
 
     def starting(self, core_ids: list[str]) -> None:
-        """The first step with these requests begins. Peers learn it first, so that a crash can be blamed on them."""
+        """The first step with these requests begins. Peers are told at once, to know which to blame for a crash."""
         if self._traces is not None:
             self._traces.starting(core_ids, time.monotonic())
         for core_id in core_ids:
@@ -169,7 +169,7 @@ class AsyncEngine:
             log.info("refused", request_id=entry.request_id, reason=str(error))
 
     def _retry_after_ms(self) -> int:
-        """Assumes that the queue takes as long as for the request scheduled last."""
+        """Assumes that the next request will queue as long as the one scheduled last."""
         return retry_after_ms(self._last_queue_seconds)
 
     def _read(self) -> EngineReading | None:

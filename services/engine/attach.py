@@ -94,7 +94,7 @@ class Attachment:
         waker: LinkWaker,
         version: int,
     ) -> BaseException | None:
-        """Read and write until one of them ends or a newer stream supersedes this one; returns what was raised.
+        """Read and write until either ends or a newer stream supersedes this one; returns the exception, if any.
 
         A task of its own waits for the newer stream, because the writer may be blocked by a peer that does not read.
         """

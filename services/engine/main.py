@@ -39,11 +39,11 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 _STOP_TIMEOUT = 10.0
-"""Seconds that the current step has to end when the process does."""
+"""Seconds that the current step has to finish when the process ends."""
 _FAREWELL = 0.1
 """Seconds for the streams to end after a hang was detected."""
 _LEDGERS_PER_REQUEST = 4
-"""Ledger entries at most, per request that may wait or run: finished ones are held until Done."""
+"""Most ledger entries per request that may wait or run: finished ones are held until Done."""
 _ADVANCE_INTERVAL = 0.5
 """Seconds between two log lines about one stage."""
 
@@ -150,7 +150,7 @@ class _EngineProcess:
             self._engine.push_load()
 
     async def _start_engine(self) -> None:
-        """Load in a thread that ends afterwards, so that what libraries keep per thread is freed for the step loop's.
+        """Load in a thread that ends before the step loop's begins, so that what libraries keep per thread is freed.
 
         Otherwise the step loop's thread would allocate a second cuBLAS handle and workspace beyond the measured memory.
         """
@@ -164,7 +164,7 @@ class _EngineProcess:
             thread.shutdown(wait=self._started is not None)
 
     def _watch_steps(self, steps: StepLoop, loop: asyncio.AbstractEventLoop) -> Watchdog:
-        """End the process when a step hangs, as when one raises; the supervisor restarts it."""
+        """End the process when a step hangs, as it ends when a step raises; the supervisor restarts it."""
 
         def hung(seconds: float, limit: float) -> None:
             announced = asyncio.run_coroutine_threadsafe(self._announce_hang(), loop)
@@ -188,7 +188,7 @@ class _EngineProcess:
         return watchdog
 
     async def _drain(self, grace: float) -> None:
-        """Refuse new requests, tell peers, and finish the requests there are, unless the engine fails."""
+        """Refuse new requests, tell peers, and finish the present requests, unless the engine fails."""
         if self._engine.failure is not None:
             return  # nothing would be finished, and peers must not take a crash for a drain
         self._engine.metrics.serving = False

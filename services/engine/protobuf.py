@@ -73,7 +73,7 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:
-    """All token ids that are kept in memory while the request runs."""
+    """Token ids in its long lists, which are kept in memory while the request runs."""
     lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.sampling.logit_bias]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]

@@ -1,4 +1,4 @@
-"""The stages of an engine's start-up as log events, also before torch is loaded: this module imports none of it."""
+"""Logs the stages of an engine's start-up. Does not import torch: the first stages come before torch is loaded."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class StepReport:
     cancelled: list[tuple[str, int | None]] = field(default_factory=list)
     """(core id, choice or None for all) that the core has dropped on command."""
     seconds: float = 0.0
-    """The step's duration; where steps overlap, the time since the previous one; 0 if none was computed."""
+    """Duration of the core's call that completed a step; 0 if none was completed."""
     tokens: int = 0
     """Prompt and output tokens computed."""
 
@@ -155,7 +155,7 @@ class StepLoop:
         self.steps = 0
         """Steps computed since start."""
         self.stats: SchedulerStats = core.stats()
-        """At most 0.1 s old while the core is busy, exact when it is idle."""
+        """Refreshed after a step, at most every 0.1 s; exact when the core is idle."""
         self._stats_at = 0.0
         self.recorder: StepRecorder | None = None
         """Set it by ``call``; removed when its ``step`` returns False."""
@@ -174,9 +174,9 @@ class StepLoop:
         return not self._thread.is_alive()
 
     def fail(self, error: BaseException) -> None:
-        """End as after a step that raised: for failures outside of steps, such as an executor that dies while idle.
+        """End as if a step had raised: for failures outside of steps, such as an executor that dies while idle.
 
-        ``failed`` is called once, with the first error. It does not wait for the current step, which may never end.
+        ``failed`` is called once, with the first error, without waiting for the current step, which may never end.
         """
         with self._inbox.changed:
             if self._has_failed:
@@ -212,7 +212,7 @@ class StepLoop:
 
     @property
     def longest_step(self) -> float:
-        """Seconds, among the last 100."""
+        """Seconds of the longest among the last 100."""
         return max(self._step_seconds, default=0.0)
 
     @property

@@ -52,7 +52,7 @@ class EngineTraces:
                     times.first_token = now
 
     def removed(self, entry: LedgerEntry, now: float) -> None:
-        """A ledger entry is removed: export the spans that it got to."""
+        """A ledger entry is removed: export the spans that it reached."""
         if (times := self._times.pop(entry.core_id, None)) is None:
             return
         about: dict[str, str | int] = {"ringline.request_id": entry.request_id, "ringline.epoch": entry.epoch}

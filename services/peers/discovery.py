@@ -1,8 +1,8 @@
 """Discovery: one link for every given address, and for every address that a given name resolves to.
 
 ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` are addresses. The host of ``engine:50061`` is a name: each of
-its addresses is a peer (compose's ``--scale``, a headless service of Kubernetes). Names are resolved again and again,
-so new processes are found and stopped ones forgotten; an established link stays, whatever DNS answers.
+its addresses is a peer (``--scale`` of Docker Compose, a headless service of Kubernetes). Names are resolved again and
+again, so new processes are found and stopped ones forgotten; an established link stays, whatever DNS answers.
 """
 
 from __future__ import annotations

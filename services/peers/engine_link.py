@@ -1,6 +1,6 @@
 """The dialling end of ``EngineService.Attach``: keeps one engine's address attached as long as the process lives.
 
-Commands that gather while a write is under way leave together in the next frame. When the stream ends, for whatever
+Commands that gather during a write are sent together in the next frame. When the stream ends, for whatever
 reason, ``engine_down`` is called once, and the address is dialled again after a pause.
 """
 

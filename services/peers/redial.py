@@ -40,8 +40,8 @@ class Backoff:
     """Exponential backoff with jitter, for a reconnect or restart loop. It neither sleeps nor reads a clock.
 
     The n-th wait is drawn uniformly from [ceiling / 2, ceiling], with ceiling = min(first · factorⁿ, longest): the
-    spread keeps peers that lost the same server from coming back in one instant ("Exponential Backoff And Jitter",
-    AWS Architecture Blog, 2015; half of it is kept so that no wait is near zero).
+    spread keeps peers that lost the same server from coming back all at once ("Exponential Backoff And Jitter",
+    AWS Architecture Blog, 2015; half of the ceiling is kept so that no wait is near zero).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PeerDedup:
     def claim(self, peer: PeerId, address: str) -> Iterator[None]:
         """Reserve a peer while a link to it is attempted and established.
 
-        Raises ``LinkRefused`` if a link by another address has reserved it.
+        Raises ``LinkRefused`` if a link through another address has reserved it.
         """
         if self.has_another(peer, address):
             raise LinkRefused(f"it is {peer.name}, which {self._addresses[peer]} leads to already")
@@ -94,7 +94,7 @@ class PeerDedup:
             self._warned.pop(peer, None)
 
     def has_another(self, peer: PeerId, address: str) -> bool:
-        """Whether a link by another address has reserved ``peer``; warns once per reservation, however often called."""
+        """Whether a link through another address has reserved ``peer``; warns once per reservation and address."""
         used = self._addresses.get(peer, address)
         if used != address and address not in self._warned.setdefault(peer, set()):
             self._warned[peer].add(address)
@@ -166,7 +166,7 @@ async def maintain_link(
 async def _closed_when_distrusted(
     channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, trusted: bytes | None
 ) -> AsyncIterator[None]:
-    """Close a channel when an authority is removed that was trusted when it was opened.
+    """Close a channel when an authority that was trusted when it was opened is removed.
 
     gRPC does not tell the dialling end which certificate the server has; the next connection verifies it again.
     """

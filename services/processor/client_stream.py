@@ -108,7 +108,7 @@ class ClientStream(OutputStream):
     def take(self) -> inference_pb2.SessionResponse | None:
         """Everything new, up to about 1 MiB; a request whose end is in it is no longer live.
 
-        None if there is nothing. Raises ``TimeoutError`` if the client is lost.
+        None if there is nothing. Raises ``TimeoutError`` if the client was given up.
         """
         self.check()
         frame = inference_pb2.SessionResponse(responses=self._refusals)

@@ -15,7 +15,7 @@ from services.security.credentials import PLAINTEXT, PeerCredentials
 
 WELCOME_TIMEOUT = 10.0
 DUPLICATE_INTERVAL = 0.5
-"""Seconds between checks whether a detokenizer is still linked by another address."""
+"""Seconds between checks whether a detokenizer is still linked through another address."""
 
 
 class DetokenizerOwner(Protocol):
@@ -66,7 +66,7 @@ class DetokenizerLink:
         )
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
-        # Only subscribing shows which detokenizer is there, and that would end its stream with another address.
+        # Only subscribing shows which detokenizer is there, and would end its stream through the other address.
         while self._found is not None and self._dedup.has_another(self._found, self.address):  # noqa: ASYNC110
             await asyncio.sleep(DUPLICATE_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)

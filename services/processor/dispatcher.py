@@ -58,7 +58,7 @@ class Dispatcher:
         """
         submit = submit_of(request, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
-            # Sent all the same, it would end the link, and with it every other request there.
+            # A message that is too large would end the link, and with it every other request there.
             problem = f"with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
             return invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status
         moved = submit.epoch > 1
@@ -70,7 +70,7 @@ class Dispatcher:
         return None
 
     def redirect(self, request: Request, route: Route, reason: str) -> None:
-        """Have the engine that has a request send its output again from what was delivered, to a detokenizer."""
+        """Have the engine of a request replay its output to a detokenizer, which skips what was delivered."""
         redirect = redirect_of(request, route.detokenizer.name)
         self._record(request, route, Change.REPLAY if route == request.route else Change.DETOKENIZER, reason)
         self._set_route(request, route)
@@ -125,7 +125,7 @@ def submit_of(request: Request, deliver_to: str) -> engine_pb2.Submit:
 
 
 def redirect_of(request: Request, deliver_to: str) -> engine_pb2.Redirect:
-    """The Redirect that has the engine's log sent again from what was delivered, under a new epoch."""
+    """The Redirect that has the engine replay its log under a new epoch, with the counts of what was delivered."""
     delivered = request.delivery.delivered()
     return engine_pb2.Redirect(
         request_id=request.request_id,

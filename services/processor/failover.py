@@ -33,7 +33,7 @@ Failed = tuple[Request, Status]
 MAX_REDIRECTS = 5
 """Replays in a row, because frames did not fit, after which a request fails: some peer breaks the protocol."""
 RETRY_AFTER_MS = 500
-"""Delay before a request that an engine had no room for is submitted again, if it was in flight before."""
+"""Delay before a request that was in flight is submitted again, if a full engine rejected it and named no delay."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
 """What one engine lacks another may have, while versions or models are rolled out."""
 _BLAME_INTERVAL = 0.25
@@ -43,7 +43,7 @@ _BLAME_INTERVAL = 0.25
 class Failover:
     """Moves the requests of one processor.
 
-    Generators must be consumed, and each failed request ended before the next is taken: its load then counts no more.
+    Exhaust the generators, and end each failed request before taking the next: its load then no longer counts.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Failover:
         self._route_timeout = route_timeout
         self._max_crash_resubmits = max_crash_resubmits
         self._unrouted: DeadlineQueue[Request] = DeadlineQueue()
-        """Requests without a route; due when to look for one though nothing has changed, or at the route timeout."""
+        """Requests without a route; due at the route timeout, or when to look for a route even if none has changed."""
         self._revision = -1
-        """Of the routes at the last look at unrouted requests and suspects."""
+        """``Routes.revision`` at the last ``tick``."""
         self._partitions_due = math.inf
-        """When to look at requests on partitioned pairs though nothing has changed."""
+        """When to look at requests on partitioned pairs even if no route has changed."""
 
     # Events of peers
 
@@ -92,7 +92,7 @@ class Failover:
     def tick(self, now: float) -> Iterator[Failed]:
         """Apply the route timeout, look for routes again, and move requests away from silent peers.
 
-        A request that found no route is looked at again only when routes have changed: before, it would find none.
+        A request that found no route tries again when it is due or routes have changed: before, it would find none.
         """
         changed, self._revision = self._revision != self._routes.revision, self._routes.revision
         due = self._unrouted.due(now)
@@ -138,7 +138,7 @@ class Failover:
         return None
 
     def replay(self, request: Request) -> Status | None:
-        """A frame did not fit: have the output sent again from what was delivered. Returns an error after too many."""
+        """A frame did not fit: have the output replayed. Returns an error after too many replays in a row."""
         if request.request_id in self._unrouted:
             return None  # its next route brings a replay
         delivery = request.delivery
@@ -238,7 +238,7 @@ class Failover:
         self._unrouted.discard(request.request_id)
 
     def _wait_for_route(self, request: Request, reason: str, due: float = math.inf) -> None:
-        """``due``: when to look for a route though nothing has changed."""
+        """``due``: when to look for a route even if none has changed."""
         request.route_lost_reason = reason
         now = time.monotonic()
         timeout_at = now + self._route_timeout - request.route_timeout.waited(now)

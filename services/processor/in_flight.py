@@ -32,7 +32,7 @@ from services.ring.identity import PeerId
 from services.rpc.protobuf import read_logprobs, status_from_proto
 
 CLIENT_EPOCH = 0
-"""Towards clients there are no epochs: what was accepted stands."""
+"""Clients see no epochs: what was accepted stands."""
 MAX_LIVE_BYTES = 256 << 20
 """Memory that the requests in flight may take together; one alone may take more."""
 
@@ -73,7 +73,7 @@ class InFlightRequests:
     # From the client
 
     def start(self, request: Request, resolved: ResolvedRequest) -> None:
-        """Put a tokenized request in flight. Raises ``Refused`` while the requests in flight take too much memory."""
+        """Put a tokenized request in flight. Raises ``Refused`` if it exceeds the quota of memory or queued tokens."""
         self._quota.check(request.tenant, resolved.held_bytes)
         self._rate_limiter.queue(request.request_id, request.tenant, resolved.prompt_tokens)
         self._quota.take(request.tenant, resolved.held_bytes)
@@ -171,10 +171,10 @@ class InFlightRequests:
         self._heard(request)
 
     def _charge_prompt(self, request: Request) -> None:
-        """Charge the prompt to the tenant's rate limit, even if the client waits for no token.
+        """Charge the prompt to the tenant's rate limit, once.
 
-        That includes a request which is given up while an engine has it. Its first progress report may be on its way,
-        and a client that gives up before must not have prompts computed for nothing.
+        A request that is given up while an engine has it is charged too, even before any progress is reported:
+        otherwise a client could have prompts computed for free.
         """
         if not request.prompt_charged:
             request.prompt_charged = True

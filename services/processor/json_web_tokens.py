@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 
 JWKS_FLAG = "--auth-jwks-file"
 JsonWebKey = dict[str, Any]
-"""As RFC 7517 writes one."""
+"""In the format of RFC 7517."""
 MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
-"""Characters of a key's name, and names, in a log line."""
+"""Most characters of a key's name, and most names, in a log line."""
 LEEWAY = 30.0
 """Seconds that the clocks of the issuer and of this machine may differ by."""
 _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (

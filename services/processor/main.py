@@ -46,9 +46,10 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _SESSION_AGE = 1.2
-"""A session's maximum age over its connection's: by then gRPC, which adds up to a tenth, uses another connection."""
+"""A session's maximum age, as a multiple of its connection's, to which gRPC adds up to a tenth: by then, clients have
+another connection."""
 _BUDGET_PER_LIVE = 4
-"""The requests in flight may take this fraction of the memory budget. From half of the budget on, connections are
+"""Requests in flight may take one part in this many of the memory budget. From half of the budget on, connections are
 closed."""
 _TICK = 0.05
 """Seconds between checks of liveness, timeouts and waiting requests."""

@@ -94,7 +94,7 @@ class Routing:
     loads: Mapping[str, int]
     """Choices that each engine has, by name, as far as known."""
     prefixes: int
-    """Beginnings of prompts that are remembered."""
+    """Prompt prefixes that are remembered."""
 
     @classmethod
     def of(cls, routes: Routes) -> Routing:
@@ -109,7 +109,7 @@ class ProcessorReading:
 
     live_requests: int = 0
     waiting_requests: int = 0
-    """Received, and begun by no engine."""
+    """Received, but not begun by any engine."""
     engines: int = 0
     detokenizers: int = 0
     suspected: int = 0
@@ -153,7 +153,7 @@ class ProcessorMetrics(ServiceMetrics):
         self._generation = Histogram("vllm:request_generation_tokens", "Output tokens per request.", _TOKENS)
         self._prompt_tokens = 0
         self._generation_tokens = 0
-        # From zero, so that the first of a kind is seen to be one more than none.
+        # Every kind starts at zero, so that Prometheus sees the first one as an increase.
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
         self._tenants = TenantCounts()
@@ -215,7 +215,7 @@ class ProcessorMetrics(ServiceMetrics):
 
     @property
     def ended_choices(self) -> int:
-        """Ends of choices since the start."""
+        """Ends of choices since the start; a request that ends before it has choices counts as one."""
         return self._ends.total()
 
     @property

@@ -25,7 +25,7 @@ from services.rpc.protobuf import peer_changes_from_proto
 log = structlog.get_logger(__name__)
 
 _ASLEEP = 2 * BEAT_INTERVAL
-"""Seconds between two liveness checks after which this process itself must have been suspended, not the peers."""
+"""If two liveness checks are more seconds apart, this process itself was suspended, not the peers."""
 MAX_OTHERS = 16
 """Names shown of other processes that are attached to the engines."""
 

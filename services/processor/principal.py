@@ -27,7 +27,7 @@ authenticated: ContextVar[Principal | None] = ContextVar("authenticated", defaul
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:
     """The value of ``header``; ``""`` if it is absent: all such calls are one tenant.
 
-    Raises ``Refused`` for values by which one tenant could pass for another: several, or one that would be cut.
+    Raises ``Refused`` for several values or one that is too long: with either, one tenant could pass for another.
     """
     values = [value for key, value in metadata if key == header]
     if len(values) > 1:

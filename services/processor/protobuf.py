@@ -1,4 +1,4 @@
-"""Protobuf to and from data: responses for clients, and text frames of detokenizers."""
+"""Conversions between protobuf and data: responses for clients, and text frames of detokenizers."""
 
 from __future__ import annotations
 

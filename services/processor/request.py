@@ -26,7 +26,7 @@ from services.rpc.output_stream import OutputStream
 # Upper estimates of the memory that an admitted request takes, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
 _COPIES = 2
-"""Of what an engine is sent: one here, one in the link's queue."""
+"""Copies of what an engine is sent: one here, one in the link's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ResolvedRequest:
     num_prompt_scores: int
     """Log probabilities of the prompt that the engine is asked for."""
     numerics: str
-    """Those that computed the resumed ids, as far as the client knows them."""
+    """Numerics of the engine that computed the resumed ids, if the client knows them."""
     model: engine_pb2.GetModelResponse
     """The model that the request was checked against and tokenized for."""
 
@@ -81,7 +81,7 @@ class ResolvedRequest:
 
     @property
     def generation(self) -> Generation:
-        """The only one that may compute it."""
+        """The only generation whose engines may compute it."""
         return generation_of(self.model)
 
     @property
@@ -91,7 +91,7 @@ class ResolvedRequest:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the request takes while it is in flight, apart from its output; at least what it really takes."""
+        """Upper estimate of the memory that the request takes while it is in flight, apart from its output."""
         size = _REQUEST_HELD + len(self.packed_admitted)
         size += _COPIES * (len(self.packed_submit) + len(self.output_context))
         return size + _CHOICE_HELD * len(self.choices) + _RESUMED_ID_HELD * self.num_resumed
@@ -123,7 +123,7 @@ class Request:
     _resolved: ResolvedRequest | None = field(default=None, init=False)
     _delivery: Delivery | None = field(default=None, init=False)
     numerics: str = field(default="", init=False)
-    """Those that computed what was delivered; empty where they are not known."""
+    """Numerics of the engine that computed what was delivered; empty if not known."""
 
     # Routed
     route: Route | None = field(default=None, init=False)
@@ -186,7 +186,7 @@ class Request:
         self.route_timeout.heard()
 
     def cached_prefixes(self) -> Prefixes | None:
-        """The prompt with the answer, which the engine has cached at the end and a follow-up may begin with.
+        """Prefixes of prompt and answer together, which the engine has cached and a follow-up may begin with.
 
         None if there is no answer, or more than one.
         """

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 def count_delta(metrics: ProcessorMetrics, request: Request, choice: int, tokens: int, now: float) -> int:
     """Count delivered tokens of a choice; returns how many tokens were computed for them.
 
-    The first delta of a request brings the computed tokens of the prompt and of the resumed ids with it.
+    The first delta of a request also counts the tokens of its prompt and the resumed ids.
     """
     computed = tokens
     if not request.last_delta_at:

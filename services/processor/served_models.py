@@ -50,7 +50,7 @@ class ModelLimits:
 
     @property
     def max_text_bytes(self) -> int:
-        """For a text to tokenize or to return: by far more than fills any context."""
+        """For a text to tokenize or to return: far more than fills the context."""
         return BASE_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
 
     @property
@@ -78,7 +78,7 @@ class TextCodec:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as an engine described it, with what requests for it are checked against and tokenized with."""
+    """A model as an engine described it, with the limits, tokenizer and templates for its requests."""
 
     model: engine_pb2.GetModelResponse
     tokenizer: Tokenizer
@@ -95,7 +95,7 @@ class ServedModel:
 
     @property
     def generation(self) -> Generation:
-        """The requests and engines that belong to it."""
+        """The generation that its requests and engines belong to."""
         return generation_of(self.model)
 
 
@@ -212,7 +212,7 @@ def no_model() -> Refused:
 
 
 def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float) -> Refused:
-    """Refuses a request of a generation (None: of any) that found no engine, while those ``served`` take work."""
+    """Refuses a request of generation ``wanted`` (None: any) that found no engine; those ``served`` take work."""
     if served and wanted not in served:
         message = f"no engine serves the model that this request began on, within {route_timeout:g} s: begin it anew"
         return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)
@@ -225,7 +225,7 @@ def _codec_of(files: dict[str, bytes]) -> TextCodec:
 
 
 def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
-    """The first model of that name, else the first of all: the error about the name will quote its name."""
+    """The first model of that name, else the first of all, which the error about the name will quote."""
     return next((each for each in models if each.limits.name == name), models[0] if models else None)
 
 

@@ -49,7 +49,7 @@ class SessionLimits:
 
 
 class InferenceService:
-    """Its methods take messages as bytes (``rpc_handlers``), and measure them before parsing."""
+    """Methods take messages as bytes (see ``services.rpc.handlers``), and check their size before parsing."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class InferenceService:
                 timer.cancel()
             self._intake.close(stream)
         if isinstance(end, Status):
-            # Last: a client that reads nothing does not take its status either, and this waits until it does.
+            # Last: a client that reads nothing does not read its status either, and ``abort`` waits until it does.
             await abort(context, end)
         if end is not None:
             try:
@@ -190,7 +190,7 @@ class InferenceService:
     async def _write_session(
         self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
-        """Write until the client has closed its side, or was asked to, and every request has ended; or it stalls."""
+        """Write until every request has ended and the client has closed its side or was asked to, or it stalls."""
         try:
             await self._write_news(stream, context, reader)
         except TimeoutError:  # not raised further: the error and its task would refer to each other
@@ -285,12 +285,12 @@ class InferenceService:
 
 
 def _packed(frame: inference_pb2.SessionResponse | None) -> list[tuple[bytes, Status | None]]:
-    """The responses in a frame, each with the error that it ends its request with, if any."""
+    """The responses in a frame, each serialized and with the error that ends its request or choice, if any."""
     return [] if frame is None else [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
 
 
 def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
-    """The error that a response ends its request or choice with, if any."""
+    """The error with which a response ends its request or choice, if any."""
     if response.HasField("refused"):
         return status_from_proto(response.refused.status)
     if response.HasField("choice_finished") and response.choice_finished.HasField("error"):

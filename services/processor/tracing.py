@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MAX_EVENTS = 64
-"""Routing events of one request: one that is moved again and again keeps a short trace."""
+"""Most routing events in a trace: a request may be moved again and again."""
 _NO_ERRORS = {Code.CANCELLED: FinishReason.CANCELLED, Code.DEADLINE_EXCEEDED: FinishReason.DEADLINE}
 
 
@@ -37,7 +37,7 @@ class RequestTraces:
     ) -> RequestTrace | None:
         """The trace of a request; None if it is not sampled.
 
-        ``traceparent`` is the request's own, and goes before the ``carrier`` of its stream.
+        ``traceparent`` is the request's own, and takes precedence over the ``carrier`` of its stream.
         """
         if 0 < len(traceparent) <= MAX_TRACEPARENT:
             carrier = {"traceparent": traceparent}

@@ -58,9 +58,9 @@ class AttachRegistry(Generic[CoreRequest]):
     def attach(self, peer: PeerId, now: float) -> tuple[OutboundLink, OutboundLink | None]:
         """Attach a peer; returns its link and the link it supersedes, whose stream must end.
 
-        A peer that attaches again with the same incarnation keeps the requests that are delivered to itself. Those
-        delivered to others it must Redirect or Submit again within ``orphan_grace``, else they are removed: a Done may
-        have been lost with the old stream. Raises ``Refused`` if a newer incarnation is attached, or too many peers.
+        A peer that attaches again with the same incarnation keeps its requests that are delivered to itself. Its other
+        requests are removed unless it Redirects or Submits them again within ``orphan_grace``: a Done may have been
+        lost with the old stream. Raises ``Refused`` if a newer incarnation is attached, or too many peers.
         """
         old = self._links.get(peer.name)
         if old is not None and old.peer.incarnation > peer.incarnation:
@@ -274,7 +274,7 @@ class AttachRegistry(Generic[CoreRequest]):
 
     @property
     def num_unfinished(self) -> int:
-        """Those with a choice that has not ended."""
+        """Requests with a choice that has not ended."""
         return sum(not entry.finished for entry in self._ledgers)
 
     def _check_submission(self, peer: PeerId, submission: Submission[CoreRequest]) -> None:

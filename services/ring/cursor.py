@@ -1,4 +1,4 @@
-"""The engine's outbound link to one peer: it queues no frames, it keeps a cursor into the ledger per request.
+"""The engine's outbound link to one peer: instead of queueing frames, it keeps a cursor into the ledger per request.
 
 When a write completes, ``take`` collects everything new since the last one, as the packed arrays of one frame. A slow
 reader gets fewer and larger frames; the link needs no memory beyond the ledger's.
@@ -202,7 +202,7 @@ class OutboundLink:
 
 
 def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Add the prompt's log probabilities that fit, at least one; returns as ``_advance``."""
+    """Add the prompt's log probabilities that fit, at least one; returns the same as ``_advance``."""
     scores, start = cursor.entry.prompt_logprobs, cursor.prompt_logprobs_sent
     if scores is None or start == len(scores):
         return 0, False
@@ -213,7 +213,7 @@ def _advance_prompt(cursor: _Cursor, frame: OutputFrame, room: int) -> tuple[int
 
 
 def _advance_choice(cursor: _Cursor, choice: int, frame: OutputFrame, room: int) -> tuple[int, bool]:
-    """Add the tokens of one choice that fit, at least one, and its end; returns as ``_advance``."""
+    """Add the tokens of one choice that fit, at least one, and its end; returns the same as ``_advance``."""
     entry = cursor.entry
     log, start, size = entry.choices[choice], cursor.sent[choice], 0
     # A stop string may have cut the log below what was already sent.

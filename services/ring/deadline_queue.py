@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _SLACK = 64
-"""Stale heap entries are swept out when there are more of them than this plus the number of items."""
+"""The heap is rebuilt when it has more stale entries than this plus the number of items."""
 
 
 class DeadlineQueue(Generic[T]):

@@ -1,7 +1,7 @@
-"""What of one request has been delivered: its epoch, the ids of each choice, which frames fit, and how it ends.
+"""What has been delivered of one request: its epoch, the ids of each choice, which frames fit, and how it ends.
 
-The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must begin at the
-choice's count, nothing follows a terminal, and usage counts exactly what was delivered.
+The processor owns a request from admission to its end. Frames of a lower epoch are dropped, a delta must begin where
+the one before it ended, nothing follows the end of a choice, and usage counts exactly what was delivered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Verdict(enum.Enum):
     DROP = "drop"
     """Late, duplicate, or after the end of its choice."""
     REDIRECT = "redirect"
-    """Something was lost: ask for a replay from what is there."""
+    """It does not continue what was delivered: ask for a replay."""
 
 
 class ChoiceDelivery:
@@ -93,7 +93,7 @@ class Delivery:
                 return Verdict.REDIRECT
 
     def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
-        """Judge the end of a choice; it must come right behind the last id."""
+        """Judge the end of a choice; it must come right after the last id."""
         state = self._unfinished_choice(epoch, choice)
         if state is None:
             return Verdict.DROP

@@ -1,4 +1,4 @@
-"""Errors as data: canonical codes, reasons for programs, and when to come again."""
+"""Errors as data: canonical codes, reasons for programs, and when to retry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def retry_after_ms(seconds: float | None) -> int:
 
 
 class Code(enum.IntEnum):
-    """The canonical status codes that the ring uses; the numbers of gRPC."""
+    """The canonical status codes that the ring uses, with gRPC's numbers."""
 
     CANCELLED = 1
     UNKNOWN = 2
@@ -40,7 +40,7 @@ class Code(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """The machine-readable reason of an error; the numbers of ``ringline.types.v1.ErrorReason``."""
+    """The machine-readable reason of an error, with the numbers of ``ringline.types.v1.ErrorReason``."""
 
     INVALID_FIELD = 1
     TOO_LARGE = 2
@@ -96,7 +96,7 @@ class Status:
 
     code: Code
     message: str
-    """For people; begins with the field and a colon where there is one."""
+    """For people; begins with the field and a colon if there is one."""
     retry_after_ms: int | None = None
     """Sent as RetryInfo with RESOURCE_EXHAUSTED and UNAVAILABLE."""
     given_reason: Reason | None = None

@@ -9,7 +9,7 @@ from services.ring.errors import Status
 
 
 class FinishReason(enum.IntEnum):
-    """Why a choice ended; the numbers of ``ringline.types.v1.FinishReason``."""
+    """Why a choice ended, with the numbers of ``ringline.types.v1.FinishReason``."""
 
     STOP = 1
     LENGTH = 2

@@ -35,7 +35,7 @@ def ring_id(incarnation: int, counter: int) -> str:
 
 
 def is_ring_id_of(request_id: str, incarnation: int) -> bool:
-    """Whether a submitter of this incarnation may use ``request_id``; so no peer can name another's request."""
+    """Whether a submitter of this incarnation may use ``request_id``: no peer can name another's request."""
     prefix, _, counter = request_id.partition("-")
     return (
         len(request_id) <= MAX_REQUEST_ID_LENGTH
@@ -65,7 +65,7 @@ def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -
 
 
 def check_requires(required: Sequence[str], known: Collection[str]) -> None:
-    """Raise ``Refused`` for the first capability that is not ``known``: what decides tokens must not be ignored."""
+    """Raise ``Refused`` for the first capability that is not ``known``: ignoring one could change the output."""
     if len(required) > MAX_REQUIRED_CAPABILITIES:
         raise invalid_field("requires", f"{len(required)} names: expected at most {MAX_REQUIRED_CAPABILITIES}")
     for index, name in enumerate(required):

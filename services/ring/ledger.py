@@ -20,9 +20,9 @@ from services.ring.logprobs import LogprobArrays, PackedLogprobs, memory_bytes
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 _ID_BYTES = 40
-"""Memory of a token id that a request brings, about: an int and its slot in a tuple."""
+"""Approximate memory of a token id in a Submit: an int and its slot in a tuple."""
 _COMPUTED_ID_BYTES = 5
-"""Memory of a computed token id: its slot in an array, with over-allocation."""
+"""Approximate memory of a computed token id: its slot in an array, with over-allocation."""
 
 CoreRequest = TypeVar("CoreRequest")
 """The engine core's form of a request; opaque to the ring."""
@@ -47,7 +47,7 @@ class Submission(Generic[CoreRequest]):
     prompt_logprobs: int | None
     """Alternatives per prompt token; None: no log probabilities."""
     num_ids: int
-    """All token ids in the message: prompt, resumed choices, bad words and so on."""
+    """Token ids in the message: prompt, resumed choices, bad words and so on."""
     tenant: str
     core_request: CoreRequest
     traceparent: str = ""
@@ -55,7 +55,7 @@ class Submission(Generic[CoreRequest]):
 
     @property
     def id_bytes(self) -> int:
-        """Memory that its token ids may take, about: those it brings and those still to be computed."""
+        """Approximate memory of its token ids: those it brings and those still to be computed."""
         return _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
 
     @property
@@ -189,7 +189,7 @@ class Ledgers:
         self._unreleased: dict[str, tuple[str, int, int]] = {}
         """By core id, removed entries that the core still holds: (tenant, logprob bytes, id bytes), still charged."""
         self._orphans: dict[str, float] = {}
-        """Requests whose submitter's stream ended, by id: when each is removed."""
+        """When each request whose submitter's stream ended is removed, by id."""
 
     def resize(self, *, max_logprob_bytes: int, max_id_bytes: int) -> None:
         """Set the bounds, known only after the engine has measured its memory."""
@@ -216,7 +216,7 @@ class Ledgers:
         return entry if entry is not None and entry.submitter == submitter else None
 
     def check_room(self, submission: Submission[Any], old: LedgerEntry | None) -> None:
-        """Raise ``Refused`` unless there is room for it once ``old``, which it supersedes, is removed."""
+        """Raise ``Refused`` unless ``submission`` fits once ``old``, which it supersedes, is removed."""
         if old is None and len(self._entries) + len(self._unreleased) >= self._max_entries:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,

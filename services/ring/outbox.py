@@ -15,7 +15,7 @@ from services.ring.logprobs import PackedLogprobs
 MAX_UNREAD_BYTES = 64 << 20
 """Default bound for one reader."""
 _READERS = 2
-"""The bound for all readers of a process together is this many times that for one."""
+"""Bound for all readers of a process together, as a multiple of the bound for one."""
 
 # Upper estimates of wire sizes in bytes.
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
@@ -37,7 +37,7 @@ class ChoiceUpdate:
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
     wire_bytes: int = _CHOICE_BYTES
-    """Upper estimate of the whole update."""
+    """Upper estimate of its size on the wire."""
     end: ChoiceEnd | None = None
 
     def add(self, ids: Sequence[int], text: str, logprobs: PackedLogprobs | None, size: int) -> None:
@@ -111,7 +111,7 @@ class RequestUpdate:
     def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
         """Add log probabilities of the prompt from entry ``offset`` on.
 
-        If they do not follow those held, these are dropped: the reader sees the gap and asks for a replay.
+        If they do not follow those held, they replace them: the reader sees the gap and asks for a replay.
         """
         if self.prompt_logprobs is None or self.prompt_offset + len(self.prompt_logprobs) != offset:
             self.prompt_logprobs, self.prompt_offset = scores, offset
@@ -166,8 +166,8 @@ class RequestUpdate:
 class Outboxes:
     """The outboxes of a process, bounded one by one and together.
 
-    A reader whose outbox exceeds its bound is disconnected. When all together exceed theirs, it is the largest one of
-    the tenant with the most bytes, so that no other tenant suffers.
+    A reader whose outbox exceeds its bound is disconnected. When all together exceed theirs, the tenant with the most
+    bytes loses the reader of its largest outbox, so that no other tenant suffers.
     """
 
     def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
@@ -194,7 +194,7 @@ class Outboxes:
         outbox.clear()
 
     def overflow(self, outbox: Outbox) -> None:
-        """Close ``outbox`` if it exceeds its bound, else the largest one."""
+        """Close ``outbox`` if it exceeds its bound, else the largest one of the tenant with the most bytes."""
         if outbox.size <= self.max_bytes:
             outbox = self._largest()
         _, on_overflow = self._open[outbox]
@@ -220,7 +220,7 @@ class Outbox:
         self._taken = 0
         """Bytes of the last ``take``."""
         self.closed = False
-        """After that, everything added is dropped."""
+        """If so, everything added is dropped."""
 
     @property
     def pending(self) -> bool:
@@ -326,7 +326,7 @@ class Outbox:
         return taken
 
     def _of(self, request_id: str, epoch: int) -> RequestUpdate | None:
-        """The update to add to; None if ``epoch`` is older than that held. A higher epoch replaces what is held."""
+        """The update to add to; None if closed or a higher epoch is held. What is held of a lower epoch is dropped."""
         update = self._updates.get(request_id)
         if self.closed:
             return None

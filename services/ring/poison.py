@@ -1,8 +1,8 @@
-"""The poison rule: how many engines may die while they compute a request before it is resubmitted no more.
+"""The poison rule: how many engines may die while computing a request before it is no longer resubmitted.
 
-An engine that comes back with the same incarnation had only been cut off, so a death counts once it has stayed away for
-a while. A request that only waited at an engine that died is hardly to blame; but an engine may die before it can
-report what it begins to compute, so there is a (larger) limit on that, too.
+An engine that comes back with the same incarnation had only been cut off, so a death counts only once the engine has
+stayed away for a while. A request that only waited at an engine that died is hardly to blame; but an engine may die
+before it can report what it begins to compute, so deaths while it waited have a (larger) limit, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from services.ring.identity import PeerId
 
 MAX_CRASH_RESUBMITS = 2
-"""A request that this many engines computed when they died is resubmitted no more."""
+"""A request that this many engines were computing when they died is not resubmitted."""
 RETURN_GRACE = 3.0
-"""Seconds after which an engine that has not come back is dead: longer than peers take to dial again."""
+"""Seconds after which an engine that has not come back counts as dead: longer than peers take to dial again."""
 WAITING_FACTOR = 5
-"""This many engines that died while a request waited there count as one that computed it."""
+"""The limit on engines that died while a request waited there, as a multiple of that on those that computed it."""
 
 
 class Blame(enum.Enum):
@@ -53,7 +53,7 @@ class PoisonTracker:
         return len(self._computing) + len(self._waiting)
 
     def blame(self, now: float, limit: int, attached: Callable[[PeerId], bool]) -> Blame:
-        """``limit``: number of engines that died computing it from which on it is poison."""
+        """``limit``: the request is poison once this many engines have died computing it."""
         self._computing = {engine: at for engine, at in self._computing.items() if not attached(engine)}
         self._waiting = {engine for engine in self._waiting if not attached(engine)}
         if len(self._waiting) >= WAITING_FACTOR * limit:

@@ -1,9 +1,9 @@
 """A map of prompt prefixes to the engines that computed them lately: bounded, least recently used first out.
 
-A prompt is known by hashes of prefixes of increasing length: of 1, 2, 3, 4, 5, … blocks of the KV cache, and from
-there on each a quarter longer. So a prompt of any length has few hashes, and the part that it shares with another is
-found to within a fifth. The hash begins with the salt of the prefix cache, so nothing is found where nothing may be
-shared. Every processor computes the same hashes, and so makes the same choice of engines.
+A prompt is identified by hashes of its prefixes: those of 1, 2, … 8 blocks of the KV cache, and from there on each
+about a quarter longer than the one before. So a prompt of any length has few hashes, and the part that it shares with
+another is found to within a fifth. The hash begins with the salt of the prefix cache, so only prompts that may share
+blocks match. Every processor computes the same hashes, and so makes the same choice of engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_HOLDERS = 8
 """Engines remembered per prefix."""
 _DIGEST_SIZE = 8
 _GROWTH = 4
-"""Each prefix is longer than the one before by one block, or by one part in this many."""
+"""Each prefix is longer than the one before by one part in this many, and by at least one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Prefixes:
     tokens: tuple[int, ...] = ()
     """Their lengths."""
     half: int = 0
-    """Index of the first that is at least half of the prompt."""
+    """Index of the first that is at least half as long as the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Match:
     worth_following: bool
     """Whether it is at least half of the prompt."""
     branch: bytes | None
-    """Hash where the prompt leaves what is known, or of the prompt if most of it is known; None below one block."""
+    """Hash of the shortest unknown prefix, or of the longest known one if ``worth_following``; None below one block."""
 
 
 def prefixes_of(token_ids: Iterable[int], salt: bytes, block_size: int) -> Prefixes:

@@ -53,7 +53,7 @@ class PeerPrincipal:
     grants: tuple[Grant, ...]
 
     def check_role(self, what: str, roles: Collection[Role]) -> None:
-        """Raise ``Refused`` unless it has one of ``roles``, which are those allowed to do ``what``."""
+        """Raise ``Refused`` unless it has one of ``roles``, the roles that may do ``what``."""
         if not any(grant.role in roles for grant in self.grants):
             problem = f"the certificate of {self.shown} does not allow {what}"
             raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected the role {' or '.join(sorted(roles))}")
@@ -68,7 +68,7 @@ class PeerPrincipal:
 
 
 principal: ContextVar[PeerPrincipal | None] = ContextVar("principal", default=None)
-"""The caller of the RPC handled in this context; None without client certificates: then everything is allowed."""
+"""The caller of the RPC handled in this context; None without client certificates, when everything is allowed."""
 
 
 def check_role(what: str, roles: Collection[Role]) -> None:

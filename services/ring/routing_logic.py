@@ -49,9 +49,9 @@ class Decision(enum.Enum):
     PREFIX = "prefix"
     """It has most of the prompt cached."""
     OVERLOAD = "overload"
-    """The engine that has most of the prompt is too busy: it is the less loaded of two."""
+    """The engine that has most of the prompt is too busy; the less loaded of two was chosen."""
     LOAD = "load"
-    """No engine has most of the prompt: it is the less loaded of two."""
+    """No engine has most of the prompt; the less loaded of two was chosen."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Node:
     own: int = 0
     """This processor's load there: choices at an engine, requests at a detokenizer."""
     others: int = 0
-    """The load of others at its last report."""
+    """The load that others had there at its last report."""
     generation: Generation | None = None
     """Of an engine."""
     capacity: int | None = None

@@ -2,7 +2,7 @@
 
 A request that would wait too long is refused before anything is done for it. The wait is estimated from the throughput
 in tokens while requests wait, and from the tokens that a tenant's requests have: tokens flow evenly, whereas requests
-begin and end in bursts. So it accounts for everything that holds engines up: full batches, a full KV cache, other
+begin and end in bursts. So the estimate accounts for all that holds engines up: full batches, a full KV cache, other
 processors' requests.
 """
 
@@ -17,9 +17,9 @@ from services.ring.dynamic_threshold import DynamicThreshold
 from services.ring.errors import Code, Reason, Refused, retry_after_ms
 
 _DECAY = 0.02
-"""Weight of the newest ended request in the averages of all."""
+"""Weight of the newest ended request in an average."""
 _MARGIN = 1.25
-"""A request is refused if this many times its estimated duration exceeds its deadline."""
+"""A request is refused if this many times its estimated duration exceeds the time until its deadline."""
 _TENANTS_REMEMBERED = 1024
 """Tenants with averages of their own; the averages over all are used for others."""
 

@@ -13,7 +13,7 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.ring.errors import Code, Reason, Refused
 
 RETRY_AFTER_MS = 1000
-"""For limits on concurrent requests: when one will end is not known."""
+"""For limits on concurrent requests and queued tokens: when one ends or begins is not known."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Usage:
     tokens: _TokenBucket = field(default_factory=_TokenBucket)
 
     def idle(self, now: float) -> bool:
-        """Whether it has no requests and full buckets, and can be forgotten."""
+        """Whether it has no live requests and full buckets: it can be forgotten."""
         return not (self.live_requests or self.requests.missing(now) or self.tokens.missing(now))
 
 
@@ -99,7 +99,7 @@ class RateLimiter:
             usage.requests.take(1, rate, now)
 
     def queue(self, request_id: str, tenant: str, tokens: int) -> None:
-        """A prompt of ``tokens`` waits for an engine; raises ``Refused`` if the tenant's then exceed their limit."""
+        """A prompt of ``tokens`` waits for an engine; raises ``Refused`` if the tenant's limit would be exceeded."""
         usage = self._usage_of(tenant)
         most = self._policies.of(tenant).max_queued_tokens
         if most is not None and usage.queued_tokens + tokens > most:

@@ -1,6 +1,6 @@
 """Resolves a request: prompt ids, every default, and the messages for client, engine and detokenizer.
 
-Pure except for the random seed of a request that brings none. Runs in a worker thread: tokenizing takes its time.
+Pure except for the random seed of a request that has none. Runs in a worker thread: tokenizing takes time.
 """
 
 from __future__ import annotations

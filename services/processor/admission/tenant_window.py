@@ -1,8 +1,8 @@
-"""Bounds how many requests of a tenant are ahead of the engines; the others are held back unparsed, at no cost.
+"""Bounds how many requests of a tenant go ahead, to be tokenized and queued at engines; others are held back unparsed.
 
-To tokenize a request, submit it and hold it in an engine costs several times what it costs to read it. So requests of a
-flood go ahead only as engines will soon need them: otherwise other tenants would wait for all that work, and if the
-flood is dropped it would be wasted. Requests of higher priority (lower number) go first here, too.
+Tokenizing a request, submitting it and holding it in an engine costs several times what reading it does. So requests of
+a flood go ahead only as engines will soon need them: otherwise other tenants would wait for all that work, which would
+be wasted if the flood were dropped. Requests of higher priority (lower number) go first here, too.
 """
 
 from __future__ import annotations

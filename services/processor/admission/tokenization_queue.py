@@ -3,8 +3,8 @@
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
 to a thread; a large message does not hold up those behind it, because there are several threads. While no engine takes
-work, requests are parked: which model they are for is not known before one does. A tenant may fill as much of the room
-as it leaves free, so a flood from one tenant neither holds up nor turns away the others.
+work, requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as
+it leaves free, so a flood from one tenant neither holds up nor turns away the others.
 
 What waits is held as bytes, its smallest form. Texts take up to 220 times their size while they are tokenized, so few
 large ones are in threads at a time; those whose clients have gone count until their threads are done.
@@ -45,13 +45,13 @@ OnResolved = Callable[[Request, ResolvedRequest | Status], None]
 
 THREADS = 4
 BATCH_BYTES = 64 << 10
-"""Messages are batched up to this size together."""
+"""Messages are batched up to this total size."""
 MAX_WAITING_BYTES = 64 << 20
-"""Messages that wait for a thread are held up to this size together."""
+"""Bound on the total size of messages that wait for a thread."""
 MAX_BEGUN_BYTES = THREADS * BATCH_BYTES
 """While threads work on more than this, no other thread begins."""
 MIN_BYTES = 64
-"""What the smallest message is charged with: an empty one takes its time, too."""
+"""Smaller messages are charged with this: even an empty one takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Job:
     prepare: Callable[[], Callable[[], object] | None]
     """On the event loop, when its turn has come: returns what the thread is to call; None if it must be parked."""
     finish: Callable[[Any], None]
-    """On the event loop: takes what that returned, or the exception it raised, without its traceback."""
+    """On the event loop: takes what the thread's call returned, or what it raised, without its traceback."""
 
 
 class TokenizationQueue:
@@ -100,13 +100,13 @@ class TokenizationQueue:
         """Whether the last batch was of urgent jobs."""
         self._look_ups = itertools.count(1)
         self._parked: dict[str, tuple[_Job, float]] = {}
-        """Requests that wait for an engine, by id, and since when; in that order."""
+        """Requests that wait for an engine, and since when, by id; the oldest first."""
         self._window: TenantWindow[_Job] = TenantWindow()
         self._release_scheduled = False
         self._bytes = DynamicThreshold(max_waiting_bytes)
         """Of what waits here, by tenant."""
         self._begun_bytes = 0
-        """Of what threads work on, also if its client has gone."""
+        """Of what threads work on, even if its client has gone."""
         self._throughput = Throughput()
         """Bytes that leave per second, while any wait."""
 
@@ -143,7 +143,7 @@ class TokenizationQueue:
     def left_backlog(self, request_id: str) -> None:
         """An engine has begun a request, or it has ended: another of its tenant may go ahead.
 
-        Where many do so at a time, others are released once.
+        Where many do so at a time, ``release`` runs once for all.
         """
         self._window.leave(request_id)
         if self._window and not self._release_scheduled:
