@@ -30,9 +30,9 @@ from engine_core.config import LoadConfig, ModelConfig
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.layers.base import LayerBackend, LinearLayer
 from engine_core.layers.torch_backend import TorchBackend
+from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.model_loader.weights import Weights
 from engine_core.models.base import CausalLM
 from engine_core.quantization.base import LinearShape, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int8 import Int8, Int8Linear

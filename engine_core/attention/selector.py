@@ -8,8 +8,7 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import KernelsUnavailableError, load_kernels
-from engine_core.layers.native_backend import MAX_HEAD_DIM, NativeBackend
+from engine_core.kernels.library import KernelsUnavailableError, load_kernels_for
 
 
 def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None) -> tuple[AttentionBackend, str]:
@@ -28,10 +27,8 @@ def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None
 
 
 def _fastest(head_dim: int, dtype: torch.dtype) -> tuple[AttentionBackend, str]:
-    if not NativeBackend.supports(head_dim, dtype):
-        return TorchAttention(), f"attention by torch: native kernels compute heads of up to {MAX_HEAD_DIM}"
     try:
-        kernels = load_kernels()
+        kernels = load_kernels_for(head_dim, dtype)
     except KernelsUnavailableError as error:
         return TorchAttention(), f"attention by torch: {error}"
     return NativeAttention(kernels), f"attention by native kernels for {kernels.instruction_set}"

@@ -7,6 +7,8 @@ import enum
 
 import torch
 
+MAX_HEAD_DIM = 1024
+"""``kMostHeadDim`` of cpu/rope.h."""
 NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """``RinglineNumberType``"""
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401 its OpenMP runtime must be there before the library is loaded
+import torch  # its OpenMP runtime must be there before the library is loaded
 
 from engine_core.kernels.arguments import (
+    MAX_HEAD_DIM,
+    NUMBER_TYPES,
     AttentionArguments,
     GateArguments,
     Int8Call,
@@ -105,6 +107,14 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         table.argmax,
         library.ringline_replay,
     )
+
+
+def load_kernels_for(head_dim: int, dtype: torch.dtype) -> CpuKernels:
+    """The best kernels. Raises ``KernelsUnavailableError`` also where they cannot compute such heads."""
+    if head_dim > MAX_HEAD_DIM or dtype not in NUMBER_TYPES:
+        asked = f"{head_dim} of {dtype}"
+        raise KernelsUnavailableError(f"native kernels compute heads of up to {MAX_HEAD_DIM}, not {asked}")
+    return load_kernels()
 
 
 def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> Int8Kernels:

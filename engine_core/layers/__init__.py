@@ -1,7 +1,7 @@
 """The layers that models are made of; each gives the same bits for a row whatever else is in the batch.
 
 parts              what models are written from: QKVParallelLinear, RMSNorm, …, with their tensors   (read first)
-factory            makes the parts of one model, and loads them in order
+factory            makes the parts of one model, and loads them in order; weights: what they take tensors from
 base               what parts compute with: the interface of a backend
 native_backend     on a CPU, by the native kernels; torch_backend: by plain torch
 selector           which of these two computes on a CPU, and why; how linear layers are quantized

@@ -28,8 +28,6 @@ _UNIT = 16
 """What the kernels take at a time: widths are padded to a multiple of it."""
 _TILE = 64
 """Outputs to whose multiple a weight is padded."""
-MAX_HEAD_DIM = 1024
-"""``kMostHeadDim`` of cpu/rope.h."""
 
 
 class NativeLinear(LinearLayer):
@@ -177,11 +175,6 @@ class NativeBackend(LayerBackend):
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
         self._gate = GateArguments()
-
-    @staticmethod
-    def supports(head_dim: int, dtype: torch.dtype) -> bool:
-        """Whether the kernels can compute heads of that size and type."""
-        return head_dim <= MAX_HEAD_DIM and dtype in NUMBER_TYPES
 
     def padded(self, width: int) -> int:
         return -(-width // _UNIT) * _UNIT

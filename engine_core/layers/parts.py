@@ -14,7 +14,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
-from engine_core.model_loader.weights import Weights
+from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import KernelsUnavailableError, load_int8_kernels, load_kernels
+from engine_core.kernels.library import KernelsUnavailableError, load_int8_kernels, load_kernels_for
 from engine_core.layers.base import LayerBackend
-from engine_core.layers.native_backend import MAX_HEAD_DIM, NativeBackend
+from engine_core.layers.native_backend import NativeBackend
 from engine_core.layers.torch_backend import TorchBackend
 from engine_core.quantization.base import QuantMethod
 from engine_core.quantization.int8 import Int8
@@ -15,10 +15,8 @@ from engine_core.quantization.int8 import Int8
 
 def choose_layers(head_dim: int, dtype: torch.dtype) -> tuple[LayerBackend, str]:
     """The fastest backend for heads of that size and type, and its description for a person."""
-    if not NativeBackend.supports(head_dim, dtype):
-        return TorchBackend(), f"layers by torch: native kernels compute heads of up to {MAX_HEAD_DIM}, not {head_dim}"
     try:
-        kernels = load_kernels()
+        kernels = load_kernels_for(head_dim, dtype)
     except KernelsUnavailableError as error:
         return TorchBackend(), f"layers by torch: {error}"
     return NativeBackend(kernels), f"layers by native kernels for {kernels.instruction_set}"

@@ -2,6 +2,6 @@
 
 loader             builds the model and gives it its weights   (read first)
 checkpoint, location, hub   where a checkpoint is, and what it says about itself
-weights, safetensors_reader, dummy   where tensors come from; digest: a hash of every byte of them
+safetensors_reader, dummy   where tensors come from; digest: a hash of every byte of them
 tokenizer, convert_tokenizer   a model's tokenizer, for offline use and for the CPU tiers
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from engine_core.model_loader.weights import ProgressCallback, Staging
+from engine_core.layers.weights import ProgressCallback, Staging
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7

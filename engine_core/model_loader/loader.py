@@ -9,11 +9,11 @@ from engine_core.attention.torch_reference import TorchAttention
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.torch_backend import TorchBackend
+from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
-from engine_core.model_loader.weights import ProgressCallback, Weights
 from engine_core.models.base import CausalLM
 from engine_core.models.registry import model_class
 from engine_core.quantization.base import QuantMethod

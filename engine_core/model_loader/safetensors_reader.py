@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
+from engine_core.layers.weights import ProgressCallback, Staging
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.weights import ProgressCallback, Staging
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -19,7 +19,7 @@ from engine_core.kv_cache_interface import KVCacheGroup, group_layers
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import RMSNorm
 from engine_core.layers.rotary import Rotary
-from engine_core.model_loader.weights import Weights
+from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
 from engine_core.quantization.base import Features
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.layers.base import LayerBackend, LinearLayer
-from engine_core.model_loader.weights import Weights
+from engine_core.layers.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.layers.base import LayerBackend, LinearLayer
-from engine_core.model_loader.weights import Weights
+from engine_core.layers.weights import Weights
 from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
 
 PANEL = 32

@@ -17,7 +17,7 @@ from services.config.options import Setting, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.rpc.bind_address import check_bindable
 from services.supervise.child_logs import ChildLogs
-from services.supervise.stack import ReadyStack, StackOptions, default_metrics_port, free_port, run_stack
+from services.supervise.stack import ReadyStack, StackOptions, choose_ports, run_stack
 from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger()
@@ -90,8 +90,7 @@ def bundled_model() -> str:
 def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
     """The options of a stack whose processor has ``settings``."""
     server, telemetry = settings.server, settings.telemetry
-    port = server.port or free_port(server.host)
-    metrics_port = default_metrics_port(port) if telemetry.metrics_port is None else telemetry.metrics_port
+    port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port)
     return StackOptions(
         host=server.host,
         port=port,

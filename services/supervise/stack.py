@@ -29,8 +29,10 @@ from services.supervise.supervisor import ChildSpec, Supervisor
 
 SERVICES = ("engine", "detokenizer", "processor")
 """In order of dependence, the processor last."""
-_ENGINE_METRICS, _DETOKENIZER_METRICS = 10, 20
-"""Offsets from the processor's metrics port: by default the ports of services that are started one by one."""
+_METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20}
+"""From the processor's metrics port: by default the ports of services that are started one by one."""
+_ATTEMPTS = 100
+"""To find ports that are free together."""
 
 _PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
 """Options for the processor alone: the links between the services are private unix sockets."""
@@ -71,8 +73,7 @@ class StackOptions:
         """By service; empty without metrics."""
         if self.metrics_port is None:
             return {}
-        above = {"processor": 0, "engine": _ENGINE_METRICS, "detokenizer": _DETOKENIZER_METRICS}
-        return {name: self.metrics_port + offset for name, offset in above.items()}
+        return {name: self.metrics_port + offset for name, offset in _METRICS_OFFSETS.items()}
 
 
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
@@ -127,18 +128,42 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
     return StackState(os.getpid(), str(options.values.get("model", "")), started, options.processor_address, services)
 
 
-def default_metrics_port(port: int) -> int:
+def _default_metrics_port(port: int) -> int:
     """For the processor's metrics, with room above it for the other two."""
     above = port + METRICS_PORT_OFFSET
-    return above if above + _DETOKENIZER_METRICS <= 65535 else port - METRICS_PORT_OFFSET
+    return above if above + max(_METRICS_OFFSETS.values()) <= 65535 else port - METRICS_PORT_OFFSET
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free at this moment."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
+    """The processor's port and its metrics port. Those that are 0 or follow from such a one are free at this moment,
+    and so are the metrics ports of the other services.
+    """
+    for _ in range(_ATTEMPTS):
+        chosen = port or _free_port(host)
+        metrics = _default_metrics_port(chosen) if metrics_port is None else metrics_port or _free_port(host)
+        is_given = port != 0 if metrics_port is None else metrics_port != 0
+        if is_given or all(_is_free(host, metrics + offset) for offset in _METRICS_OFFSETS.values()):
+            break
+    return chosen, metrics
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):  # taken, or beyond the last port
+            return False
+    return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _environment() -> dict[str, str]:

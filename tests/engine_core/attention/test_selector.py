@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.attention import selector
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.selector import choose_attention
@@ -30,7 +29,7 @@ def test_native_kernels_where_they_can_compute_the_model() -> None:
 
 
 def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selector, "load_kernels", lambda: load_kernels(directory=tmp_path))
+    monkeypatch.setattr(library, "load_kernels", lambda: load_kernels(directory=tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     backend, why = choose_attention(64, torch.bfloat16)
     assert isinstance(backend, TorchAttention)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_core.kernels import memory
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels, load_kernels_for
 from engine_core.layers.native_backend import NativeBackend, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
@@ -242,10 +242,12 @@ def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend,
 
 
 def test_which_sizes_are_supported() -> None:
-    assert NativeBackend.supports(1024, torch.float16)
-    assert NativeBackend.supports(38, torch.float16)
-    assert not NativeBackend.supports(1040, torch.float16)
-    assert not NativeBackend.supports(64, torch.float64)
+    assert load_kernels_for(1024, torch.float16)
+    assert load_kernels_for(38, torch.float16)
+    with pytest.raises(KernelsUnavailableError, match="heads of up to 1024, not 1040"):
+        load_kernels_for(1040, torch.float16)
+    with pytest.raises(KernelsUnavailableError, match=r"not 64 of torch\.float64"):
+        load_kernels_for(64, torch.float64)
 
 
 def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:

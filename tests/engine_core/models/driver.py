@@ -15,10 +15,10 @@ from engine_core.config import LoadConfig, ModelConfig
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.layers.selector import choose_layers, choose_quant_method
+from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.model_loader.weights import ProgressCallback
 from engine_core.models.base import CausalLM
 
 CPU = torch.device("cpu")
