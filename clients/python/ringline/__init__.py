@@ -1,7 +1,7 @@
 """Client of Ringline, which serves language models over gRPC.
 
 ``Client`` and ``AsyncClient`` are the library; the contract's generated stubs are beside it, in
-``ringline.inference.v1`` and its neighbours.
+``ringline.inference.v1`` and its sibling packages.
 """
 
 from ringline.aio import AsyncClient

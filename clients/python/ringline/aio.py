@@ -35,7 +35,7 @@ class _Connection(NamedTuple):
 
 
 class AsyncClient:
-    """``Client`` for asyncio. Connects at first use and then belongs to that event loop.
+    """``Client`` for asyncio. Connects at first use, and from then on belongs to the running event loop.
 
     Thousands of concurrent requests are cheap: they share one stream, on which the server batches their outputs. The
     stream is reopened when it is lost.
@@ -58,7 +58,7 @@ class AsyncClient:
         retries: int = 3,
         retry_overloaded: bool = False,
     ) -> None:
-        """As ``Client``."""
+        """See ``Client``."""
         self._policy = RetryPolicy(patience, retries, retry_overloaded)
         self._addresses = split_addresses(address)
         self._security = Security(credentials, tls, ca, cert, key, server_name, token)
@@ -81,7 +81,7 @@ class AsyncClient:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> Generation:
-        """As ``Client.generate``."""
+        """See ``Client.generate``."""
         return await self._session.generate(prompt, messages=messages, token_ids=token_ids, **options)
 
     def stream(
@@ -92,7 +92,7 @@ class AsyncClient:
         token_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """As ``Client.stream``."""
+        """See ``Client.stream``."""
         return self._session.stream(prompt, messages=messages, token_ids=token_ids, **options)
 
     async def tokenize(
@@ -102,7 +102,7 @@ class AsyncClient:
         messages: Sequence[Message] | None = None,
         **options: Unpack[TokenizeOptions],
     ) -> Tokenization:
-        """As ``Client.tokenize``."""
+        """See ``Client.tokenize``."""
         timeout = options.pop("timeout", self._timeout)
         request = build_tokenize(text, messages, options)
         return tokenization_from(await self._call(lambda stub: stub.Tokenize, request, timeout))
@@ -114,12 +114,12 @@ class AsyncClient:
         model: str | None = None,
         skip_special_tokens: bool | None = None,
     ) -> str:
-        """As ``Client.detokenize``."""
+        """See ``Client.detokenize``."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
         return (await self._call(lambda stub: stub.Detokenize, request, self._timeout)).text
 
     async def models(self) -> tuple[Model, ...]:
-        """As ``Client.models``."""
+        """See ``Client.models``."""
         return models_from(await self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     async def close(self) -> None:

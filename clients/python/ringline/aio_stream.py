@@ -16,7 +16,10 @@ from ringline.session_stream import Attempt
 
 
 class AsyncStream(AsyncIterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request."""
+    """One request's answer, delta by delta. ``close()`` and leaving the ``async with`` block cancel the request.
+
+    So does leaving a loop over a stream that nothing else refers to.
+    """
 
     def __init__(
         self,
@@ -24,7 +27,7 @@ class AsyncStream(AsyncIterator[Delta]):
         any_available: Callable[[], bool],
         retrying: RetryingRequest,
     ) -> None:
-        """``begin`` starts an attempt; ``any_available`` says whether a server is not ejected."""
+        """``begin`` starts an attempt; ``any_available`` says whether some server is not ejected."""
         self._begin = begin
         self._another = any_available
         self._retrying = retrying
@@ -43,7 +46,7 @@ class AsyncStream(AsyncIterator[Delta]):
             yield event
 
     async def result(self) -> Generation:
-        """Wait for the end; the whole answer."""
+        """Wait for the end and return the whole answer; raises the request's error."""
         while await self._next_event() is not None:
             pass
         reader = self._retrying.reader

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # Frames have about 1 MiB, but a prompt's ids come in one frame, which may exceed the default of 4 MiB.
+    # Frames are about 1 MiB, but a prompt's ids come in one frame, which may exceed the default of 4 MiB.
     ("grpc.max_receive_message_length", 64 << 20),
-    # Else channels to one address share a connection, and its HTTP/2 window, which one slow reader can fill.
+    # Otherwise channels to one address share a connection, and its HTTP/2 window, which one slow reader can fill.
     ("grpc.use_local_subchannel_pool", 1),
     # Notice within 6 s a peer that vanished without closing (a cut cable, a stopped process) while calls are open.
-    # A server answers pings whatever its model computes, so a long prefill is no silence.
+    # A server answers pings whatever its model computes, so a long prefill does not look like a lost peer.
     ("grpc.keepalive_time_ms", 3_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     # Other pings (gRPC's bandwidth probes) have a timeout of their own, a minute by default, and while one of them is
@@ -27,7 +27,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
     # Resolve the name again soon after a server is lost: its successor may have another address. The default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
-    # Retries are decided where it is known what was delivered (``retry``), never by the transport.
+    # Only code that knows what was delivered decides on retries (``retry``), never the transport.
     ("grpc.enable_retries", 0),
 )
 

@@ -33,8 +33,8 @@ class _Connection(NamedTuple):
 class Client:
     """Client of Ringline servers. Use it as a context manager, or ``close()`` it.
 
-    The loss of a server is hidden: a request that was not admitted is sent again, and an admitted one is resumed at
-    another server (or the same, once it is back) after the last token delivered.
+    It hides the loss of a server: a request that was not yet admitted is sent again, and an admitted one is resumed
+    after the last token delivered, on another server or on the same one once it is back.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class Client:
         retries: int = 3,
         retry_overloaded: bool = False,
     ) -> None:
-        """``address`` is a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
+        """``address``: a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
-        Several are given as a list or separated by commas, and used in turn. ``metadata`` is sent with every call.
-        ``timeout``: the default of each request, seconds.
+        Several targets are a list or one comma-separated string, and are used round-robin. ``metadata`` is sent with
+        every call. ``timeout``: the default for each request, in seconds.
 
-        Connections are plain text unless one of these is given: ``tls``, ``ca`` (the trusted authorities; default: the
-        public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` in their place. ``ca``,
-        ``cert`` and ``key`` are paths of PEM files or their contents; changed files are read again for new requests.
-        ``server_name``: the name expected in the server's certificate, if not the address's host. ``token``, or what it
-        returns for each call if it is a function, is sent as a bearer token.
+        Connections are plaintext unless one of these is given: ``tls``, ``ca`` (the trusted authorities; default: the
+        public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` instead of all of them.
+        ``ca``, ``cert`` and ``key`` are paths of PEM files, or their contents as bytes; changed files are read again
+        for new requests. ``server_name``: the name expected in the server's certificate, if it is not the address's
+        host. ``token`` is sent as a bearer token; a function is called before each RPC for one.
 
-        ``patience``: seconds that a request looks for a server, at first and after each loss; 0 fails at once.
-        ``retries``: a request fails after it lost more servers than this with nothing delivered in between.
-        ``retry_overloaded``: retry a request refused as Overloaded too, after the delay that the server asked for.
+        ``patience``: how long, in seconds, a request looks for a server, initially and after each loss; with 0 it fails
+        at once. ``retries``: a request fails when it has lost more servers than this with nothing delivered in between.
+        ``retry_overloaded``: also retry requests refused as Overloaded, after the delay that the server asked for.
         """
         self._policy = RetryPolicy(patience, retries, retry_overloaded)
         self._metadata = CallMetadata(metadata, token)
@@ -99,7 +99,7 @@ class Client:
     ) -> Generation:
         """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
 
-        The error's ``partial`` has what was delivered before.
+        The error's ``partial`` holds what was delivered until then.
         """
         with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return stream.result()
@@ -142,12 +142,12 @@ class Client:
         model: str | None = None,
         skip_special_tokens: bool | None = None,
     ) -> str:
-        """The text of ids, decoded as a whole."""
+        """The text of ``token_ids``, decoded as a whole."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
         return self._call(lambda stub: stub.Detokenize, request, self._timeout).text
 
     def models(self) -> tuple[Model, ...]:
-        """The models served."""
+        """The models that the server serves."""
         return models_from(self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(), self._timeout))
 
     def close(self) -> None:

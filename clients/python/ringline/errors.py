@@ -6,14 +6,14 @@ RingError
 ├── FailedPrecondition  the server is not in a state to do this
 ├── PermissionDenied    the caller is unknown to the server, or not allowed
 ├── Overloaded          the server has no room (says when to retry)
-├── Unavailable         the server cannot be reached or takes nothing new; a retry may help
+├── Unavailable         the server cannot be reached or takes no new requests; a retry may help
 │   └── Truncated       the stream ended before the request did
 ├── DeadlineExceeded    the timeout passed
 ├── Cancelled           the request was cancelled
 ├── ServerError         the server failed
 └── ProtocolError       the server broke the contract
 
-When a generation fails, the error's ``partial`` has what was delivered before.
+When a generation fails, the error's ``partial`` holds what was delivered until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DOMAIN = "ringline"
 
 
 class RingError(Exception):
-    """Base of all errors below. Its text is one sentence for people."""
+    """Base of all errors below. Its text is one human-readable sentence."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
     """The canonical gRPC code."""
@@ -71,11 +71,11 @@ class Overloaded(RingError):
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retry_after: float | None = None
-    """Seconds after which the server suggests to retry."""
+    """Seconds after which the server suggests retrying."""
 
 
 class Unavailable(RingError):
-    """The server cannot be reached or takes nothing new."""
+    """The server cannot be reached or takes no new requests."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -163,7 +163,7 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
 
 
 def from_lost_call(failure: grpc.RpcError) -> RingError:
-    """As ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
+    """Like ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
     error = from_rpc(failure)
     return Unavailable(f"the call was cancelled at the other end: {error}") if isinstance(error, Cancelled) else error
 

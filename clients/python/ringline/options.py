@@ -13,7 +13,7 @@ class ToolCall(TypedDict, total=False):
     type: str
     name: str
     arguments: str | Mapping[str, Any]
-    """A JSON object, as text or not."""
+    """A JSON object, as text or as a mapping."""
     function: Mapping[str, Any]
 
 
@@ -21,7 +21,7 @@ class Message(TypedDict, total=False):
     """One message of a conversation."""
 
     role: Required[str]
-    """Such as system, user, assistant, tool."""
+    """For example system, user, assistant or tool."""
     content: str | None
     """Text, possibly empty; None or absent only with tool_calls.
     Lists of parts are not accepted: join those that are text."""
@@ -59,7 +59,7 @@ class Options(TokenizeOptions, total=False):
     priority: int | None
     """Lower runs first."""
     cache_salt: str | None
-    """Cached prefixes are shared only between requests of equal salt."""
+    """Cached prefixes are shared only between requests with the same salt."""
     requires: Sequence[str] | None
     """Names from ``Model.capabilities``; a server that lacks one refuses the request."""
     traceparent: str | None

@@ -1,4 +1,4 @@
-"""The parts of an answer: how the server admitted the request, its choices, and what an error carries of them."""
+"""The parts of an answer: the request as admitted, its choices, and the partial answer that an error carries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request. Exact: what is counted was delivered."""
+    """Token counts of a request. They are exact: every output token counted was delivered."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -51,9 +51,9 @@ class Admitted:
     prompt_token_ids: tuple[int, ...] | None
     """None unless ``return_prompt_token_ids``."""
     options: Options
-    """Every option with its resolved value, the seed included; the same options repeat the request."""
+    """Every option with its resolved value, including the seed; sending them again repeats the request."""
     server_request_id: str = field(compare=False)
-    """The id in the server's logs and traces; a resume on another server has another."""
+    """The id in the logs and traces of the server that admitted it first; a server that resumes it uses another."""
 
 
 @dataclass(frozen=True, slots=True)

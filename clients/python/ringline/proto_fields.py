@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def assign(message: Message, name: str, value: Any, option: str | None = None) -> None:
-    """Set a field that is no message; ``option`` names it in errors.
+    """Set a field that is not a message; ``option`` names it in errors.
 
     A list of strings may be given as one string. Raises TypeError for a wrong type, InvalidRequest for a value out of
     the field's range.

@@ -29,7 +29,7 @@ _NESTED = {
     for name, params in (("sampling", pb.SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
     for field in params.DESCRIPTOR.fields
 }
-"""By option, the submessage of the request that has it."""
+"""For each option, the submessage of the request that holds it."""
 
 
 def build_request(

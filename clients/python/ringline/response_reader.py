@@ -102,7 +102,7 @@ class ResponseReader:
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether all entries came; True if none were asked for."""
+        """Whether all entries came; meaningless if none were asked for."""
         return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)
 
     def resume(self) -> pb.Resume:
@@ -117,7 +117,7 @@ class ResponseReader:
         return pb.Resume(choices=choices, model_digest=model_digest, numerics=started.numerics)
 
     def begin(self, choices: Sequence[int]) -> None:
-        """Start an attempt at ``choices``; empty for the first, whose choices Admitted says."""
+        """Start an attempt at ``choices``; empty for the first, whose choices Admitted tells."""
         self._progress = _AttemptProgress(choices=set(choices), unfinished=set(choices))
         self._usage = None
 

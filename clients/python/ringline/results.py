@@ -15,7 +15,7 @@ from ringline.types.v1 import output_pb2
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Progress of the prompt, tokens."""
+    """Progress of the prefill, in prompt tokens."""
 
     computed_tokens: int
     cached_tokens: int
@@ -23,7 +23,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of prompt tokens from index 1 on (the first has none). A long prompt's come in parts."""
+    """Log probabilities of prompt tokens from index 1 on (the first has none). Those of a long prompt come in parts."""
 
     offset: int
     """Entries in earlier parts."""
@@ -87,33 +87,33 @@ class Generation:
     usage: Usage
     request: Admitted
     prompt_logprobs: tuple[TokenLogprob, ...] | None
-    """Of prompt tokens from index 1 on; None unless asked for."""
+    """Those of the prompt tokens from index 1 on; None unless asked for."""
     resumed: int
-    """Number of times that the library resumed the request."""
+    """How often the library resumed the request."""
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The first choice's text."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first choice."""
+        """The first choice's token ids."""
         return self.choices[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first choice."""
+        """Why the first choice ended."""
         return self.choices[0].finish_reason
 
     @property
     def stop(self) -> int | str | None:
-        """Of the first choice."""
+        """The stop token's id or the stop string that ended the first choice, if one did."""
         return self.choices[0].stop
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Of the first choice."""
+        """The first choice's log probabilities, one per token; None unless asked for."""
         return self.choices[0].logprobs
 
 
@@ -125,7 +125,7 @@ class Tokenization:
     rendered: str
     """A chat as the template rendered it."""
     max_model_len: int
-    """The model's context length, tokens."""
+    """The model's context length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Model:
     architecture: str
     vocab_size: int
     max_model_len: int
-    """Prompt and output together, tokens."""
+    """Prompt and output together, in tokens."""
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     tokenizer_digest: str

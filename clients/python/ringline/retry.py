@@ -12,7 +12,7 @@ from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
 _LONGEST_RETRY = 30.0
-"""Seconds; the bound of doubling the delay that an overloaded server asked for."""
+"""Seconds; the delay that an overloaded server asked for is doubled up to this."""
 _MOST_DOUBLINGS = 10
 _JITTER = 1.5
 _MODEL_GONE = "MODEL_GONE"
@@ -22,7 +22,7 @@ GRACE = 1.0
 
 
 class Deadline:
-    """A point of time on this process's monotonic clock, or none."""
+    """A point in time on this process's monotonic clock, or none."""
 
     def __init__(self, timeout: float | None) -> None:
         """``timeout`` is in seconds from now; raise InvalidRequest unless it is positive."""
@@ -71,7 +71,7 @@ class RetryState:
 
     An outage lasts from the first error until a server admits the request, at most ``patience`` seconds. A request
     that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
-    crashes them.
+    crashes the servers.
     """
 
     def __init__(self, policy: RetryPolicy, deadline: Deadline) -> None:
@@ -88,7 +88,7 @@ class RetryState:
 
     @property
     def resumable(self) -> bool:
-        """Whether the policy allows to retry a request after it was admitted."""
+        """Whether the policy allows retrying a request after it was admitted."""
         return self._policy.patience > 0 and self._policy.retries > 0
 
     def admitted(self) -> None:
@@ -105,8 +105,8 @@ class RetryState:
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds to wait before the next attempt; raises ``error`` if it is not retried.
 
-        0 if a server is available (not ejected); else doubling up to 1 s, with jitter. At least what an overloaded
-        server asked for, doubled with each consecutive refusal, plus up to half of it as jitter.
+        The delay is 0 if some server is not ejected; else it doubles up to 1 s, with jitter. It is at least what an
+        overloaded server asked for, doubled with each consecutive refusal, plus up to half of that as jitter.
         """
         least = self._least_delay(error)
         if least is None:

@@ -1,6 +1,6 @@
 """One request over several attempts: what is sent first, what was delivered, and what is sent after a lost stream.
 
-A request that a server had admitted is never started over, it is resumed: any server continues it from the delivered
+A request that a server has admitted is never started over but resumed: any server continues it from the delivered
 ids, with the prompt ids, the seed and the options that the first server resolved. So the tokens are the same as without
 the interruption. ``retry`` decides whether and when, ``response_reader`` keeps what was delivered.
 """
@@ -16,7 +16,7 @@ from ringline.retry import Deadline, RetryState
 
 
 class RetryingRequest:
-    """A request, what of it was delivered, and its next attempt."""
+    """A request, what has been delivered of it, and its next attempt."""
 
     def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
         self.deadline = deadline
@@ -38,7 +38,7 @@ class RetryingRequest:
         return request
 
     def read(self, response: pb.GenerateResponse) -> Event | None:
-        """As ``ResponseReader.read``."""
+        """Like ``ResponseReader.read``; also tells the retry state of progress."""
         event = self.reader.read(response)
         if isinstance(event, Admitted | Resumed):
             self._retry_state.admitted()
@@ -49,7 +49,7 @@ class RetryingRequest:
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.
 
-        ``any_available``: a server is not ejected, so that it can be asked at once.
+        ``any_available``: whether some server is not ejected, so that it can be asked at once.
         """
         if error.partial is not None and not (self._retry_state.resumable and self._prompt_ids()):
             raise error

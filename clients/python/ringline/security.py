@@ -31,7 +31,7 @@ class Security:
     token: str | Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for options that exclude each other."""
+        """Raises InvalidRequest for options that do not fit together."""
         if (self.cert is None) != (self.key is None):
             raise invalid("cert" if self.key is None else "key", "cert and key are given together")
         files = self.tls or self.ca is not None or self.cert is not None
@@ -42,7 +42,7 @@ class Security:
 
     @property
     def encrypted(self) -> bool:
-        """Whether connections are TLS."""
+        """Whether connections use TLS."""
         return self.credentials is not None or self.tls or self.ca is not None or self.cert is not None
 
     def check_addresses(self, addresses: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class Security:
             raise invalid("token", f"it would be sent to {exposed[0]} in clear: give tls or ca with it")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials for a new channel, from the files as they are now; None for plain text."""
+        """Credentials for a new channel, from the files as they are now; None for plaintext."""
         if self.credentials is not None or not self.encrypted:
             return self.credentials
         authorities = _read("ca", self.ca)

@@ -142,19 +142,19 @@ class ServerPool(Generic[_Connection]):
                 used.users -= 1
 
     def failed(self, server: Server[_Connection]) -> None:
-        """It was unreachable, lost or refuses new requests: eject it, twice as long each time."""
+        """The server was unreachable or lost, or refuses new requests: eject it, for twice as long each time."""
         with self._lock:
             if not server.ejected:  # else one failure that ended many requests would count many times
                 server.ejection_seconds = min(max(2 * server.ejection_seconds, _FIRST_EJECTION), _LONGEST_EJECTION)
                 server.ejected_until = time.monotonic() + server.ejection_seconds
 
     def succeeded(self, server: Server[_Connection]) -> None:
-        """It admitted a request: end its ejection."""
+        """The server admitted a request: end its ejection."""
         server.ejection_seconds = server.ejected_until = 0.0
 
     @property
     def any_available(self) -> bool:
-        """Whether a server is not ejected, so that it can be asked without a delay."""
+        """Whether some server is not ejected, so that it can be asked without a delay."""
         return not all(server.ejected for server in self._pool)
 
     def _renew(self, server: Server[_Connection]) -> None:

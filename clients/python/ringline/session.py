@@ -35,7 +35,7 @@ class Session:
         timeout: float | None,
         policy: RetryPolicy,
     ) -> None:
-        """Made by ``AsyncClient.session()``, where ``timeout`` and ``policy`` are documented.
+        """Made by ``AsyncClient.session()``; ``timeout`` and ``policy`` are those documented at ``Client``.
 
         ``call`` starts a Session call on a connection of ``pool``, which belongs to the running event loop.
         """
@@ -59,7 +59,7 @@ class Session:
     ) -> Generation:
         """The whole answer to a text, a conversation or token ids. Raises a RingError unless every choice ended well.
 
-        The error's ``partial`` has what was delivered before.
+        The error's ``partial`` holds what was delivered until then.
         """
         async with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
             return await stream.result()

@@ -1,7 +1,7 @@
 """One Session stream: requests and cancels go out through one writer, responses come in through one reader.
 
 The reader never pauses, so that a slow consumer does not stall the others: events wait in memory until their consumer
-takes them, at most its own answer. What goes out is bounded by the live requests that the server allows.
+takes them, at most one answer for each consumer. What goes out is bounded by the live requests that the server allows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Attempt:
     def __init__(
         self, retrying: RetryingRequest, request_id: str, ordinal: int, abandon: Callable[[Attempt], None]
     ) -> None:
-        """``ordinal``: of the frame that begins it; ``abandon`` tells the server that nobody waits for the answer."""
+        """``ordinal`` of the frame that begins it; ``abandon`` tells the server that nobody waits for the answer."""
         self.request_id = request_id
         self.ordinal = ordinal
         self.error: RingError | None = None
@@ -121,7 +121,7 @@ class SessionStream:
     ) -> None:
         """``first``: the first frame, with the limits; ``names``: ids for requests that have none.
 
-        ``pool`` is told of successes and failures of ``server``, at which this stream is.
+        ``pool`` is told of successes and failures of ``server``, to which this stream goes.
         """
         self.server = server
         self._pool = pool
@@ -177,7 +177,7 @@ class SessionStream:
     async def begin(self, retrying: RetryingRequest) -> Attempt | None:
         """Send a request as soon as fewer than the allowed number are live.
 
-        Returns None if the server drains by then, so that another stream must take it. Raises Unavailable if the stream
+        Returns None if the server is draining by then: another stream must take it. Raises Unavailable if the stream
         ends first.
         """
         await self._wait_for_slot(retrying.deadline)

@@ -19,7 +19,7 @@ from ringline.server_pool import Server, ServerPool
 
 
 class GenerateCall(Protocol):
-    """gRPC's object of a Generate call."""
+    """gRPC's call object of a Generate RPC."""
 
     def __next__(self) -> pb.GenerateResponse: ...
 
@@ -27,9 +27,9 @@ class GenerateCall(Protocol):
 
 
 class Stream(Iterator[Delta]):
-    """One request's answer, delta by delta. Leaving the loop and ``close()`` cancel the request.
+    """One request's answer, delta by delta. ``close()`` and leaving the ``with`` block cancel the request.
 
-    A stream that is garbage collected is cancelled too, by gRPC.
+    So does leaving a loop over a stream that nothing else refers to: gRPC cancels a call that is garbage collected.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Stream(Iterator[Delta]):
             yield event
 
     def result(self) -> Generation:
-        """Wait for the end; the whole answer."""
+        """Wait for the end and return the whole answer; raises the request's error."""
         while self._next_event() is not None:
             pass
         reader = self._retrying.reader
