@@ -77,7 +77,7 @@ class EngineLoadStream(LoadStream):
         await self._channel.close()
 
     async def _finish(self) -> None:
-        """Have the engine read the last Done and end the stream; else its ledger keeps the requests as orphans."""
+        """Have the engine read the last Done and end the stream; else its ledger would keep the requests as orphans."""
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with asyncio.timeout(_FINISH_TIMEOUT):
                 await self._written.wait()

@@ -35,7 +35,7 @@ class LoadGenerator:
         await self._stream.wait_for(self._all_ended.wait())
 
     async def run_open_loop(self, rate: float, rng: random.Random) -> None:
-        """Send ``rate`` requests per second on average, as a Poisson process; else as ``run_closed_loop``."""
+        """Send ``rate`` requests per second on average, as a Poisson process; otherwise like ``run_closed_loop``."""
         await self._stream.wait_for(self._send_arrivals(rate, rng))
         await self._stream.wait_for(self._all_ended.wait())
 

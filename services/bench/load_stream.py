@@ -41,7 +41,7 @@ class Target:
 
 
 class LoadListener(Protocol):
-    """Called with what a load stream reads. Requests are named by number; ``now`` is ``time.perf_counter()``."""
+    """Called with what a load stream reads. Requests are identified by number; ``now`` is ``time.perf_counter()``."""
 
     def on_tokens(self, number: int, position: int, count: int, now: float) -> None: ...
 
@@ -52,7 +52,7 @@ class LoadStream(ABC):
     """Sends requests to a server and reads its answers. An async context manager: enter to connect."""
 
     target: Target
-    """Set by connecting."""
+    """Set on connecting."""
 
     def __init__(self) -> None:
         self.listener: LoadListener | None = None
@@ -120,7 +120,7 @@ class LoadStream(ABC):
 
     @abstractmethod
     async def _write(self) -> None:
-        """Write what is queued, for ever."""
+        """Write what is queued, forever."""
 
     @abstractmethod
     async def _read(self) -> None:

@@ -40,11 +40,11 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Latencies are of the requests that completed; ``itl`` is of the others, too."""
+    """Latencies cover only completed requests, except ``itl``, which covers all."""
 
     completed: int
     failures: dict[str, int]
-    """How often each problem was met."""
+    """How often each problem occurred."""
     seconds: float
     """From the first request sent to the last one's end."""
     output_tokens: int
@@ -55,7 +55,7 @@ class Report:
     tpot: LatencySummary | None
     """Time per output token after the first, averaged over each request."""
     latency: LatencySummary | None
-    """From a request sent to its end."""
+    """From the sending of a request to its end."""
 
     @property
     def failed(self) -> int:
@@ -63,7 +63,7 @@ class Report:
 
 
 class Measurement:
-    """Records the times of requests, which are named by number."""
+    """Records the times of requests, which are identified by number."""
 
     def __init__(self, output_len: int) -> None:
         """A request that ends well has exactly ``output_len`` tokens, without a gap of positions."""

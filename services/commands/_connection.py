@@ -21,9 +21,9 @@ from services.security.tokens import reloaded_tokens
 def closed_by_interrupt(stream: ringline.Stream) -> Iterator[None]:
     """Ctrl-C closes the stream, and ``KeyboardInterrupt`` is raised at the end of the block.
 
-    Raised at an arbitrary place, it could leave one of gRPC's locks held for ever. The second Ctrl-C is raised at once.
+    Raised at an arbitrary place, it could leave one of gRPC's locks held forever. A second Ctrl-C raises it at once.
     """
-    if threading.current_thread() is not threading.main_thread():  # others get no signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     pressed: list[bool] = []
@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def encrypted(self) -> bool:
-        """Whether to use TLS. A certificate alone does not say so: its variable may be set for a service beside."""
+        """Whether to use TLS. A certificate alone does not imply it: its variable may be there for a service."""
         return self.tls or self.tls_ca_file is not None
 
     def for_client(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Why a call failed at a server that is there: another kind of port, another service of the ring, or TLS."""
+"""Why a call to a server that is there failed: another kind of port, another service of the ring, or TLS."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tls_trouble(address: str, connection: Connection) -> str | None:
 
 
 def _answers_by_tls(plain: socket.socket) -> str | None:
-    """For a client without TLS."""
+    """``tls_trouble`` of a client without TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -66,7 +66,7 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
 
 
 def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
-    """For a client with TLS."""
+    """``tls_trouble`` of a client with TLS."""
     context = ssl.create_default_context(cafile=connection.tls_ca_file)
     context.set_alpn_protocols(["h2"])
     if connection.tls_cert_file is not None:
@@ -97,7 +97,7 @@ def _goes_on(encrypted: ssl.SSLSocket) -> bool:
 
 
 def connection_trouble(address: str, connection: Connection) -> str | None:
-    """Why calls to ``address`` fail although something listens there; None if that is not visible."""
+    """Why calls to ``address`` fail although something listens there; None if the reason is not visible."""
     return _http_trouble(address) or tls_trouble(address, connection)
 
 
@@ -127,7 +127,7 @@ def _http_trouble(address: str) -> str | None:
 
 
 async def service_trouble(channel: grpc.aio.Channel, wanted: str) -> str | None:
-    """A message if another service of the ring than ``wanted`` answers; None if that is not visible."""
+    """A message if another service of the ring than ``wanted`` answers; None if none is recognized."""
     for service, name in FULL_NAMES.items():
         if await check_health(channel, name, _SECONDS) not in ("SERVICE_UNKNOWN", "UNREACHABLE"):
             return None if service == wanted else f"this is {_WITH_ARTICLE[service]}, not {_WITH_ARTICLE[wanted]}"
@@ -135,7 +135,7 @@ async def service_trouble(channel: grpc.aio.Channel, wanted: str) -> str | None:
 
 
 def call_trouble(address: str, wanted: str, connection: Connection) -> str | None:
-    """The same of the server at ``address``, for callers without an event loop."""
+    """``service_trouble`` of the server at ``address``, for callers without an event loop."""
 
     async def ask() -> str | None:
         credentials, name = connection.credentials(), connection.tls_server_name

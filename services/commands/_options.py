@@ -34,14 +34,14 @@ _CONNECTION_FLAGS = {
     "server_name": "--tls-server-name",
     "token": "--token-file",
 }
-"""By the library's names."""
+"""The flags, by the client library's names of the options."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
 _NO_CONNECTION = ("connections to all backends failing", "errors resolving")
-"""Beginnings of gRPC's messages when no server answers; only their end is useful to a person."""
+"""How gRPC's messages begin when no server answers; only their end is useful to a person."""
 PATIENCE = 3.0
-"""Seconds for which a command tries to reach a server: so long does it take to report a mistyped address."""
+"""Seconds for which a command tries to reach a server; a mistyped address is reported only after this."""
 _CONNECTION_OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
     click.option(

@@ -71,7 +71,7 @@ def bench(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Send random prompts of token ids, greedy and without a stop, over one stream, and take the times.
+    """Send random prompts of token ids, greedy and without a stop, over one stream, and measure the times.
 
     Exit code 1 if a request did not end with exactly the tokens asked for.
     """

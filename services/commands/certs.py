@@ -33,7 +33,7 @@ _AUTHORITY_DAYS = 3650
 @click.option("--name", help="The one peer that a certificate of --role is for, written into DIRECTORY/NAME.")
 @click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Days of validity.")
 def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name: str | None, days: float) -> None:
-    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all files that it needs.
+    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all the files it needs.
 
     The authority's own key stays in DIRECTORY/authority; give that to no service. An existing authority is kept, and
     the certificates are replaced: running services reload them. For development only: in production use the tool that

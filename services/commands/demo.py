@@ -1,5 +1,5 @@
 """``ringline demo``: the whole ring at work, once: three processes, one streamed answer, and what ran where; with
-``--kill``, answers that go on after a service was killed.
+``--kill``, answers that continue after a service is killed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def _exhaust(texts: AsyncIterator[str]) -> None:
 async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: int, seconds: float) -> bool:
     """Print one answer as it arrives, and kill ``victim`` after ``tokens`` or ``seconds``; returns whether it paused.
 
-    Seconds, too, because on a busy machine this process may print long after the engine has computed.
+    The time limit is there because on a busy machine this process may print long after the engine has computed.
     """
     start, killed, waited = time.monotonic(), False, False
     coming = asyncio.ensure_future(anext(texts, None))
@@ -159,7 +159,7 @@ class _Timing:
     last_token: float
 
     def tokens_per_second(self, tokens: int) -> float:
-        """From the request on: the first delta may hold many tokens, and several may arrive at once."""
+        """Counted from the request: the first delta may hold many tokens, and several may arrive at once."""
         return tokens / self.last_token if self.last_token > 0 else 0.0
 
 

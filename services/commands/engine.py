@@ -22,14 +22,14 @@ from services.process.memory import collection_paused
 from services.telemetry.logs import configure_logs
 
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
-"""What only an engine needs, and an installation without the extra ``engine`` lacks."""
+"""Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
 @click.command(cls=SettingsCommand)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
-    """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that bring token ids."""
+    """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that send token ids."""
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
@@ -38,10 +38,10 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     config = engine_config(values)
 
     # Read when torch is loaded. Idle OpenMP threads that spin take the cores from the services beside them, and from
-    # neighbours: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
+    # neighbors: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    # Torch and transformers are loaded here, once everything else is known to be right. It takes most of a start.
+    # Torch and transformers are loaded here, once everything else is known to be right: that takes most of a start.
     with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 
@@ -50,7 +50,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
 
 @contextmanager
 def engine_extra() -> Iterator[None]:
-    """Around imports of what only an engine's installation has: ``FatalError`` says what to install."""
+    """Around imports of packages that only an engine's installation has: ``FatalError`` says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -79,7 +79,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
 
 
 def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """``values`` with the argument MODEL as the option model; the argument wins over a variable, not over a flag."""
+    """``values`` with the argument MODEL as the option model; the argument overrides a variable, but not a flag."""
     context = click.get_current_context()
     if checkpoint is None:
         return values

@@ -139,7 +139,7 @@ def _print_stream(stream: ringline.Stream) -> None:
             click.echo(delta.text, nl=False)
             printed = delta.text or printed
     finally:
-        click.echo("", nl=bool(printed))  # what came of a failed answer is not run together with the error
+        click.echo("", nl=bool(printed))  # ends the line, so that an error does not follow the text
 
 
 def _print_choices(generation: ringline.Generation) -> None:

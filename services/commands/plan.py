@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from engine_core.models.base import CausalLM
 
 CPU_TIER_SECONDS = 40e-6
-"""CPU seconds per token of a processor, and as many of a detokenizer. Measured with 64 streams of a tiny model on two
+"""CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
 cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
 CPU_TIER_SHARE = 0.6
 """Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
 MIN_CPU_TIERS = 2
-"""Processors, and as many detokenizers, so that one can be lost or replaced."""
+"""At least this many processors and as many detokenizers, so that one can be lost or replaced."""
 
 Seconds = Callable[[float, float, float, float], float]
-"""Of a step, by what ``engine_core.models.roofline.StepCost.step`` takes: rows, sampled, seen, cached."""
+"""Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
 _RUNTIME = 0.8 * _GB
@@ -50,7 +50,7 @@ class Memory:
     runtime: float
     """Interpreter, libraries, captured graphs."""
     per_token: float
-    """Keys and values of one token; the average over a request, where windows forget some."""
+    """Keys and values of one token; the average over a request, where sliding windows drop some."""
 
     @property
     def cache(self) -> float:
@@ -73,7 +73,7 @@ class Demand:
     """Prompt tokens that are not cached."""
     output_len: int
     max_gap: float | None
-    """Largest average time between two tokens of a stream, in seconds; None for any."""
+    """Largest average time between two tokens of a stream, in seconds; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class Plan:
     capacity: EnginePlan
     """The most that one engine can do."""
     expected: EnginePlan
-    """What one does under its share of the load."""
+    """What one engine does under its share of the load."""
     bound: str
     """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
 
 
 class Impossible(Exception):
-    """The load cannot be carried by any number of such engines; the text says why."""
+    """No number of these engines can carry the load; the text says why."""
 
 
 def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
@@ -158,9 +158,9 @@ class Hardware:
     memory: float
     """Bytes."""
     bandwidth: float
-    """Of the memory, bytes per second."""
+    """Of the memory, in bytes per second."""
     flops: float
-    """Operations per second of products in bfloat16, without sparsity."""
+    """Operations per second of matrix products in bfloat16, without sparsity."""
 
 
 GPUS = {
@@ -170,7 +170,7 @@ GPUS = {
     "l4": Hardware(24 * _GB, 0.3e12, 121e12),
     "l40s": Hardware(48 * _GB, 0.864e12, 362e12),
 }
-"""By the makers' data sheets."""
+"""From the manufacturers' data sheets."""
 
 
 def _positive(flag: str, text: str, default: float | None = None) -> Callable[[Function], Function]:

@@ -39,7 +39,7 @@ ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSetti
 
 
 def stack_settings() -> list[Setting]:
-    """The options of a stack: those of all of its services, where they are for the user to set."""
+    """The options of a stack: those of all its services, but for the ones that it sets itself."""
     services = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
     return [setting for setting in services if setting.name not in _DECIDED_HERE]
 
@@ -50,7 +50,7 @@ def stack_settings() -> list[Setting]:
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
 
-    They are linked by unix sockets; clients connect to --host and --port. One that dies is started again. Without
+    They are linked by unix sockets; clients connect to --host and --port. A service that dies is restarted. Without
     MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
     processor's. Logs are for people, wherever they go, unless --log-format is json.
     """
@@ -61,7 +61,7 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     as_json = settings.telemetry.log_format == "json"
     configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
     warn_of_unknown_variables()
-    engine_config(values)  # what can be refused here needs no process
+    engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
     logs = ChildLogs(as_json=as_json)
     if as_json:

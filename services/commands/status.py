@@ -85,7 +85,7 @@ def status(
     """Show the processor at --address: its health, and what it serves. Of a stack that this user runs here with
     `ringline serve`, all three services are shown, with their process ids.
 
-    An address is host:port or unix:path; of a host that is a name, all of its addresses are shown. Exit code 0 if
+    An address is host:port or unix:path; if the host is a name, all of its addresses are shown. Exit code 0 if
     everything shown is serving, else (or if nothing runs) 1.
     """
     named = any((processors, engines, detokenizers))

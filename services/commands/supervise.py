@@ -25,7 +25,7 @@ def supervise(service: str, options: tuple[str, ...]) -> int:
 
     A child whose heartbeats stop is killed. Restarting is left to the container runtime. Signals are passed on.
     """
-    # -P: a folder named "services" in the working directory is not ours.
+    # -P: do not import from a folder named "services" in the working directory.
     return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), HEARTBEAT_LIMITS)
 
 
@@ -33,7 +33,7 @@ def run_child(argv: tuple[str, ...], limits: HeartbeatLimits) -> int:
     """Run a program until it ends or hangs; returns the exit code for this process."""
     heartbeats = HeartbeatMonitor(limits)
     os.set_inheritable(heartbeats.writing, True)
-    # A group of its own: what a terminal sends to this one is passed on once.
+    # A group of its own: a terminal's signals reach only this process, which passes them on once.
     child = os.posix_spawn(argv[0], argv, {**os.environ, **heartbeats.environment()}, setpgroup=0)
     os.close(heartbeats.writing)
     for number in _FORWARDED:

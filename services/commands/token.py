@@ -15,7 +15,7 @@ _BYTES = 32
 def token(tenant: str) -> None:
     """Make a token for TENANT: on standard output the line for --auth-token-file, on standard error the token.
 
-    Only the line is to be kept at the processor; the token cannot be found from it, and is shown this once.
+    The processor needs only the line; the token cannot be recovered from it, and is shown only this once.
     """
     if not tenant.isprintable() or not tenant or " " in tenant:
         raise click.BadParameter(f"{tenant!r} is not the name of a tenant: expected no spaces", param_hint="TENANT")

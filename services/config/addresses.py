@@ -1,4 +1,4 @@
-"""Addresses that services are dialled at: ``host:port``, ``[v6]:port`` or ``unix:path``."""
+"""Addresses at which services are dialed: ``host:port``, ``[v6]:port`` or ``unix:path``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ipaddress
 from services.config.options import SettingError
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Of a unix socket on Linux: sun_path without its terminating zero."""
+"""Longest path of a unix socket on Linux: sun_path without its terminating zero."""
 
 
 def join_address(host: str, port: int) -> str:

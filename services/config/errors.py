@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """An option has a value that cannot be used."""
     STARTUP = 3
-    """It cannot start: a checkpoint, memory or a port is missing."""
+    """The process cannot start: a checkpoint, memory or a port is missing."""
 
 
 def unusable_option(option: str, value: object, accepted: str) -> str:

@@ -49,7 +49,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
 
 
 class _FlagType(click.types.BoolParamType):
-    """The same for --x/--no-x: click requires a subclass of its own type. Only a variable's value is a text here."""
+    """The same for --x/--no-x: click requires a subclass of its own type. Only a variable's value arrives as text."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

@@ -96,7 +96,7 @@ class Setting:
 
     @property
     def negative_flag(self) -> str:
-        """Of a bool, the flag that switches it off."""
+        """The flag that switches a bool off."""
         return "--no-" + self.name.replace("_", "-")
 
     @property
@@ -201,7 +201,7 @@ def check_section(section: Any) -> None:
 
 
 def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[str]:
-    """Command-line arguments that set those of ``settings`` that ``values`` names."""
+    """Command-line arguments for those ``settings`` that ``values`` names."""
     words: list[str] = []
     for setting in settings:
         if setting.name in values:

@@ -13,7 +13,7 @@ from services.config.options import SettingError, check_section, option
 from services.ring.roles import SERVICE_IDENTITIES, Identities, Role
 
 JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Asymmetric ones: a processor has public keys alone, with which nobody can sign."""
+"""Only asymmetric ones: a processor holds public keys, with which nobody can sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
 
 
 def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
-    """Raise ``SettingError`` for TLS on a unix socket, and for tokens that would cross a network in clear.
+    """Raise ``SettingError`` for TLS on a unix socket, and for tokens that would cross a network in the clear.
 
     ``secrets``: the options that require tokens of callers, each with its value.
     """
@@ -171,7 +171,7 @@ def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
 
 
 def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iterable[str]) -> None:
-    """Raise ``SettingError`` if a token would be sent in clear to peers on other machines."""
+    """Raise ``SettingError`` if a token would be sent in the clear to peers on other machines."""
     exposed = [host for host in hosts if not is_loopback(host)]
     if service_token_file is not None and tls.tls_ca_file is None and exposed:
         raise SettingError(

@@ -369,7 +369,7 @@ class EngineServiceSettings(ServiceSettings):
 
 
 def _check_callee(settings: ServiceSettings) -> None:
-    """Checks of the services that only services call."""
+    """Checks for the services that only other services call."""
     token_file = settings.peers.service_token_file
     check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
     check_internal(settings.tls, token_file)

@@ -1,4 +1,4 @@
-"""The ``RINGLINE_…`` variables that exist, and a search for unknown ones, which are mostly misspelt."""
+"""The ``RINGLINE_…`` variables that exist, and a search for unknown ones, which are mostly misspelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
 SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
 """The name that the processor's certificate must have."""
 TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
-"""File of the token to send to it."""
+"""File with the token to send to the processor."""
 
 ENGINE_OPTIONS = (
     "model",

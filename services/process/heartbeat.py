@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_INTERVAL = 0.5
 """Seconds between beats, and between two checks of them."""
 LOOP_STALL_LIMIT = 6.0
-"""Seconds that an event loop may stand still. (Peers give up the process after two.)"""
+"""Seconds that an event loop may stand still. (Peers give up on the process after two.)"""
 
 
 class Phase(enum.Enum):
@@ -111,7 +111,7 @@ class HeartbeatMonitor:
         self._phase = Phase.STARTING
 
     def environment(self) -> dict[str, str]:
-        """Variables that the child needs beside the pipe's open end."""
+        """Variables that the child needs besides the pipe's open end."""
         return {PARENT_PID_VARIABLE: str(os.getpid()), HEARTBEAT_PIPE_VARIABLE: str(self.writing)}
 
     def check(self, now: float) -> str | None:

@@ -1,4 +1,4 @@
-"""Memory of a serving process: what it has, how rarely Python's garbage collector runs, and what malloc keeps.
+"""Memory of a serving process: how much it has, how often Python's garbage collector runs, and what malloc keeps.
 
 A full collection visits every object that may be part of a cycle, with every thread stopped: with the modules of a
 service loaded, tens to hundreds of milliseconds, again and again while requests come and go. Almost nothing that they
@@ -15,11 +15,11 @@ from pathlib import Path
 
 _GC_THRESHOLD = 10_000
 """Allocations minus deallocations that start a young collection. Python's default is 700, which hundreds of requests
-under way reach in every step, without any garbage to find."""
+in flight reach in every step, without any garbage to find."""
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-"""Both are glibc's."""
+"""Only glibc has these two."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_FREE_AT_TOP = 512 << 10
 _MIN_MAPPED = 256 << 10
@@ -33,7 +33,7 @@ def resident_memory() -> int:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Around imports of thousands of modules, whose time would be a fifth longer; they stay frozen until it serves."""
+    """Around imports of thousands of modules, which would take a fifth longer; they stay frozen until it serves."""
     gc.disable()
     try:
         yield
@@ -53,10 +53,10 @@ def freeze_loaded_objects() -> None:
 def limit_malloc_retention() -> None:
     """Make glibc's malloc keep little free memory from now on. Call it before threads begin.
 
-    glibc has an arena for each of several threads, and keeps what is free at the top of each, up to twice the largest
-    block that was ever freed (at most 64 MiB): after a few large messages that is megabytes in each of them, and
-    ``malloc_trim`` gives back only the main arena's. With fixed limits it keeps 512 KiB, and maps large blocks apart.
-    Not for an engine: its tensors are as large, and come and go with every step.
+    glibc has several arenas for its threads, and keeps what is free at the top of each, up to twice the largest block
+    that was ever freed (at most 64 MiB): after a few large messages that is megabytes per arena, and ``malloc_trim``
+    gives back only the main arena's. With fixed limits it keeps 512 KiB, and gets large blocks by mmap. Not for an
+    engine: its tensors are as large, and come and go with every step.
     """
     if _mallopt is not None:
         _mallopt(_M_TRIM_THRESHOLD, _MAX_FREE_AT_TOP)

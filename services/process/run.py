@@ -27,7 +27,7 @@ ENGINE_ONLY_MODULES = ("torch", "transformers", "engine_core")
 
 _PR_SET_PDEATHSIG = 1
 _POOL_PREFIX = "worker"
-"""Begins the name of every thread of a ``DaemonThreadPool``."""
+"""Prefix of the name of every thread of a ``DaemonThreadPool``."""
 _POOL_TIMEOUT = 1.0
 """Seconds that work in such a pool has to end when the process does."""
 _INCARNATION_RANDOM_BITS = 20
@@ -40,7 +40,7 @@ def run_service(
 
     A ``FatalError``, or an exception of a type in ``expected``, ends it with its code and one readable line;
     anything else with FAILURE and a traceback in the log. Work that ``main`` left in a ``DaemonThreadPool``, which
-    ``asyncio.to_thread`` uses, too, is not waited for: a process that is stopped while it loads a large model ends.
+    ``asyncio.to_thread`` also uses, is not waited for: so a process that is stopped while it loads a large model ends.
     """
     code = _run(main, expected or {})
     if _pools_are_busy(_POOL_TIMEOUT):

@@ -2,7 +2,7 @@
 
 A hang is neither idleness (there is nothing to do) nor long work (each kind of work has its own limit). Time in which
 the watchdog itself did not run, because its process or the machine stood still, does not count. So a process that is
-stopped as a whole, or whose native code holds Python's lock, is not ended from inside but by its supervisor
+stopped as a whole, or whose native code holds the GIL, is not ended from inside but by its supervisor
 (``services.process.heartbeat``).
 """
 
@@ -29,7 +29,7 @@ class StallTimer:
     """Measures for how long a counter has not moved, from regular samples of it."""
 
     def __init__(self, interval: float) -> None:
-        """``interval``: seconds between samples. A longer gap counts as two at most: the sampler stood still."""
+        """``interval``: seconds between samples. A longer gap counts as two intervals: the sampler stood still."""
         self._max_gap = 2 * interval
         self._progress: int | None = None
         self._sampled_at: float | None = None

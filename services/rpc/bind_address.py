@@ -1,4 +1,4 @@
-"""Checks the address of a server before gRPC binds it: gRPC does not say why it could not.
+"""Checks the address of a server before gRPC binds it: gRPC does not say why it cannot.
 
 gRPC also takes over the socket file of another live process without an error.
 """
@@ -24,7 +24,7 @@ def check_bindable(settings: ServerSettings) -> None:
 
 
 def remove_socket_file(settings: ServerSettings) -> None:
-    """Call when the server has stopped."""
+    """Remove the server's socket file; call it when the server has stopped."""
     if settings.uds is not None:
         Path(settings.uds).unlink(missing_ok=True)
 

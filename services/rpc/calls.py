@@ -206,7 +206,7 @@ class CallRegistry:
         self._num_admitted -= 1
 
     def _make_room(self, held: int) -> bool:
-        """Evict a call of the client with the most, for a client that has ``held``; False if that gains nothing."""
+        """Evict a call of the client with the most, for one that has ``held`` calls; False if that gains nothing."""
         heaviest = max(self._clients.values(), key=lambda client: len(client.calls))
         if len(heaviest.calls) <= held + 1:
             return False
@@ -221,7 +221,7 @@ class _Client:
     calls: dict[Call, None] = field(default_factory=dict)
     """In the order in which they came."""
     connections: Counter[int] = field(default_factory=Counter)
-    """Calls by the port that a connection comes from."""
+    """Number of calls of each connection, by its source port."""
 
 
 def _exhausted(message: str) -> Status:
@@ -234,7 +234,7 @@ def _client_of(peer: str) -> tuple[str, int]:
 
 
 def _install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """Make ``_completion_task`` known in each handler: it is the task that starts the handler's."""
+    """Have ``_completion_task`` set in each handler: to the task that starts the handler's task."""
     if not isinstance(loop.get_task_factory(), _TaskFactory):
         loop.set_task_factory(_TaskFactory())
 

@@ -28,7 +28,7 @@ import structlog
 from services.telemetry.logs import RateLimitedLog
 
 _INFO = struct.Struct("=52xI64xQQ")
-"""Of ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; Linux has them
+"""Of ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; in Linux
 since 4.1."""
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address on a dual-stack socket."""
@@ -127,7 +127,7 @@ def allowed_connections(wanted: int) -> int:
 class ConnectionGuard:
     """Keeps a quarter of the allowed connections free, from ``start`` to ``stop``.
 
-    When fewer are free, those without calls are closed, first of the clients that have the most.
+    When fewer are free, it closes connections without calls, beginning with the clients that have the most.
     """
 
     def __init__(self, port: int, max_connections: int, has_calls: Callable[[str, int], bool]) -> None:
@@ -151,7 +151,7 @@ class ConnectionGuard:
     def _watch(self) -> None:
         took = 0.0
         while not self._stop.wait(max(_INTERVAL, _REST_FACTOR * took)):
-            began = time.thread_time()  # not what passes while the event loop computes
+            began = time.thread_time()  # CPU time of this thread, not what passes while the event loop computes
             try:
                 if len(os.listdir("/proc/self/fd")) > self._high_water:  # noqa: PTH208 - a Path of each would cost more
                     self.check()
@@ -171,7 +171,7 @@ class ConnectionGuard:
             self._closed.write(client=connection.peer[0])
 
     def _idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
-        """Those to close: again and again the quietest one without calls of the client that has the most left.
+        """The ones to close: again and again the quietest one without calls of the client that has the most left.
 
         A connection that has just been made, or whose call is on its way, is not among the quietest.
         """

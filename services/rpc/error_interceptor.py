@@ -58,7 +58,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(
         self, handler: grpc.RpcMethodHandler[Any, Any], method: str, call: Call
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """A handler of the same kind that limits, logs and answers errors around ``handler``.
+        """``handler`` in one that limits and logs its calls, and answers its errors with a status.
 
         Single requests are read like streams: gRPC would wait for one without a time limit before it calls a handler.
         """
@@ -108,7 +108,7 @@ class _RequestIterator(AsyncIterator[Any]):
 
 
 def _deserializer(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """``parse`` that raises ``MalformedMessage``: where the handler reads, so that the error passes through it."""
+    """``parse``, but raising ``MalformedMessage``: it does so where the handler reads, and passes through it."""
     if parse is None:
         return None
 

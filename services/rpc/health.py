@@ -40,7 +40,7 @@ class Health(health.aio.HealthServicer):
         await self._liveness.set(LIVENESS, _SERVING)
 
     async def set_ready(self, ready: bool) -> None:
-        """Whether requests are taken; final once a drain began."""
+        """Say whether requests are taken; without effect once a drain has begun."""
         self._ready = ready and not self._draining
         for service in self._services:
             await self.set(service, _SERVING if ready else _NOT_SERVING)

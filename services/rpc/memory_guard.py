@@ -2,19 +2,19 @@
 
 gRPC holds the bytes of a message until it is complete, up to ``--max-message-bytes`` for each call, and does not report
 them. So a thread watches the resident memory of the process. When it is high, the guard returns malloc's free memory to
-the system; if that is not enough, it closes the connections that received the most bytes which became no message.
+the system; if that is not enough, it closes the connections that received the most bytes that became no message.
 
 Bytes of HTTP/2, TLS and gRPC become no message either, and nothing reports how many they are. So each connection has an
 overhead allowance, from what honest use costs: for each complete message, for the bytes received and sent, and for its
-age. An attacker can hide as many bytes under the allowance, less what its own frames cost: at most 192 bytes for each
+age. An attacker can hide that many bytes under the allowance, less what its own frames cost: at most 192 bytes for each
 message that it sends over the same connection (a million small ones for 180 MB), and its metadata if it sends that in
 fewer bytes than it has. Where closing what exceeds the allowance does not help, the allowance shrinks as memory
 approaches the budget, and is zero at the budget, so that hidden bytes do not take the process past it. Beyond its
-allowance a connection may hold 128 KiB: for as many connections as one client may have (512), a sixteenth of 1 GiB. And
-together they may hold a tenth of what the process has above a quarter of its budget: at half of 1 GiB, 26 MiB.
+allowance a connection may hold 128 KiB: with the 512 connections that one client may have, a sixteenth of 1 GiB. And
+together they may hold a tenth of what the process has above a quarter of its budget: 26 MiB at half of 1 GiB.
 
 Bytes of calls that ended before their message was complete, or read, count as held although gRPC has freed them:
-nothing reports those, either.
+nothing reports these, either.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MemoryGuard:
         self._trimmed_size = self._min_size = resident_memory()
         """Resident memory after the last trim, and the least that was seen while there was enough."""
         self._checks, self._acted_at = 0, -_IDLE_CHECKS
-        """The number of checks, and which last acted because memory was short."""
+        """The number of checks, and the one that last acted because memory was short."""
         self._closed_at = -_IDLE_CHECKS
         """The check that last closed connections."""
         self._stop = threading.Event()

@@ -1,7 +1,7 @@
 """Limits on protobuf messages, checked before they are parsed: a few bytes on the wire may become many objects.
 
-An empty sub-message takes 2 bytes on the wire and about 100 in memory. So the bytes of a message are limited, and its
-fields, those of its sub-messages included; they are counted in the wire format.
+An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message is
+limited in its bytes and in its fields, those of its sub-messages included; they are counted in the wire format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MessageLimits:
 
 
 SMALL_MESSAGE = MessageLimits(max_bytes=64 << 10, max_fields=1024)
-"""For messages of a name and a few numbers."""
+"""For messages that hold a name and a few numbers."""
 
 
 def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:

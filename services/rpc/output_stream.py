@@ -19,7 +19,7 @@ class OutputStream:
         self.wake = asyncio.Event()
         """Set when there is something to write, or the reader is given up."""
         self.given_up = False
-        """Whether more waited for the reader than may."""
+        """Whether more waited for the reader than is allowed."""
         self._write: asyncio.Timeout | None = None
         """Of the write under way."""
 

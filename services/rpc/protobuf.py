@@ -1,4 +1,4 @@
-"""Protobuf messages from the ring's data and back, where all three services need it: statuses, handshakes, logprobs."""
+"""Converts the ring's data to protobuf and back, where all three services need it: statuses, handshakes, logprobs."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class TrustedAuthorities:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of a certificate, by the current files."""
+    """What the current files say of a certificate."""
 
     serial_number: int
     problem: str | None
-    """Why it is invalid at any time, if it is."""
+    """Why it is invalid, expiry aside; None if it is not."""
     expires: datetime
     """The earliest expiry in the chain to its authority."""
 
@@ -190,7 +190,7 @@ def _is_list_of(one: x509.CertificateRevocationList, authority: x509.Certificate
     key = authority.public_key()
     try:
         return one.issuer == authority.subject and one.is_signature_valid(key)  # type: ignore[arg-type]  # any key
-    except TypeError:  # a key that signs nothing
+    except TypeError:  # a key of a kind that cannot sign
         return False
 
 

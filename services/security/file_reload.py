@@ -1,7 +1,7 @@
 """Small files (certificates, keys, tokens) that are read again when they change, without a restart.
 
 Changes are looked for when the value is used, which is when a connection or a call begins. An unusable file ends a
-process that starts. In a running process it is logged once, the old value stays in use, and the file is tried again:
+process that is starting. In a running one it is logged once, the old value stays in use, and the file is tried again:
 its certificate may become valid in a second, or the process had no free file descriptor.
 """
 
@@ -53,7 +53,7 @@ class ReloadedFile(Generic[T]):
         self._parse = parse
         self._now = now
         self._unusable: _Stamp | None = None
-        """Of the files when they were last read and could not be used."""
+        """The files' stamp when they were last read and could not be used."""
         self._retry_at = 0.0
         self._logged = ""
         """The problem that was logged last; empty while the files are usable."""
@@ -68,7 +68,7 @@ class ReloadedFile(Generic[T]):
 
     @property
     def value(self) -> T:
-        """From the present files, or from the last usable ones."""
+        """The value of the present files, or of the last usable ones."""
         with self._lock:
             try:
                 stamp = self._stat()

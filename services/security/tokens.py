@@ -35,7 +35,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def reloaded_tokens(flag: str, path: str, *, min_length: int = 1) -> ReloadedFile[tuple[str, ...]]:
-    """The tokens in a file, one a line; the first is the one to send. Raises ``FatalError`` if the file is unusable."""
+    """The tokens in a file, one per line; the first is the one to send. Raises ``FatalError`` for an unusable file."""
 
     def parse(contents: Mapping[str, bytes]) -> tuple[str, ...]:
         try:

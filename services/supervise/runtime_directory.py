@@ -1,6 +1,6 @@
 """Runtime directories: one private directory per ``ringline serve``, with its sockets, its state and a lock.
 
-A stack holds the lock as long as it lives. The kernel releases the lock of a process however that dies, so the
+A stack holds the lock as long as it lives. The kernel releases the lock however the process dies, so the
 directory of a dead stack is recognized, and removed by the next process that lists them.
 """
 
@@ -36,7 +36,7 @@ class ProcessState:
 
     pid: int
     address: str
-    """To dial it at."""
+    """Where to dial it."""
     metrics: str | None
     """URL for Prometheus; None without metrics."""
 
@@ -52,7 +52,7 @@ class StackState:
     address: str
     """Of the processor, from this machine, whether it runs at this moment or not."""
     services: Mapping[str, ProcessState]
-    """engine, detokenizer and processor, those that run."""
+    """Those of engine, detokenizer and processor that run."""
 
 
 class RuntimeDirectory:

@@ -30,7 +30,7 @@ from services.supervise.supervisor import ChildSpec, Supervisor
 SERVICES = ("engine", "detokenizer", "processor")
 """In order of dependence, the processor last."""
 _METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20}
-"""From the processor's metrics port: by default the ports of services that are started one by one."""
+"""From the processor's metrics port: by default, they give the same ports as services started one by one."""
 _ATTEMPTS = 100
 """To find ports that are free together."""
 
@@ -102,7 +102,7 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
         values = {**options.values, **_PROCESSOR_ONLY, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
-        # -P: not a folder "services" in the user's working directory.
+        # -P: do not import from a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
         specs.append(ChildSpec(name, argv, environment))
     return specs
@@ -129,7 +129,7 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
 
 
 def _default_metrics_port(port: int) -> int:
-    """For the processor's metrics, with room above it for the other two."""
+    """A port for the processor's metrics, with room above it for the other two."""
     above = port + METRICS_PORT_OFFSET
     return above if above + max(_METRICS_OFFSETS.values()) <= 65535 else port - METRICS_PORT_OFFSET
 

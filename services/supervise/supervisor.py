@@ -90,7 +90,7 @@ class Supervisor:
         """``specs``: in order of dependence; a child may depend on those before it.
 
         ``grace``: seconds that a child gets to drain. ``on_line(name, line)`` gets the children's output, and
-        ``on_change()`` is called when one was started or died. ``death_reason(lines)`` finds in a child's last lines
+        ``on_change()`` is called when a child started or died. ``death_reason(lines)`` finds in a child's last lines
         why it died, in one line; "" if they do not show it.
         """
         self.children = [Child(spec) for spec in specs]
@@ -220,7 +220,7 @@ class Supervisor:
         child.kill_group()
 
     async def _read(self, child: Child, pipe: int) -> None:
-        """Until every process that inherited its end of the pipe is gone."""
+        """Read until every process that inherited the other end of the pipe is gone."""
         stream = asyncio.StreamReader(limit=_LINE_LIMIT)
         protocol = asyncio.StreamReaderProtocol(stream)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
@@ -232,7 +232,7 @@ class Supervisor:
                     continue
                 if not raw:
                     return
-                # Of a progress bar, which overwrites itself, only the last state.
+                # Keep only the last state of a progress bar, which overwrites itself.
                 line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
                 if line:
                     child.tail.append(line)

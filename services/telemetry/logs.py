@@ -91,7 +91,7 @@ def warn_of_unknown_variables() -> None:
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put the fields that every line has first, so that lines align."""
+    """Put first the fields that every line has, so that lines align."""
     return {**{key: event[key] for key in ("time", "level", "service", "event") if key in event}, **event}
 
 

@@ -75,7 +75,7 @@ class ChoiceDecoder:
         self._partial_stop = ""
         """The suffix of the text that may become a stop string."""
         self._silent = delivered
-        """The number of first ids that are decoded but not delivered."""
+        """How many ids at the start are decoded but not delivered."""
         self._ids: list[int] = []
         """Held-back ids."""
         self._text = ""

@@ -7,14 +7,14 @@ U+FFFD. ``tokenizers``' ``DecodeStream`` and vLLM's detokenizer hold ids back in
 until the text does not end in U+FFFD. Here at most ``MAX_UNFINISHED_TOKENS`` ids are held. With one more, the point
 counts as a boundary:
 
-- If the unfinished character has taken all this time, it is given up: U+FFFD is delivered for it, and the ids after it
+- If one character was unfinished all along, it is given up: U+FFFD is delivered for it, and the ids after it
   are decoded by themselves. Four ids that add bytes always finish a character or break it off, so this happens only
   with ids between them that add nothing, such as special tokens that are skipped.
 - Else ids ended one character and began the next (there are vocabularies with such tokens). The text that is
-  certain is delivered: that of the ids less its last U+FFFD. The unfinished bytes stay pending, so that good text
+  certain is delivered: that of the ids minus its last U+FFFD. The unfinished bytes stay pending, so that good text
   stays good.
 
-One more thing is not as in ``decode``, since text is never taken back. In a run of ``<0x…>`` tokens that turns out not
+One more difference from ``decode``: text is never taken back. In a run of ``<0x…>`` tokens that turns out not
 to be UTF-8, characters before the first ill-formed byte stand, and from there each byte of the run is U+FFFD, as it is
 after a character given up. (``decode`` of the whole run would make all of it U+FFFD.)
 
@@ -33,7 +33,7 @@ MAX_UNFINISHED_TOKENS = 4
 """Ids that may be held back for a character to be finished, or for a boundary."""
 
 CONTEXT_TOKENS = 8
-"""Tokens at the end of a prompt that affect the text after it: is there text before, is a character unfinished?"""
+"""Tokens at the end of a prompt that affect the text after it: does text precede it, is a character unfinished?"""
 
 _REPLACEMENT = "\ufffd"
 

@@ -1,9 +1,9 @@
 """The text of each token (its piece), computed once per token from the tokenizer's decoder.
 
 A ``tokenizers`` decoder turns a list of vocabulary entries into text. Every decoder supported here works entry by
-entry, except for two things that need neighbours: bytes that are joined into characters, and the start of the text,
+entry, except for two things that need neighbors: bytes that are joined into characters, and the start of the text,
 where a space may be dropped. So a piece is either *text* (``str``) or *bytes* that are a part of a character
-(``bytes``), and the first token's may differ. Then decoding a stream is one table lookup per token.
+(``bytes``), and the first token's piece may differ. Then decoding a stream is one table lookup per token.
 
 Two ways of joining bytes exist:
 

@@ -80,7 +80,7 @@ class StopStrings:
         return text
 
     def _is_partial_stop(self, text: str) -> bool:
-        """Whether ``text`` is a proper prefix of a stop string: then the next one in sorted order has it."""
+        """Whether ``text`` is a proper prefix of a stop string: then the next one in sorted order starts with it."""
         after = bisect_right(self._sorted, text)
         return after < len(self._sorted) and self._sorted[after].startswith(text)
 

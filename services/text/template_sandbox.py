@@ -7,7 +7,8 @@ joining, repeating, formatting and replacing are charged to *before* they run. O
 and have no place in a chat template (padding filters and methods, ``lipsum``) are removed. Nothing is evaluated at
 compile time.
 
-Single operations of the interpreter on data within the budget are not bounded further; they cost their size.
+Single operations of the interpreter on data within the budget are not bounded further; they take time in
+proportion to its size.
 """
 
 from __future__ import annotations

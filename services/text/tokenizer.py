@@ -21,7 +21,7 @@ __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
 class Tokenizer:
     """Immutable and thread-safe.
 
-    ``encode``, ``encode_batch`` and ``decode`` release the interpreter's lock, so they can run in threads beside an
+    ``encode``, ``encode_batch`` and ``decode`` release the GIL, so they can run in threads beside an
     event loop. Encoding equals that of transformers' ``PreTrainedTokenizerFast`` on the same files. Decoding equals the
     ``tokenizers`` library's: ``clean_up_tokenization_spaces`` is not applied, since it would take back spaces that a
     stream has already delivered.
@@ -64,7 +64,7 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
-        # Only the batch methods release the interpreter's lock in every version of the library.
+        # Only the batch methods release the GIL in every version of the library.
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
@@ -85,7 +85,7 @@ class Tokenizer:
         return text
 
     def text_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
-        """About the UTF-8 bytes that ``decode`` would return, without holding the whole text."""
+        """About how many UTF-8 bytes ``decode`` would return, without holding the whole text."""
         parts = (token_ids[start : start + _CHUNK_TOKENS] for start in range(0, len(token_ids), _CHUNK_TOKENS))
         return sum(len(self.decode(part, skip_special_tokens=skip_special_tokens).encode()) for part in parts)
 
@@ -104,7 +104,7 @@ class Tokenizer:
         return found
 
     def fingerprint(self) -> str:
-        """As ``tokenizer_files.fingerprint``."""
+        """See ``tokenizer_files.fingerprint``."""
         return self._fingerprint
 
     @property
