@@ -1,4 +1,4 @@
-"""Another commit of this repository beside the tree as it is: the same answers, as fast.
+"""Compares another commit of this repository with the tree as it is: the answers, and their speed.
 
     python -m benchmarks.against HEAD~3 bits             # exits with 1 and the first difference if bits differ
     python -m benchmarks.against HEAD~3 offline served   # ratios of speeds, beside those of the commit to itself
@@ -33,14 +33,14 @@ from benchmarks.worker import Worker, WorkerSpec
 
 _ROOT = Path(__file__).resolve().parents[1]
 _MODELS = {"offline": "qwen3-0.6b", "served": "tiny-llama"}
-"""Whose weights decide, and whose overhead does."""
+"""One that is bound by its weights, and one that is bound by overhead."""
 _WORKS = {"decode 1": Work(1, 32, 48), "decode 16": Work(16, 32, 32), "prefill 1024": Work(1, 1024, 1)}
 _STREAMS = (1, 16, 64)
 _MOST_TOKENS, _KV_CACHE_BYTES = 2048, 1 << 30
 
 
 def checked_out(ref: str, below: Path) -> Path:
-    """The tree of a commit, branch or tag, in a directory that is made the first time."""
+    """The tree of a commit, branch or tag, in a directory that is created the first time."""
     found = subprocess.run(["git", "rev-parse", "--verify", f"{ref}^{{commit}}"], cwd=_ROOT, capture_output=True)
     if found.returncode:
         raise SystemExit(f"{ref} is no commit of this repository")
@@ -66,7 +66,7 @@ def _build_kernels(tree: Path) -> None:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    """Of processes that import all from ``tree``, wherever they are started."""
+    """The variables of processes that import everything from ``tree``, wherever they are started."""
     return {"PYTHONPATH": f"{tree}:{tree / 'clients' / 'python'}", "PYTHONSAFEPATH": "1"}
 
 
@@ -87,8 +87,8 @@ def offline(trees: Mapping[str, Path], model: Path, rounds: int, logs: Path) -> 
 
 
 def _rate(worker: Worker, work: Work, number: int) -> float:
-    """Tokens per second: of the prompt where one token is asked for, else of decoding, beyond a run of one token."""
-    seed = 10_000 * work.batch * work.prompt + 2 * number  # no prompt begins like another
+    """Tokens per second: of the prompt if ``work`` has one output token, else of decoding, with prefill subtracted."""
+    seed = 10_000 * work.batch * work.prompt + 2 * number  # no two prompts begin alike
     whole = worker.run(replace(work, seed=seed)).seconds
     if work.output == 1:
         return work.batch * work.prompt / whole
@@ -97,7 +97,7 @@ def _rate(worker: Worker, work: Work, number: int) -> float:
 
 
 def served(trees: Mapping[str, Path], model: Path, rounds: int, logs: Path) -> list[Row]:
-    """The three services of each tree under the load of one client; those not loaded idle."""
+    """The three services of each tree under the load of one client; the trees not under load are idle."""
     flags = ["--max-model-len", str(_MOST_TOKENS), "--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
@@ -117,9 +117,9 @@ def _served_rate(place: ring.Ring, traffic: ring.Traffic, _: int) -> float:
 
 
 def _rows(work: str, rates: Mapping[str, Callable[[int], float]], rounds: int) -> list[Row]:
-    """Each tree's tokens per second, and its ratio to the commit's in the same rounds."""
+    """Each tree's tokens per second, and their ratio to the commit's in the same rounds."""
     for rate in rates.values():
-        rate(-1)  # does what is done once
+        rate(-1)  # one-time work
     taken = interleave(rounds, rates)
     commit = next(iter(taken.values()))
     return [

@@ -2,7 +2,7 @@
 
     python -m benchmarks.compare --peers ~/peers                 # all parts; see README.md for what each takes
     python -m benchmarks.compare --peers ~/peers --parts offline served
-    python -m benchmarks.compare --parts --report                # only writes RESULTS.md, of what was measured
+    python -m benchmarks.compare --parts --report                # only writes RESULTS.md, from what was measured
 
 Each part writes ``results/PART.json``. Peers that are not installed are left out, and the report says so.
 """
@@ -51,21 +51,21 @@ class Setting:
     """Names of the offline engines that take part; None for all."""
 
     def large(self) -> Path:
-        """The model whose weights decide."""
+        """The model that is bound by its weights."""
         return find_model(self.model, self.models)
 
     def small(self) -> Path:
-        """The model whose overhead decides."""
+        """The model that is bound by overhead."""
         return find_model(self.small_model, self.models)
 
 
 Tables = dict[str, list[Row]]
 _SWEEP_KV_CACHE_BYTES, _SERVED_KV_CACHE_BYTES = 6 << 30, 1 << 28
-"""256 sequences fit; it is taken at once, so that no step measures how fast the system gives memory."""
+"""256 sequences fit. It is allocated at the start, so that no step measures how fast the system gives memory."""
 
 
 def offline(setting: Setting) -> Tables:
-    """Batches and a long prompt on every offline engine; the first start of each on the way."""
+    """Batches and a long prompt on every offline engine, and how long the first start of each took."""
     model = setting.large()
     tables: Tables = {"figures": [], "ratios": []}
     specs = [s for s in setting.peers.specs(model) if setting.engines is None or s.name in setting.engines]

@@ -18,9 +18,9 @@ TRANSFORMERS = "transformers"
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_CACHE_GIB = "2"
-"""vLLM's. Enough for the largest batch; each engine takes its cache at once, and several are there at a time."""
+"""vLLM's. Only enough for the largest batch: engines allocate it when they start, and several exist at a time."""
 _KV_CACHE_BYTES = 3 << 29
-"""Ours, of which nothing is kept for other uses."""
+"""Ours, all of it for keys and values."""
 _MOST_TOKENS = 2048
 
 
@@ -29,7 +29,7 @@ class Peers:
     """Where the peers are installed."""
 
     interpreter: str | None
-    """The Python of their virtual environment; None where there is none: then only what is here is measured."""
+    """The Python of their virtual environment; None if there is none: then only what is installed here is measured."""
 
     @classmethod
     def at(cls, environment: str | None) -> Peers:
@@ -45,7 +45,7 @@ class Peers:
 
     @property
     def vllm_environment(self) -> dict[str, str]:
-        """All cores for vLLM, which otherwise keeps one free; and patience with a step in which it was paused."""
+        """All cores for vLLM, which otherwise keeps one free; and a timeout that outlasts the pauses within a step."""
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {
             "VLLM_CPU_OMP_THREADS_BIND": cores,
@@ -80,7 +80,7 @@ def _here(name: str, module: str, options: dict[str, Any]) -> WorkerSpec:
 
 
 def gguf_files(interpreter: str, model: Path) -> tuple[Path, Path]:
-    """``model`` for llama.cpp, beside the original: in bfloat16 and in Q8_0; made if they are not there yet."""
+    """``model`` for llama.cpp, beside the original: in bfloat16 and in Q8_0; written if they are not there yet."""
     plain = model / "model.gguf"
     quantized = plain.with_suffix(".q8_0.gguf")
     if not quantized.exists():

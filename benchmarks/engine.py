@@ -47,7 +47,7 @@ class _Round:
 
 
 def measure(run: Run, work: Work, cost: ModelCost, gauge: Gauge, rounds: int, seeds: Iterator[int]) -> Row:
-    """A row of figures of ``work``; ``seeds`` never come again, so no prompt is found in the prefix cache."""
+    """A row of figures of ``work``; ``seeds`` never repeats, so no prompt is found in the prefix cache."""
     if work.shared:  # computed before the clock runs
         run(Work(batch=1, prompt=work.shared + 1, output=1, shared=work.shared, shared_seed=work.shared_seed))
 
@@ -93,7 +93,7 @@ def _row(work: Work, cost: ModelCost, taken: Sequence[_Round]) -> Row:
 
 
 def works(sweep: str | None, base: Work, longest: int) -> list[Work]:
-    """The works of a sweep about ``base``; contexts are those that fit ``longest`` tokens."""
+    """The works of a sweep around ``base``; contexts are those that fit ``longest`` tokens."""
     match sweep:
         case "streams":
             return [replace(base, batch=batch) for batch in _STREAMS]
@@ -114,7 +114,7 @@ def run_sweep(
     gauge, seeds, rows = Gauge(threads), itertools.count(1), []
     for work in works(sweep, base, engine.llm.model.max_model_len):
         short = min(work.prompt, _WARM_UP_PROMPT)
-        engine.run(replace(work, prompt=short, output=2, shared=0, seed=next(seeds)))  # memory for so many sequences
+        engine.run(replace(work, prompt=short, output=2, shared=0, seed=next(seeds)))  # touches the memory
         rows.append(measure(engine.run, work, cost, gauge, rounds, seeds))
     engine.llm.close()
     return rows
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def base_work(sweep: str | None, output: int, batch: int | None = None, prompt: int | None = None) -> Work:
-    """What a sweep varies, with its defaults."""
+    """The work that a sweep varies, with the sweep's defaults."""
     batch = batch or {"context": 1, "prefix": 8}.get(sweep or "", 16)
     return Work(batch=batch, prompt=prompt or (1024 if sweep == "prefix" else 128), output=output)
 

@@ -1,10 +1,10 @@
-"""The engine on an NVIDIA GPU: every figure that it is to reach, beside what the GPU reached in the same minute.
+"""The engine on an NVIDIA GPU: every figure that it has to reach, beside what the GPU reached in the same minute.
 
     make bench-gpu                                            # all parts, each in a process of its own
     make bench-gpu GPU="--parts decode-1 prefill --json gpu.json"
 
-A part is printed as soon as it is measured, so that whoever has a GPU for minutes keeps what there was time for. Random
-weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
+A part is printed as soon as it is measured, so that whoever has a GPU for minutes only keeps what there was time for.
+Random weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.gpu_targets import GOALS, verdict
 from benchmarks.report import Row, document, output_options, write_json
 
 _SECONDS = 240.0
-"""Most that a part may take."""
+"""The longest that a part may take."""
 
 
 def line(row: Row) -> str:
-    """A row for a person."""
+    """A row as one readable line."""
     if row.get("measured") is None:
         return f"- {row['what']}: not measured: {row['problem']}"
     reached = {True: "reached", False: "MISSED", None: "no target"}[verdict(row)]
@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def measure(part: str) -> Row:
-    """Run a part in a process of its own; a row that says why not, where it fails."""
+    """Run a part in a process of its own; if it fails, the row says why."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--run", part]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""What a GPU can do at this minute: the rate of a copy, and that of a large product of matrices.
+"""What a GPU can do right now: the rate of a copy, and that of a large matrix product.
 
 python -m benchmarks.gpu_limits
 """

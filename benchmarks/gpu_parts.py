@@ -1,7 +1,7 @@
 """What is measured of the engine on a GPU, part by part; ``benchmarks.gpu`` runs each in a process of its own.
 
-A step's time is what a longer output takes more than a shorter one, divided by the steps between them, so that prefill
-and what surrounds a round are left out.
+A step's time is how much longer a long output takes than a short one, divided by the difference in steps, so that
+prefill and what surrounds a round are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUNDS = 3
 
 @contextmanager
 def engine(model: str, **options: Any) -> Iterator[RinglineEngine]:
-    """An engine with random weights of that shape."""
+    """An engine with random weights of the shape ``model``."""
     known = {"device": "cuda", "load_format": "dummy", "max_model_len": 2048, "enable_prefix_caching": False}
     with tempfile.TemporaryDirectory() as directory:
         describe_model(model, Path(directory))
@@ -41,14 +41,14 @@ def engine(model: str, **options: Any) -> Iterator[RinglineEngine]:
 
 
 def cost_of(model: str) -> ModelCost:
-    """Of a step of that shape in bfloat16."""
+    """The cost of the shape ``model`` in bfloat16."""
     with tempfile.TemporaryDirectory() as directory:
         describe_model(model, Path(directory))
         return ModelCost.of(Path(directory))
 
 
 def step_seconds(run: Callable[[Work], Outcome], batch: int, prompt: int, short: int = 8, long: int = 72) -> float:
-    """Of a decoding step of ``batch`` sequences of ``prompt`` tokens and half the ``long`` output."""
+    """Of a decoding step of ``batch`` sequences that have ``prompt`` tokens and about half the ``long`` output."""
     best = {
         output: min(run(Work(batch, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
         for output in (short, long)
@@ -76,7 +76,7 @@ def decode_1(**options: Any) -> Row:
 
 
 def decode_256(**options: Any) -> Row:
-    """As many as a large server has, with their contexts."""
+    """As many sequences as a large server has, with contexts of 1024 tokens."""
     return _decode("decode-256", 256, 1024, max_num_batched_tokens=8192, **options)
 
 
@@ -91,7 +91,7 @@ def prefill(**options: Any) -> Row:
 
 
 def graphs() -> Row:
-    """Replayed and launched kernel by kernel."""
+    """A step replayed as a CUDA graph, beside one launched kernel by kernel."""
     taken = {}
     for eager in (False, True):
         with engine(SMALL, enforce_eager=eager, max_num_seqs=8) as started:
@@ -101,7 +101,7 @@ def graphs() -> Row:
 
 
 def kernels() -> Row:
-    """A step beside what its kernels take by the profiler."""
+    """A step beside the time of its kernels as the profiler sees it."""
     with engine(SMALL, max_num_seqs=8) as started:
         taken = step_seconds(started.run, 1, 128)
         work = [Work(1, 128, output, seed=9) for output in (8, 40)]
@@ -156,12 +156,12 @@ def transformers_1() -> Row:
 
 
 def transformers_16() -> Row:
-    """Some."""
+    """16 sequences."""
     return _transformers(16)
 
 
 def transformers_64() -> Row:
-    """Many."""
+    """64 sequences."""
     return _transformers(64)
 
 
@@ -196,7 +196,7 @@ def memory() -> Row:
 
 
 def products() -> Row:
-    """The batch-invariant product beside cuBLAS, on the shapes of an 8B layer; the least of their ratios."""
+    """The batch-invariant product beside cuBLAS, on the shapes of an 8B layer; the lowest of their ratios."""
     from engine_core.layers.gpu_backend import GpuBackend
 
     processors = torch.cuda.get_device_properties().multi_processor_count
@@ -236,4 +236,4 @@ PARTS: dict[str, Callable[[], Row]] = {
     "transformers-64": transformers_64,
     "served": served,
 }
-"""Those of ``GOALS``."""
+"""The parts of ``GOALS``."""

@@ -49,7 +49,7 @@ GOALS: Mapping[str, Goal] = {
     "transformers-64": Goal(f"{_GENERATE} 64", "its tokens/s", 3.0),
     "served": Goal("served through the ring, 256 streams, 8B", "offline tokens/s", 0.95),
 }
-"""In the order of their worth, for whoever has a GPU for minutes."""
+"""The most important first, for whoever has a GPU only for minutes."""
 
 
 def verdict(row: Row) -> bool | None:

@@ -3,9 +3,9 @@
     python -m benchmarks.kernels                       # all, with one thread and with all
     python -m benchmarks.kernels --only attention
 
-Shapes are those of Qwen3-0.6B in bfloat16. Weights and keys are read from memory: calls rotate over so many copies
+Shapes are those of Qwen3-0.6B in bfloat16. Weights and keys are read from memory: calls rotate over enough copies
 that no cache holds them. Activations are where the kernel before would have left them, so those of small steps come
-from a cache, and a share of the stream bandwidth beyond 100 % is no mistake there.
+from a cache, and a share of the stream bandwidth beyond 100 % is not a mistake there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ROWS = (1, 2, 4, 16, 64, 256, 1024)
 _MOST_LOGITS = 256
 """Rows of logits that are asked for: no step has more sequences."""
 _UNCACHED_BYTES = 1 << 28
-"""Weights rotate over at least so many bytes."""
+"""Weights rotate over at least this many bytes."""
 _SECONDS, _LEAST_CALLS = 0.2, 5
 
 
@@ -118,7 +118,7 @@ def _attention(name: str, sequences: int, new: int, context: int) -> Kernel:
 
 
 def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
-    """Each sequence's last ``new`` tokens, its blocks strewn over the cache."""
+    """Each sequence's last ``new`` tokens, its blocks scattered over the cache."""
     blocks = -(-context // _BLOCK)
     tables = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(0)).view(sequences, blocks)
     positions = torch.arange(context - new, context)

@@ -1,4 +1,4 @@
-"""What the machine can do at this minute: stream read bandwidth, and the peak of matrix products.
+"""What the machine can do right now: stream read bandwidth, and the peak of matrix products.
 
     python -m benchmarks.limits
 
@@ -32,7 +32,7 @@ _GEMM_CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one moment."""
+    """The limits at one moment."""
 
     bandwidth: float
     """Bytes read from memory per second, all threads together."""
@@ -41,7 +41,7 @@ class Limits:
 
 
 def best_seconds(run: Callable[[], object], times: int) -> float:
-    """The shortest of so many runs: a limit is what nothing disturbed."""
+    """The shortest of ``times`` runs: a limit is what nothing disturbed."""
     best = float("inf")
     for _ in range(times):
         begun = time.perf_counter()
@@ -52,7 +52,7 @@ def best_seconds(run: Callable[[], object], times: int) -> float:
 
 @contextmanager
 def threads_of_torch(threads: int | None) -> Iterator[int]:
-    """Compute with so many threads, None for all, in the body."""
+    """Have torch use ``threads`` threads (None: all) in the body; yields their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     try:
@@ -65,7 +65,7 @@ class Gauge:
     """Takes limits in a few tenths of a second. Holds half a GiB."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """For so many threads, None for all."""
+        """``threads``: None for all."""
         self._threads = threads
         self._integers = torch.ones(_BUFFER_BYTES // 8, dtype=torch.int64)
         halves = self._integers.view(torch.float32).chunk(2)

@@ -18,7 +18,7 @@ from benchmarks.worker import Worker, WorkerError, WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A work and who does it. Decoding is told apart from prefill where ``decode`` says so, by a second run."""
+    """A work and the engines that do it. With ``decode``, a second run tells decoding apart from prefill."""
 
     name: str
     work: Work

@@ -82,7 +82,7 @@ def run(llm: LLM, work: Work, params: SamplingParams, seeds: Iterator[int], numb
 
 
 def measure(model: Path, work: Work, rounds: int, threads: int | None, **options: Any) -> list[Row]:
-    """A row per way of sampling and of scheduling; ratios are of the same round, ``options`` the engines'."""
+    """A row per way of sampling and of scheduling; ratios are taken within a round; ``options`` are the engines'."""
     engines = {
         name: LLM(
             str(model),
@@ -98,7 +98,7 @@ def measure(model: Path, work: Work, rounds: int, threads: int | None, **options
     rows: list[Row] = []
     for sampled, params in _SAMPLING.items():
         contestants = {name: partial(run, llm, work, params, seeds) for name, llm in engines.items()}
-        interleave(1, contestants)  # what is done once is done
+        interleave(1, contestants)  # one-time work
         taken = interleave(rounds, contestants)
         plain = [steps.step_us() for steps in taken["one by one"]]
         for name, kept in taken.items():

@@ -5,7 +5,7 @@
     python -m benchmarks.overload --model qwen3-0.6b --streams 64 --max-num-seqs 64 --max-model-len 2048
 
 Starts ``ringline serve``, finds the peak (the highest goodput of closed loops), and then sends an open loop of many
-times that rate. Both take turns, because machines change. Unknown options are passed to ``ringline serve``.
+times that rate. Both take turns, because a machine's speed changes. Unknown options are passed to ``ringline serve``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FLAGS = ("--kv-cache-memory-bytes", "256MiB")
 """A small KV cache, which is soon full: its memory is taken as it is used, and would grow throughout the run."""
 _UNREAD_SESSIONS = 4
 _UNREAD_SHARE = 0.02
-"""Of the requests that are sent, those whose answers are never read."""
+"""Share of the requests sent whose answers are never read."""
 _UNREAD_LIFE = 45.0
 """Seconds; longer than the processor's ``--stall-timeout``."""
 
@@ -63,13 +63,13 @@ class Plan:
     count: float
     """Seconds of each measurement of the peak."""
     seconds: float
-    """Of the load, or beside each neighbour, all rounds together."""
+    """Of the load, or beside each neighbor, all rounds together."""
 
     def watch(self) -> Watch:
         return Watch({name: self.stack.services[name].pid for name in SERVICES})
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Of the ring's processes and this one, so far."""
+        """CPU time of the ring's processes and this one, so far."""
         used = {name: cpu_seconds(self.stack.services[name].pid) for name in SERVICES}
         return {**used, "client": time.process_time()}
 
@@ -113,7 +113,7 @@ class Turns:
     cpu: dict[str, float] = field(default_factory=dict)
     """CPU seconds of each process and this one, under the overload."""
     seconds: float = 0.0
-    """Of the overload, with those that are not counted."""
+    """Of the overload, including those that are not counted."""
 
     @property
     def shares(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""Figures as pictures."""
+"""Plots of the figures."""
 
 from __future__ import annotations
 

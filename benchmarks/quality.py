@@ -1,4 +1,4 @@
-"""What rounding to 8 bits changes: distributions of the next token beside those of bfloat16, all along texts.
+"""What rounding to 8 bits changes: distributions of the next token beside those of bfloat16, throughout texts.
 
     python -m benchmarks.quality
 

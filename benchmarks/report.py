@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs, and what must be said beside every figure: the machine and the versions."""
+"""Tables for people, JSON for programs, and what must go with every figure: the machine and the versions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What computes."""
+    """The machine that computes."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")

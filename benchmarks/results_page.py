@@ -1,4 +1,4 @@
-"""Writes RESULTS.md and its plots from what ``compare`` measured. Every part says when, where and of which versions."""
+"""Writes RESULTS.md and its plots from what ``compare`` measured. Each part says when, where and of which versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ rounds. Compare figures of one table only: the machine is shared.
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Everything that ``results`` has."""
+    """Write everything that ``results`` has."""
     parts: dict[str, Mapping[str, Any]] = {
         name: json.loads((results / f"{name}.json").read_text())
         for name in _ORDER
@@ -50,7 +50,7 @@ def write_page(results: Path, page: Path) -> None:
 
 
 def _on_a_gpu(path: Path) -> list[str]:
-    """The section of what ``make bench-gpu GPU="--json …"`` wrote to ``path``; where nobody did, of what it would."""
+    """The section on what ``make bench-gpu GPU="--json …"`` wrote to ``path``; without the file, on the goals alone."""
     lines = ["", "## On an NVIDIA GPU", ""]
     if path.exists():
         part = json.loads(path.read_text())

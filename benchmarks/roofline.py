@@ -20,16 +20,16 @@ _STEP_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelCost(StepCost):
-    """What the works that are measured cost with a model."""
+    """What works cost with a model."""
 
     @classmethod
     def of(cls, model: Path, weight_bytes: float = 2.0) -> Self:
-        """Of the checkpoint in that directory, computed in bfloat16."""
+        """The cost of the checkpoint in the directory ``model``, computed in bfloat16."""
         checkpoint = open_checkpoint(ModelConfig(model=str(model)), LoadConfig(load_format="dummy"))
         return cls.of_model(model_outline(checkpoint), weight_bytes)
 
     def prefill_seconds(self, work: Work, limits: Limits) -> float:
-        """Until every sequence has its first token; a shared prefix is computed by nobody."""
+        """Until every sequence has its first token; a shared prefix is not computed."""
         own = work.prompt - work.shared
         rows = work.batch * own
         steps = max(1, math.ceil(rows / _STEP_TOKENS))

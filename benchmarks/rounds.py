@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median of the rounds, and between what they lay."""
+    """The median of the rounds, and their range."""
 
     median: float
     lowest: float
@@ -23,7 +23,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Figure:
-        """Of at least one value."""
+        """The figure of one or more values."""
         known = list(values)
         return cls(statistics.median(known), min(known), max(known))
 
@@ -46,5 +46,5 @@ def interleave(rounds: int, measure: Mapping[str, Callable[[int], _T]]) -> dict[
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """Of figures that were taken in the same rounds."""
+    """The ratio of values that were taken in the same rounds."""
     return Figure.of(a / b for a, b in zip(ours, theirs, strict=True))

@@ -33,9 +33,9 @@ from benchmarks.shapes import find_model, model_options
 
 ENGINES = 3
 KV_CACHE = "16MiB"
-"""Of each engine. Of tiny-llama, 8192 tokens: together they hold what all families share one and a half times."""
+"""Of each engine: 8192 tokens of tiny-llama. Together they hold one and a half times what the families share."""
 FAMILIES, SHARED, OWN, ANSWER = 32, 480, 32, 8
-"""Families of prompts; tokens that a family shares, that a prompt has of its own, and of an answer."""
+"""Families of prompts; tokens that a family shares, tokens of a prompt's own, and tokens of an answer."""
 SHORTEST, LONGEST = 4, 256
 """Tokens of answers, evenly spread on a logarithmic scale."""
 _START_TIMEOUT = 120.0
@@ -57,7 +57,7 @@ class Load:
     """What is asked, and of whom."""
 
     asks: Callable[[int, int], list[Ask]]
-    """By the number of the round, and how many."""
+    """Takes the number of the round, and how many requests to make."""
     requests: int
     concurrency: int
     max_num_seqs: int
@@ -81,17 +81,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where everybody listens."""
+    """Where the processes listen."""
 
     engines: list[str]
     processors: dict[str, str]
     """By policy."""
     loop: asyncio.Runner
-    """The client's."""
+    """The client's event loop."""
 
 
 def families(number: int, requests: int) -> list[Ask]:
-    """Prompts of which many begin alike, in no order; another round has other families."""
+    """Prompts many of which begin alike, in random order; every round has other families."""
     rng = random.Random(f"families {number}")
     shared = [rng.choices(_IDS, k=SHARED) for _ in range(FAMILIES)]
     return [Ask(rng.choice(shared) + rng.choices(_IDS, k=OWN), ANSWER) for _ in range(requests)]
@@ -106,7 +106,7 @@ def uneven(number: int, requests: int) -> list[Ask]:
 
 LOADS = {
     "families": Load(families, requests=320, concurrency=12, max_num_seqs=8, policies=tuple(POLICIES)),
-    # As many under way as there is room for: whoever goes where there is none waits, while there is room elsewhere.
+    # As many in flight as there is room for: a request that is routed to a full engine waits, though another has room.
     "uneven": Load(uneven, requests=400, concurrency=2 * ENGINES, max_num_seqs=2, policies=("ringline", "random")),
 }
 
@@ -140,7 +140,7 @@ def started(model: Path, max_num_seqs: int, logs: Path) -> Iterator[Place]:
             )
         for process, log, listens in waiting:
             _wait_serving(process, log, listens)
-        time.sleep(2)  # until every processor has heard of every engine that it is joined
+        time.sleep(2)  # until every processor knows that each engine is joined with the detokenizer
         loop = stack.enter_context(asyncio.Runner())
         place = Place(addresses, {policy: address(policy) for policy in POLICIES}, loop)
         for policy in POLICIES:
@@ -157,7 +157,7 @@ def _wait_serving(process: subprocess.Popen[bytes], log: Path, address: str) -> 
 
 
 def prefix_cache(engines: Sequence[str]) -> tuple[int, int]:
-    """Prompt tokens that the engines looked up, and those that they had, since they began."""
+    """Prompt tokens that the engines looked up in their prefix caches, and those found, since they started."""
     queries = hits = 0
     for address in engines:
         with grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")]) as channel:
@@ -167,7 +167,7 @@ def prefix_cache(engines: Sequence[str]) -> tuple[int, int]:
 
 
 def drive(place: Place, policy: str, asks: Sequence[Ask], concurrency: int) -> Outcome:
-    """So many requests always under way, until all have ended."""
+    """Keep ``concurrency`` requests in flight until all have ended."""
     before = prefix_cache(place.engines)
     times = place.loop.run(_drive(place.processors[policy], asks, concurrency))
     queries, hits = (now - then for now, then in zip(prefix_cache(place.engines), before, strict=True))

@@ -29,11 +29,11 @@ from benchmarks.worker import Worker, WorkerSpec
 STREAMS = (1, 4, 16, 64, 256)
 _LEAST_REQUESTS, _REQUESTS_PER_STREAM = 16, 3
 _KV_CACHE_BYTES, _MOST_TOKENS = 3 << 29, 2048
-"""Of both sides of the ring's cost; taken at once."""
+"""Of both engines that the ring's cost compares, served and offline; allocated at the start."""
 
 
 def traffic_of(streams: int, prompt: int, output: int) -> Traffic:
-    """Enough requests that beginning and end do not decide."""
+    """Enough requests that the beginning and the end hardly matter."""
     requests = max(_LEAST_REQUESTS, _REQUESTS_PER_STREAM * streams)
     return Traffic(requests, streams, prompt, output, warmup=min(streams, 16))
 

@@ -1,6 +1,6 @@
 """Models to measure: real shapes with random weights, which cost what trained ones cost.
 
-A shape's name stands wherever a model is asked for; its checkpoint is made the first time, below ``--models``.
+A shape's name is accepted wherever a model is; its checkpoint is written the first time, below ``--models``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _train_tokenizer() -> Tokenizer:
-    """A byte-level BPE that has read Python's own library: its pieces are as long as those of real ones."""
+    """A byte-level BPE trained on Python's own library: its pieces are as long as those of real ones."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCABULARY, special_tokens=_SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False

@@ -22,7 +22,7 @@ from benchmarks.worker import Worker, WorkerSpec
 
 
 def forget(files: Iterable[Path]) -> None:
-    """Have the system drop its copies of ``files`` in memory."""
+    """Have the system drop ``files`` from its page cache."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -33,7 +33,7 @@ def forget(files: Iterable[Path]) -> None:
 
 
 def measure(spec: WorkerSpec, rounds: int, cold: list[Path], logs: Path) -> list[Row]:
-    """Seconds of each stage, and of all, as medians of so many starts; files in ``cold`` are forgotten before each."""
+    """Medians of the seconds of each stage, and of all, over ``rounds`` starts; ``cold`` is forgotten before each."""
     stages: dict[str, list[float]] = {}
     for _ in range(rounds):
         forget(cold)

@@ -15,7 +15,7 @@ _WORDS = (
     "self", "return", "if", "for", "in", "not", "is", "import", "def", "class", "None", "the", "to", "of", "and", "a",
     "name", "value", "with", "from",
 )  # fmt: skip
-"""One token each, for a tokenizer that has read Python."""
+"""One token each, for a tokenizer trained on Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Work:
     prompt: int
     output: int
     seed: int = 0
-    """Of the prompts. Another one for each round, or the second round would find the first one's in a prefix cache."""
+    """Of the prompts. Each round has its own, or it would find the prompts of an earlier one in a prefix cache."""
     shared: int = 0
     """Leading prompt tokens that are the same in all sequences, and in all works of equal ``shared_seed``."""
     shared_seed: int = 0
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""
-        rng = random.Random(f"prompts {self.seed}")  # of a number, Python takes the absolute value
+        rng = random.Random(f"prompts {self.seed}")  # a string: of a number, Python takes the absolute value
         ids = range(_FIRST_ID, _PAST_LAST_ID)
         shared = random.Random(f"shared {self.shared_seed}").choices(ids, k=self.shared)
         return [shared + rng.choices(ids, k=self.prompt - self.shared) for _ in range(self.batch)]

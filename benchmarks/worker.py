@@ -75,7 +75,7 @@ class WorkerSpec:
     interpreter: str
     """The Python that has the engine."""
     module: str
-    """Of ``benchmarks.workers``."""
+    """A module of ``benchmarks.workers``."""
     options: Mapping[str, Any]
     """Keywords of its ``Engine``."""
     environment: Mapping[str, str]
@@ -132,7 +132,7 @@ class Worker:
         """Have it do ``work``. Raises ``WorkerError``."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer that does not come says why
+        with contextlib.suppress(BrokenPipeError):  # the wait for the answer then says why
             self._process.stdin.write(json.dumps(asdict(work)) + "\n")
             self._process.stdin.flush()
         outcome = Outcome(**self._answer(_ROUND_TIMEOUT))
@@ -140,7 +140,7 @@ class Worker:
         return outcome
 
     def pause(self) -> None:
-        """Stop it until its next round, so that no thread of it turns while another engine is measured."""
+        """Stop it until its next round, so that none of its threads runs while another engine is measured."""
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:

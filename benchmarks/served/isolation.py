@@ -9,16 +9,16 @@ from benchmarks.report import Row
 from benchmarks.served.tenant_load import RequestShape, Tally, TenantLoad, background, figure_ms, merged, send_in_bursts
 
 SHARE = 0.1
-"""Of the peak: the load of the tenant that is measured."""
+"""Load of the tenant that is measured, as a share of the peak."""
 _NEIGHBOUR_SHARE = 0.7
-"""Of the peak: the load of its neighbour if that behaves."""
+"""Load of a neighbor that behaves, as a share of the peak."""
 _BURST_SECONDS = 2.0
 
 
 async def measure_isolation(
     address: str, shape: RequestShape, peak: float, times: float, rounds: int, settle: float, seconds: float
 ) -> list[Row]:
-    """Return a row for each neighbour; they take turns, ``rounds`` times for ``seconds`` each.
+    """Return a row for each neighbor; they take turns, ``rounds`` times for ``seconds`` each.
 
     ``peak``: requests per second; a flood has ``times`` as many. ``settle``: seconds before anything is counted.
     """

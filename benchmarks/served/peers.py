@@ -19,7 +19,7 @@ _ENGINE_TIMEOUT, _GATEWAY_TIMEOUT = 240.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class PeerServers:
-    """Where they are."""
+    """Where they listen."""
 
     interpreter: str
     gateway: str

@@ -54,7 +54,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for_port(process: subprocess.Popen[bytes], port: int, timeout: float, log: Path) -> None:
-    """Until somebody listens on 127.0.0.1. Raises ``ServerError``."""
+    """Wait until something listens on ``port`` of 127.0.0.1. Raises ``ServerError``."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -64,7 +64,7 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int, timeout: float, l
 
 
 def failure(log: Path) -> ServerError:
-    """What to say of a server that does not serve."""
+    """The error for a server that does not serve, with the end of its log."""
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
     return ServerError(f"a server did not come up; the end of {log}:\n{tail}")
 

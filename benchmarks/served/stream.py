@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _PADDED, _ACK = 1, 4, 8, 1
 _INITIAL_WINDOW = 4
-"""Of what SETTINGS says."""
+"""The setting SETTINGS_INITIAL_WINDOW_SIZE (RFC 9113, 6.5.2)."""
 _STREAM = 1
 _DEFAULT_WINDOW = 65_535
 _FRAME_BYTES = 16_384
-"""What every peer takes."""
+"""The largest frame that every peer takes."""
 _WINDOW = 1 << 24
-"""Of a stream that is read: more than may be under way."""
+"""Of a stream that is read: more than may be in flight."""
 _MOST_UNSENT = 1 << 16
 """Bytes that may wait for the peer's window before ``room`` does."""
 
@@ -74,7 +74,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
 
-    # For whoever opened it
+    # For the code that opened it
 
     def write(self, messages: Sequence[bytes]) -> None:
         """Send messages, as soon as the peer takes them; see ``room``."""

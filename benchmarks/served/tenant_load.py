@@ -39,7 +39,7 @@ class RequestShape:
 
     prompt: int
     output: int
-    """On average, between half and one and a half times that: requests of equal length would all end at once."""
+    """On average; each has between half and one and a half times that: equal lengths would all end at once."""
     timeout: float | None
     """Seconds."""
 
@@ -193,7 +193,7 @@ class TenantLoad:
         if end.finish_reason == output_pb2.FINISH_REASON_LENGTH:
             tally.good += 1
             tally.good_tokens += tokens
-            if sent >= tally.started_at:  # the others met the load before this span
+            if sent >= tally.started_at:  # the others were sent under the load before this span
                 tally.ttft.append(first - sent)
             tally.tpot.append((now - first) / max(1, tokens - 1))
         else:
@@ -233,7 +233,7 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def send_in_bursts(address: str, shape: RequestShape, tenant: str, rate: float, seconds: float) -> None:
-    """Alternate for ever: an open loop for ``seconds``, whose requests are then dropped, and ``seconds`` of silence."""
+    """Alternate forever: an open loop for ``seconds``, whose requests are then dropped, and ``seconds`` of silence."""
     while True:
         async with TenantLoad(address, shape, tenant) as load:
             with contextlib.suppress(TimeoutError):

@@ -92,7 +92,7 @@ def _params(kind: str, rng: random.Random, ids: range) -> SamplingParams:
 
 
 def answers(llm: LLM, vocabulary: int) -> dict[str, list[str]]:
-    """By the name of a request, lines that say all that it was answered."""
+    """For each request, by its name, the lines that describe its whole answer."""
     found: dict[str, list[str]] = {}
     for kind, count in _KINDS.items():
         rng, ids = random.Random(kind), range(3, vocabulary)
@@ -128,7 +128,7 @@ def _bits(entry: TokenLogprobs) -> str:
 
 
 def main() -> None:
-    """Compute every job of the task in the file named first, and write beside it what kernels each was given."""
+    """Compute every job of the task in the file that the first argument names, and write the kernels that each took."""
     task = json.loads(Path(sys.argv[1]).read_text())
     Library.denied = set(task["denied"])
     ctypes.CDLL = Library  # type: ignore[misc]  # before the engine could load anything
@@ -143,7 +143,7 @@ def main() -> None:
             with engine.LLM(job["model"], **job["options"]) as llm:
                 found = answers(llm, job["vocabulary"])
         except Exception as error:
-            if type(error).__name__ != "ConfigError":  # what is not computed here; anything else is a mistake
+            if type(error).__name__ != "ConfigError":  # not supported by these kernels; anything else is a mistake
                 raise
             found = {"refused": [str(error)]}
         given[name] = sorted(Library.given)
