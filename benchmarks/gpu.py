@@ -3,8 +3,8 @@
     make bench-gpu                                            # all parts, each in a process of its own
     make bench-gpu GPU="--parts decode-1 prefill --json gpu.json"
 
-A part is printed as soon as it is measured, so that whoever has a GPU for minutes only keeps what there was time for.
-Random weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
+A part is printed as soon as it is measured, so that someone who has a GPU for minutes keeps what there was
+time for. Random weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
 """
 
 from __future__ import annotations

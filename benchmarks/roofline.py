@@ -20,7 +20,7 @@ _STEP_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelCost(StepCost):
-    """What works cost with a model."""
+    """What the measured works cost with a model."""
 
     @classmethod
     def of(cls, model: Path, weight_bytes: float = 2.0) -> Self:

@@ -33,7 +33,7 @@ def forget(files: Iterable[Path]) -> None:
 
 
 def measure(spec: WorkerSpec, rounds: int, cold: list[Path], logs: Path) -> list[Row]:
-    """Medians of the seconds of each stage, and of all, over ``rounds`` starts; ``cold`` is forgotten before each."""
+    """Median seconds of each stage, and of all, over ``rounds`` starts; files in ``cold`` are forgotten before each."""
     stages: dict[str, list[float]] = {}
     for _ in range(rounds):
         forget(cold)

@@ -143,7 +143,7 @@ def main() -> None:
             with engine.LLM(job["model"], **job["options"]) as llm:
                 found = answers(llm, job["vocabulary"])
         except Exception as error:
-            if type(error).__name__ != "ConfigError":  # not supported by these kernels; anything else is a mistake
+            if type(error).__name__ != "ConfigError":  # the engine refuses the model; anything else is a mistake
                 raise
             found = {"refused": [str(error)]}
         given[name] = sorted(Library.given)

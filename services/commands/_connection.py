@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def encrypted(self) -> bool:
-        """Whether to use TLS. A certificate alone does not imply it: its variable may be there for a service."""
+        """Whether to use TLS. A certificate alone does not imply it: its variable may have been set for a service."""
         return self.tls or self.tls_ca_file is not None
 
     def for_client(self) -> dict[str, Any]:

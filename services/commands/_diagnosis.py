@@ -127,7 +127,7 @@ def _http_trouble(address: str) -> str | None:
 
 
 async def service_trouble(channel: grpc.aio.Channel, wanted: str) -> str | None:
-    """A message if another service of the ring than ``wanted`` answers; None if none is recognized."""
+    """A message if a service of the ring other than ``wanted`` answers, else None."""
     for service, name in FULL_NAMES.items():
         if await check_health(channel, name, _SECONDS) not in ("SERVICE_UNKNOWN", "UNREACHABLE"):
             return None if service == wanted else f"this is {_WITH_ARTICLE[service]}, not {_WITH_ARTICLE[wanted]}"

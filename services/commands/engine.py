@@ -41,7 +41,7 @@ def engine(checkpoint: str | None, **options: Any) -> int:
     # neighbors: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    # Torch and transformers are loaded here, once everything else is known to be right: that takes most of a start.
+    # Torch and transformers are loaded here, once everything else is known to be right: loading is most of a start.
     with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
         from services.engine.main import run
 

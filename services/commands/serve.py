@@ -39,7 +39,7 @@ ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSetti
 
 
 def stack_settings() -> list[Setting]:
-    """The options of a stack: those of all its services, but for the ones that it sets itself."""
+    """The options of a stack: those of all its services, except the ones that it sets itself."""
     services = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
     return [setting for setting in services if setting.name not in _DECIDED_HERE]
 

@@ -29,7 +29,7 @@ class StallTimer:
     """Measures for how long a counter has not moved, from regular samples of it."""
 
     def __init__(self, interval: float) -> None:
-        """``interval``: seconds between samples. A longer gap counts as two intervals: the sampler stood still."""
+        """``interval``: seconds between samples. A longer gap counts as two at most, since the sampler stood still."""
         self._max_gap = 2 * interval
         self._progress: int | None = None
         self._sampled_at: float | None = None

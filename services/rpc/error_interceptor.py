@@ -58,7 +58,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(
         self, handler: grpc.RpcMethodHandler[Any, Any], method: str, call: Call
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """``handler`` in one that limits and logs its calls, and answers its errors with a status.
+        """``handler`` wrapped in one that limits and logs its calls, and turns its errors into statuses.
 
         Single requests are read like streams: gRPC would wait for one without a time limit before it calls a handler.
         """
@@ -108,7 +108,7 @@ class _RequestIterator(AsyncIterator[Any]):
 
 
 def _deserializer(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """``parse``, but raising ``MalformedMessage``: it does so where the handler reads, and passes through it."""
+    """``parse``, but raising ``MalformedMessage``: in the handler's read, so that the error passes through it."""
     if parse is None:
         return None
 

@@ -2,7 +2,7 @@
 
 gRPC holds the bytes of a message until it is complete, up to ``--max-message-bytes`` for each call, and does not report
 them. So a thread watches the resident memory of the process. When it is high, the guard returns malloc's free memory to
-the system; if that is not enough, it closes the connections that received the most bytes that became no message.
+the system; if that is not enough, it closes the connections with the most received bytes that became no message.
 
 Bytes of HTTP/2, TLS and gRPC become no message either, and nothing reports how many they are. So each connection has an
 overhead allowance, from what honest use costs: for each complete message, for the bytes received and sent, and for its

@@ -1,7 +1,7 @@
 """Limits on protobuf messages, checked before they are parsed: a few bytes on the wire may become many objects.
 
-An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message is
-limited in its bytes and in its fields, those of its sub-messages included; they are counted in the wire format.
+An empty sub-message takes 2 bytes on the wire and about 100 in memory. So a message is limited in its
+bytes and in its fields, those of its sub-messages included; they are counted in the wire format.
 """
 
 from __future__ import annotations

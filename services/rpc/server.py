@@ -40,7 +40,7 @@ _STATUS_GRACE = 0.5
 _DRAIN_MARGIN = 2.0
 """Seconds beyond its grace after which a drain that has not returned is cancelled."""
 _IDLE_POLL = 0.05
-"""Seconds between two checks whether the service is idle."""
+"""Seconds between two checks of whether the service is idle."""
 
 
 class Server:

@@ -63,7 +63,7 @@ class Client:
         public ones), ``cert`` and ``key`` (this client's certificate), or ``credentials`` instead of all of them.
         ``ca``, ``cert`` and ``key`` are paths of PEM files, or their contents as bytes; changed files are read again
         for new requests. ``server_name``: the name expected in the server's certificate, if it is not the address's
-        host. ``token`` is sent as a bearer token; a function is called for each RPC.
+        host. ``token`` is sent as a bearer token; if it is a function, it is called for each RPC.
 
         ``patience``: how long, in seconds, a request looks for a server, initially and after each loss; with 0 it fails
         at once. ``retries``: a request fails when it has lost more servers than this with nothing delivered in between.
