@@ -44,8 +44,6 @@ _FAREWELL = 0.1
 """Seconds for the streams to end after a hang was detected."""
 _LEDGERS_PER_REQUEST = 4
 """Most ledger entries per request that may wait or run: finished ones are held until Done."""
-_ADVANCE_INTERVAL = 0.5
-"""Seconds between two log lines about one stage."""
 
 
 def run(settings: EngineServiceSettings, config: EngineConfig) -> int:

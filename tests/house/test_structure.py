@@ -54,7 +54,7 @@ def test_engine_core_reads_no_environment() -> None:
 
 
 def test_protobuf_meets_the_core_in_one_place() -> None:
-    """Whoever knows a message of the contract knows no request or step of the core, except ``wire.py``."""
+    """Whoever knows a message of the contract knows no request or step of the core, except ``protobuf.py``."""
     meeting = set()
     for path in sources("services"):
         names = list(imports(path))
