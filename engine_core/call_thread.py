@@ -1,7 +1,7 @@
-"""A thread that computes calls whole: an interrupt reaches who waits for a call, and never what it is in the middle of.
+"""A thread that runs calls to completion: an interrupt reaches the caller that waits, never the work in progress.
 
-Python raises ``KeyboardInterrupt``, and whatever other handlers of signals raise, in the main thread, between any two
-of its instructions. A step cut off there would leave a scheduler and a batch that contradict each other.
+Python raises ``KeyboardInterrupt``, and whatever other signal handlers raise, in the main thread, between any two of
+its instructions. A step cut off there would leave the scheduler and the batch inconsistent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Order:
 
 
 class CallThread:
-    """Computes calls one after the other, whichever threads they are from."""
+    """Runs calls one after another, whichever threads they come from."""
 
     def __init__(self, name: str) -> None:
         """Start the thread, a daemon. It ends at ``close``, or when this object is garbage-collected."""
@@ -68,7 +68,7 @@ class CallThread:
             result, error = self._outcome(order)
         except BaseException:
             order.call.interrupted = True
-            last = _Order(lambda call: None)  # for it may be that ``order`` was not even put
+            last = _Order(lambda call: None)  # in case ``order`` was not even put
             self._orders.put(last)
             with suppress(_EndedError):
                 self._outcome(last)
@@ -84,7 +84,7 @@ class CallThread:
         self._thread.join()
 
     def _outcome(self, order: _Order) -> tuple[Any, BaseException | None]:
-        """Wait for the outcome, in short waits: a signal that comes just before a wait does not end it.
+        """Wait for the outcome, in short waits, because a signal that comes just before a wait does not end it.
 
         The thread may have ended before it ran ``order``: another thread closed it, or this process was forked.
         """

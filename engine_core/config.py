@@ -49,11 +49,11 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((float, int), "a number"),
     "str": ((str,), "a string"),
 }
-"""By the annotation of an option's field: the types of its values, and how a person calls them."""
+"""By the annotation of an option's field: the types of its values, and what a person calls them."""
 
 
 def check_options(section: Any) -> None:
-    """Raise ``ConfigError`` for the first option of ``section`` whose value is of another type, or out of range."""
+    """Raise ``ConfigError`` for the first option of ``section`` whose value has the wrong type or is out of range."""
     annotations = {f.name: str(f.type) for f in fields(section)}
     for name, declared in options_of(type(section)).items():
         value = getattr(section, name)
@@ -231,7 +231,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestMemory:
-    """What is set aside of the host's memory for what requests hold beside the KV cache; who serves keeps to it."""
+    """Host memory set aside for what requests hold besides the KV cache; the service keeps within it."""
 
     logprob_bytes: int
     """For log probabilities."""

@@ -25,16 +25,16 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
     ) -> None:
-        """``executor`` has been started and stays the caller's to close; ``clock`` is the one deadlines are on.
+        """``executor`` has been started and stays the caller's to close; deadlines are times of ``clock``.
 
-        A ``drafter`` changes how many tokens a step brings, and none of the tokens.
+        A ``drafter`` changes how many tokens a step brings, but none of the tokens.
 
-        Raises ``ConfigError`` and ``OutOfMemoryError`` where the options do not go with the model and its cache.
+        Raises ``ConfigError`` and ``OutOfMemoryError`` where the options do not fit the model and its cache.
         """
         self.model = executor.model
         self._executor = executor
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
-        """Oldest first; between two calls of ``step`` fewer than the executor takes, but after an interrupted wait."""
+        """Oldest first. Between calls of ``step`` fewer than the executor takes, except after an interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
         self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity)
@@ -58,9 +58,9 @@ class EngineCore:
         """Submit a step, wait for the oldest one if no more fit, and return all news since the last call.
 
         With an executor that takes one step at a time these are the same step; with one that takes two, a step is
-        planned while the one before it is computed. ``starting`` is called before it is submitted, with the
-        requests that the step is the first one to compute. After ``ExecutorError`` the engine is of no more use, nor
-        after ``StandstillError``, which a defect of the scheduler raises instead of letting its callers wait for ever.
+        planned while the one before it is computed. ``starting`` is called before the step is submitted, with the
+        requests that it is the first to compute. After ``ExecutorError`` or ``StandstillError`` the engine is unusable;
+        the latter reports a defect of the scheduler that would otherwise make callers wait forever.
         """
         most = self._executor.max_concurrent_steps
         plan = self._scheduler.schedule() if len(self._in_flight) < most else None
@@ -86,11 +86,11 @@ class EngineCore:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt and output tokens computed since the start, those computed again or in vain included."""
+        """Prompt and output tokens computed since the start, including those recomputed or discarded."""
         return self._scheduler.computed_tokens
 
     def reset_prefix_cache(self) -> int:
-        """Empty the prefix cache, also of blocks still to be computed from it; returns how many could be found."""
+        """Empty the prefix cache, and keep running requests from refilling it; returns how many blocks it had."""
         return self._scheduler.reset_prefix_cache()
 
 

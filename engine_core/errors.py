@@ -47,7 +47,7 @@ class RequestError(EngineError):
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """A field of a request is of another type, or out of range."""
+    """A field of a request has the wrong type or is out of range."""
 
     def __init__(self, field: str, problem: str) -> None:
         """``field`` is the request's field, ``problem`` says what is wrong and what is accepted."""

@@ -15,10 +15,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a block of the cache must hold: keys and values of the layers of a group, which are all alike."""
+    """What a block of the cache must hold: keys and values of one group's layers, which all have one shape."""
 
     num_layers: int
-    """Of the largest group."""
+    """Layers of the largest group."""
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -27,21 +27,24 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where rows belong, for the layers of one group. Rows of one sequence are adjacent, in position order."""
+    """Which sequence and cache slot each row belongs to, for the layers of one group.
+
+    Rows of one sequence are adjacent, in position order.
+    """
 
     query_starts: torch.Tensor
     """[S + 1] int32: sequence s owns rows query_starts[s] … query_starts[s + 1] − 1."""
     seq_lens: torch.Tensor
     """[S] int32: tokens of each sequence after this step (cached ones and this step's rows)."""
     block_tables: torch.Tensor
-    """[S, ≥ blocks of the longest sequence] int32: block ids in order. Entries past the end and those that no row sees
-    are unspecified."""
+    """[S, ≥ blocks of the longest sequence] int32: block ids in order. Entries past a sequence's end, and those of
+    blocks that no row sees, are unspecified."""
     slot_mapping: torch.Tensor
     """[T] int64: block_id · block_size + offset where each row's key and value go."""
     max_query_len: int
     max_seq_len: int
     group: int = 0
-    """The number of the group."""
+    """The group's index."""
 
     def on(self, device: torch.device) -> AttentionMetadata:
         """The same on another device."""
@@ -57,7 +60,7 @@ class AttentionMetadata:
 
 
 class Rotation(Protocol):
-    """What makes queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D]."""
+    """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D]."""
 
     def __call__(
         self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -69,7 +72,7 @@ class AttentionBackend(ABC):
     """Writes keys and values to the cache and attends over it, causally."""
 
     batch_invariant = False
-    """Whether a row's bits are meant not to depend on the other rows, nor on the number of threads."""
+    """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
 
     @staticmethod
     @abstractmethod
@@ -83,7 +86,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
-        """Equal for backends and caches that give a row the same bits on the same processor."""
+        """A description that is equal for backends and caches that give a row the same bits on the same processor."""
 
     @abstractmethod
     def forward(
@@ -114,13 +117,13 @@ class AttentionBackend(ABC):
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
-        """As ``forward``, of ``heads`` before their rotation, which may be overwritten."""
+        """As ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
         query, key, value = rotate(heads, cos, sin)
         return self.forward(query, key, value, kv_cache, metadata, scale, sliding_window)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
-        """Prepare the next step, for a model whose layers are one group, with ``metadata`` on the host.
+        """Prepare the next step of a model whose layers are one group; ``metadata`` is on the host.
 
-        ``size`` is that of the graph that will compute it. Only for backends that must know on the host what is to be
-        done.
+        ``size`` is the size of the CUDA graph that will compute the step, if any. Only for backends that plan on the
+        host.
         """

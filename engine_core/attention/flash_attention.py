@@ -1,9 +1,9 @@
-"""Paged attention by torch's ``varlen_attn``, which is FlashAttention-2: for NVIDIA GPUs, where it is asked for.
+"""Paged attention by torch's ``varlen_attn``, which is FlashAttention-2: for NVIDIA GPUs, on request.
 
-It takes block tables from torch 2.12 on, and pages of a multiple of 256 tokens. All that it needs is on the device, so
-it can be captured. Keys are never split over programs whose results are joined: into how many, the kernel would decide
-by the longest sequence of the step, so a row's bits would depend on the others, and a captured graph would keep what
-fitted the step that it was captured with.
+It takes block tables from torch 2.12 on, and pages of a multiple of 256 tokens. All its inputs are on the device, so it
+can be captured. A sequence's keys are never split: the kernel would choose the number of splits by the longest sequence
+of the step, so a row's bits would depend on the other rows, and a captured graph would keep the number it was captured
+with.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 
 PAGE = 256
-"""Tokens of whose multiple a block must be."""
+"""Block sizes must be a multiple of this many tokens."""
 _ALL, _CAUSAL = (-1, -1), (-1, 0)
-"""Keys that a row sees, left and right of its own."""
+"""How many keys a row sees to the left and to the right of its own; −1: all."""
 _WHOLE = 1
-"""Splits of a sequence's keys."""
+"""Number of splits of a sequence's keys."""
 _TAKEN = {"block_table", "seqused_k", "num_splits"}
-"""Arguments that not every torch's has."""
+"""Arguments that ``varlen_attn`` does not have in every torch."""
 
 
 def varlen_function() -> Any | None:
-    """The function of this torch; None where there is none that takes block tables and a number of splits."""
+    """``varlen_attn`` of this torch; None where it is missing, or takes no block tables or number of splits."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -36,7 +36,7 @@ def varlen_function() -> Any | None:
 
 
 class FlashAttention(PagedAttention):
-    """Heads of up to 256, of bfloat16 or float16."""
+    """Head sizes up to 256, in bfloat16 or float16."""
 
     def __init__(self, function: Any) -> None:
         """``function`` is what ``varlen_function`` returns."""
@@ -59,12 +59,12 @@ class FlashAttention(PagedAttention):
             key,
             value,
             metadata.query_starts,
-            # Of the keys' boundaries only the shape is looked at: ``seqused_k`` has their lengths.
+            # Only the shape of the keys' boundaries is looked at: ``seqused_k`` has their lengths.
             metadata.query_starts,
             metadata.max_query_len,
             metadata.max_seq_len,
             scale=scale,
-            # A single row sees all; said so, the heads that share keys are computed as rows of one program.
+            # A single row sees all keys; told so, the kernel computes heads that share keys as rows of one program.
             window_size=_ALL if metadata.max_query_len == 1 else _CAUSAL,
             enable_gqa=True,
             seqused_k=metadata.seq_lens,

@@ -1,7 +1,7 @@
-"""Paged attention by FlashInfer (https://github.com/flashinfer-ai/flashinfer): for NVIDIA GPUs, where it is asked for.
+"""Paged attention by FlashInfer (https://github.com/flashinfer-ai/flashinfer): for NVIDIA GPUs, on request.
 
-A step is planned on the host, once for all layers: pages of each sequence as lists, and how its work is cut. What a
-captured graph reads of that lies where it was captured with, so each size of a graph has a wrapper of its own.
+Each step is planned on the host, once for all layers: the pages of each sequence, as lists, and how to divide the work.
+A captured graph reads its plan from fixed addresses, so each graph size has a wrapper of its own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 
 HEADS = (64, 128, 256)
-"""Sizes of heads it has kernels for."""
+"""Head sizes it has kernels for."""
 _LAYOUT = "HND"
 WORKSPACE = 384 << 20
-"""Bytes for results of parts of sequences."""
+"""Bytes for partial results of sequences."""
 _PLAN_WORKSPACE = 8 << 20
-"""Bytes of a plan, as much as a wrapper takes itself."""
+"""Bytes of a plan, as many as a wrapper allocates by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsOfModel:
-    """What the library has to know of a model."""
+    """What the library has to know about a model."""
 
     num_heads: int
     num_kv_heads: int
@@ -46,7 +46,7 @@ class Pages:
 
     @staticmethod
     def of(metadata: AttentionMetadata, block_size: int, size: int) -> Pages:
-        """``size``: sequences, of which those beyond the step's are padding: one token of block 0, read for nobody."""
+        """Pages of ``size`` sequences; those beyond the step's are padding: one token of block 0, read for nobody."""
         lengths = np.ones(size, np.int32)
         lengths[: len(metadata.seq_lens)] = metadata.seq_lens.numpy()
         counts = -(-lengths // block_size)
@@ -61,7 +61,7 @@ class Pages:
 
 
 class FlashInferAttention(PagedAttention):
-    """``plan`` before every step; heads of 64, 128 or 256, of bfloat16 or float16."""
+    """Needs ``plan`` before every step; head sizes 64, 128 and 256, in bfloat16 or float16."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class FlashInferAttention(PagedAttention):
         device: torch.device,
         workspace: int = WORKSPACE,
     ) -> None:
-        """``max_pages``: of one sequence. ``library`` is the module ``flashinfer``."""
+        """``library`` is the module ``flashinfer``; a sequence has at most ``max_pages`` pages."""
         self._library = library
         self._heads = heads
         self._block_size = block_size
@@ -90,7 +90,7 @@ class FlashInferAttention(PagedAttention):
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:
         if self._plan_sent is not None:
-            self._plan_sent.synchronize()  # the last plan has left the memory of the host that this one is made in
+            self._plan_sent.synchronize()  # the last plan was copied from the host memory in which this one is made
         pages = Pages.of(metadata, self._block_size, len(metadata.seq_lens) if size is None else size)
         shape = (self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim, self._block_size)
         options = {"sm_scale": self._heads.head_dim**-0.5, "q_data_type": self._heads.dtype}
@@ -134,10 +134,10 @@ class FlashInferAttention(PagedAttention):
         return self._of_graphs[size]
 
     def _with_shared_memory(self, wrapper: Any) -> Any:
-        """Steps follow each other, so that the plan of one may lie where the last one's was."""
+        """All wrappers share their workspaces: steps run one after another, so a plan may overwrite the last one."""
         wrapper.reset_workspace_buffer(self._workspace, self._plan_workspace)
         return wrapper
 
     def _sent(self, ids: torch.Tensor) -> torch.Tensor:
-        """``ids`` on the device, without waiting for it, as the library would."""
+        """``ids`` on the device, without waiting for the copy as the library would."""
         return ids.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else ids

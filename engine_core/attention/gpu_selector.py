@@ -1,4 +1,4 @@
-"""Which attention backend computes a model on an NVIDIA GPU: the own kernels, or the library that is asked for."""
+"""Which attention backend computes a model on an NVIDIA GPU: our own kernels, or the library that is asked for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Demand:
     deterministic: bool
     """A row's bits must not depend on its batch."""
     sliding_windows: bool = False
-    """Of some layers or all."""
+    """Whether some layers have one."""
 
 
 def check_attention(asked: str | None, demand: Demand) -> None:
-    """Raise ``ConfigError`` where the backend that is ``asked`` for cannot do that, or is not here."""
+    """Raise ``ConfigError`` where the backend that is ``asked`` for cannot meet ``demand``, or is not installed."""
 
     def refuse(why: str) -> ConfigError:
         return ConfigError("attention_backend", asked, f"triton, because {why}")
@@ -63,7 +63,7 @@ def check_attention(asked: str | None, demand: Demand) -> None:
 def choose_gpu_attention(
     asked: str | None, demand: Demand, processors: int, device: torch.device
 ) -> tuple[AttentionBackend, str]:
-    """The backend, which ``check_attention`` has let pass, and its description for a person.
+    """The backend, which ``check_attention`` has accepted, and its description for a person.
 
     ``processors``: multiprocessors of the device.
     """

@@ -11,13 +11,13 @@ from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
 
 _UNIT = 16
-"""Most tokens of a unit: blocks are divided into units of equal size."""
+"""The most tokens of a unit; a block is divided into units of equal size."""
 
 
 class NativeAttention(AttentionBackend):
     """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out.
 
-    Only its shape and its first byte mean anything outside of the kernel (see cpu/layout.h). A block that is written in
+    Only its shape and its address mean anything outside the kernel (see cpu/layout.h). A block that is written in
     a step may be read by no other sequence of that step: the scheduler shares a block only once it is computed.
     """
 
@@ -41,7 +41,7 @@ class NativeAttention(AttentionBackend):
         return [cache[..., : spec.block_size, :] for cache in caches]
 
     def numerics(self, spec: KVCacheSpec) -> str:
-        """Blocks that divide a tile, or that whole units fill, have their tokens in the same places of tiles."""
+        """Names the block size unless blocks consist of whole units of 16, or divide one: tiles are the same then."""
         aligned = spec.block_size == _padded(spec) and (spec.block_size % _UNIT == 0 or _UNIT % spec.block_size == 0)
         places = "" if aligned else f", blocks of {spec.block_size}"
         return f"native {self._kernels.instruction_set}, build {self._kernels.build}{places}"
@@ -75,7 +75,7 @@ class NativeAttention(AttentionBackend):
         return output
 
     def _begin_step(self, metadata: AttentionMetadata) -> None:
-        """Take what all layers of a group share. The reference keeps the tensors in place."""
+        """Take what all layers of a group share. The reference to ``metadata`` keeps its tensors alive."""
         self._metadata = metadata
         self._arguments.group, self._arguments.num_seqs = metadata.group, len(metadata.seq_lens)
         self._arguments.query_starts = metadata.query_starts.data_ptr()
@@ -85,7 +85,7 @@ class NativeAttention(AttentionBackend):
 
 
 def _padded(spec: KVCacheSpec) -> int:
-    """Tokens for which a block has room: its size, or a little more where that is no multiple of 16."""
+    """Tokens for which a block has room: its size, or a little more where equal units (of packed pairs) do not fit."""
     units = -(-spec.block_size // _UNIT)
     tokens = -(-spec.block_size // units)
     packed = 2 if spec.dtype == torch.bfloat16 else 1
@@ -93,5 +93,5 @@ def _padded(spec: KVCacheSpec) -> int:
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
+    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -15,12 +15,12 @@ from engine_core.kernels.triton.attention import write_keys_and_values
 
 @runtime_checkable
 class CachingRotation(Rotation, Protocol):
-    """A rotation that writes keys and values where this layout has them, which saves a kernel."""
+    """A rotation that writes keys and values straight to the cache in this layout, which saves a kernel."""
 
     def into_cache(
         self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Queries [T, Hq, D] of ``heads``; keys and values go to ``slots`` [T] of ``kv_cache``, where not below 0."""
+        """Return queries [T, Hq, D]; write keys and values to ``slots`` [T] of ``kv_cache``, unless below 0."""
 
 
 class PagedAttention(AttentionBackend):
@@ -44,7 +44,7 @@ class PagedAttention(AttentionBackend):
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        """[T, Hq · D] of ``query`` [T, Hq, D], when the step's keys and values are in ``kv_cache``."""
+        """[T, Hq · D] of ``query`` [T, Hq, D]; the step's keys and values are already in ``kv_cache``."""
 
     def forward(
         self,
@@ -96,5 +96,5 @@ def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the numbers of a row adjacent; rows may lie apart."""
+    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -14,7 +14,7 @@ from engine_core.kernels.library import KernelsUnavailableError, load_kernels_fo
 def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None) -> tuple[AttentionBackend, str]:
     """The fastest backend for heads of that size and type, or the one ``asked`` for; and a description for a person.
 
-    Raises ``ConfigError`` where there is no such backend here.
+    Raises ``ConfigError`` if the backend ``asked`` for cannot be used here.
     """
     if asked in ("triton", "varlen", "flashinfer"):
         raise ConfigError("attention_backend", asked, "native or torch, because the device is a CPU")

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the reference for other backends, and what computes where none can be built.
+"""Paged attention in plain torch: the reference for other backends, and the fallback where none can be built.
 
 A row's bits may depend on the other rows of its step: torch chooses its kernels by their number.
 """
@@ -59,8 +59,9 @@ class TorchAttention(AttentionBackend):
 
 
 def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int, window: int) -> torch.Tensor:
-    """[n, Hq, D] of the scaled ``query`` [n, Hq, D], whose first row has the key at ``place``, with the last ``window``
-    of ``keys`` and ``values`` [Hkv, L, D].
+    """[n, Hq, D] of the scaled ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
+
+    The first row's own key is the one at ``place``; a row sees ``window`` keys, of which its own is the last.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape

@@ -1,4 +1,4 @@
-"""Paged attention by own Triton kernels: for NVIDIA GPUs."""
+"""Paged attention by our own Triton kernels: for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 """Head sizes; those between powers of two are padded in registers. Larger ones need more registers than there are."""
 _SHORTEST_SPLIT = 256
 _MOST_SPLITS = 64
-"""Of a sequence: bounds the memory for their results."""
+"""The most splits of a sequence: bounds the memory for their results."""
 _LEAST_SEQS = 256
-"""Kernels are compiled for powers of two of sequences, from here on."""
+"""Kernels are compiled for numbers of sequences that are powers of two, from this one up."""
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_ROWS = 16
-"""Of a matrix product in tensor cores."""
+"""The fewest rows of a matrix product on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Tiles:
 
 
 class TritonAttention(PagedAttention):
-    """Nothing is read for a sequence of length 0: so padding is marked."""
+    """A sequence of length 0 is padding: nothing is read for it."""
 
     def __init__(self, max_model_len: int, processors: int, uniform: bool) -> None:
         """``processors``: multiprocessors of the device. ``uniform``: chunks are computed in the tiles of single rows.
 
-        Keys are taken in splits of a size that ``max_model_len`` decides, so that a sequence has 64 of them at most.
+        Keys are taken in splits whose size depends on ``max_model_len`` alone, so that a sequence has at most 64.
         """
         per_split = triton.next_power_of_2(-(-max_model_len // _MOST_SPLITS))
         self._split = max(_SHORTEST_SPLIT, per_split)
@@ -180,7 +180,7 @@ class TritonAttention(PagedAttention):
 
 
 def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
-    """For numbers of so many bytes, and so many query heads to a KV head; small enough for chunks to use them, too."""
+    """For elements of ``itemsize`` bytes and ``group`` query heads per KV head; small enough for chunks to use, too."""
     dims, rows = triton.next_power_of_2(head_dim), max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if itemsize == 4:
         return Tiles(rows, 32 if dims <= 64 else 16, warps=4, stages=2)
@@ -188,9 +188,9 @@ def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
 
 
 def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
-    """For numbers of so many bytes: the most rows whose results stay in registers.
+    """For elements of ``itemsize`` bytes: the most rows whose results stay in registers.
 
-    Tensor cores do not take float32 as it is; it is multiplied in registers, of which masks take some, too.
+    Tensor cores do not take float32 unrounded; it is multiplied in registers, of which masks need some, too.
     """
     dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize == 4:
@@ -201,5 +201,5 @@ def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
 
 
 def _is_interpreted(x: torch.Tensor) -> bool:
-    """Kernels take memory of the processor's own only under Triton's interpreter."""
+    """Whether kernels run under Triton's interpreter: only there do they take tensors in host memory."""
     return x.device.type == "cpu"

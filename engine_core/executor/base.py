@@ -1,7 +1,7 @@
 """The interface between the engine and whatever computes its steps.
 
-An executor is constructed cheaply, started once with ``start``, then plans are submitted to it, which it computes one
-after the other. It owns its workers. After ``ExecutorError`` it computes nothing more.
+Constructing an executor is cheap. ``start`` is called once; then the executor computes the plans submitted to it, one
+after another. It owns its workers. After ``ExecutorError`` it computes nothing more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Executor(ABC):
     kv_cache_config: KVCacheConfig
     """Known after ``start``."""
     unwritten_cache_bytes: int
-    """Known after ``start``: what the KV cache will still take of the host's memory as it fills."""
+    """Known after ``start``: host memory that the KV cache will still take as it fills."""
     step_bytes: int
-    """Known after ``start``: what the largest step takes of the host's memory, where that was measured; else 0."""
+    """Known after ``start``: host memory that the largest step takes, where that was measured; else 0."""
     request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str
@@ -43,17 +43,17 @@ class Executor(ABC):
     largest_step_seconds: float
     """Known after ``start``: about how long the largest step takes."""
     max_concurrent_steps: int
-    """Known after ``start``: how many steps may be submitted whose results were not asked for."""
+    """Known after ``start``: how many submitted steps may be waiting for their results to be asked for."""
 
     @abstractmethod
     def start(self, progress: StartupProgress) -> None:
-        """Load, profile, allocate and warm up, reporting each stage. Raises ``EngineError``; then it is closed."""
+        """Load, profile, allocate and warm up, reporting each stage. Raises ``EngineError`` and closes."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingResult:
         """Compute a step after those submitted before; results are asked for in the same order.
 
-        Where more than one may be submitted this does not wait until it is computed. A step changes only the KV cache
+        Where more than one may be submitted, this returns before the step is computed. A step changes only the KV cache
         and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or where the result
         is asked for; every callback of ``on_failure`` has run by then.
         """

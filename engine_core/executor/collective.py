@@ -1,4 +1,4 @@
-"""What every executor does alike, over ``collective_rpc``: the stages of the start, the minimum over workers, failure.
+"""What all executors share, over ``collective_rpc``: the stages of the start, the minimum over workers, failure.
 
 Executors differ in where their workers run, and in nothing else.
 """
@@ -46,7 +46,7 @@ class CollectiveExecutor(Executor):
 
     @abstractmethod
     def start_steps(self, overlapped: bool) -> None:
-        """Be ready for plans, of two steps at a time if ``overlapped``."""
+        """Get ready for plans, for two steps at a time if ``overlapped``."""
 
     def start(self, progress: StartupProgress) -> None:
         try:
@@ -92,7 +92,7 @@ class CollectiveExecutor(Executor):
         self.start_steps(overlapped)
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
-        """As many blocks as fit into each of the workers."""
+        """As many blocks as fit on every worker."""
         cache = self._config.cache
         limits = self._limits
         self.step_bytes = 0
@@ -113,7 +113,10 @@ class CollectiveExecutor(Executor):
         return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout)
 
     def _warm_up(self) -> str:
-        """What was made and found, for a person; numerics that hold for others only where every self-test passed."""
+        """Warm up; returns what was made and found, for a person.
+
+        Unless every self-test passed, ``numerics`` becomes unique, so that no other executor counts as equal.
+        """
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
         self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
         longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
@@ -124,7 +127,7 @@ class CollectiveExecutor(Executor):
         return "; ".join(part for part in (ready[0].made, longest, found, ready[0].memory_left) if part)
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
-        """Do a part of a step, the first failure of which ends the executor."""
+        """Do a part of a step; the first failure ends the executor."""
         if self._failed:
             raise ExecutorError("the executor does not run: it has failed")
         try:
@@ -150,7 +153,7 @@ class CollectiveExecutor(Executor):
 
 
 def _described(kv_cache: KVCacheConfig) -> str:
-    """For a person: what a block holds, too, where a token needs one of each of several groups."""
+    """For a person. With several groups, or windows, it also says which layers a block is for."""
     blocks = f"{kv_cache.num_blocks} blocks of {kv_cache.block_size}"
     groups = kv_cache.groups
     if len(groups) == 1 and groups[0].sliding_window is None:

@@ -25,7 +25,7 @@ class StepThread:
     """Runs what is submitted, in order. Holds as many steps as its user submits before asking for results."""
 
     def __init__(self) -> None:
-        """The thread begins to wait for work. It does not keep the process from ending."""
+        """Start the thread, a daemon."""
         self._orders: SimpleQueue[tuple[Compute, Future[StepResult]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()

@@ -4,5 +4,5 @@ README.md          the ideas, and an order in which to read cpu/   (read first)
 cpu/               the kernels in C++; triton/: those for NVIDIA GPUs, which Triton compiles
 arguments          the structures of cpu/interface.h and the tables of cpu/kernel_table.h
 build, library     compile the library, load it; memory: huge pages for what is streamed
-capture            notes calls of kernels, so that cpu/replay.h can make them again
+capture            records calls of kernels, so that cpu/replay.h can replay them
 """

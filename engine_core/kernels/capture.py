@@ -1,8 +1,8 @@
-"""Calls of native kernels, captured once so that they can be made again all together: what a CUDA graph is to a GPU.
+"""Calls of native kernels, captured once and replayed all together, as a CUDA graph does on a GPU.
 
-While a thread captures, kernels that it calls are noted instead of run, and what they would put out gets memory of its
-own that stays where it is. ``Captured.replay`` then runs them in order, on other rows and other sequences, with one
-call and without the interpreter between them.
+While a thread captures, its kernel calls are recorded instead of run, and their outputs get memory of their own at
+fixed addresses. ``Captured.replay`` then makes the calls in order, for other rows and other sequences, at one go and
+without the interpreter in between.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _state = threading.local()
 
 
 class NotCapturableError(Exception):
-    """Something other than native kernels computes in between; the text names it."""
+    """Something other than native kernels computes during a capture; the text names it."""
 
 
 class BufferPool:
-    """Memory for what kernels put out, for so many rows; it is used anew once the last tensor on it is gone."""
+    """Buffers for the output of kernels; one is reused once the last tensor on it is gone."""
 
     def __init__(self, max_rows: int) -> None:
-        """Of each tensor that is taken, there will be up to ``max_rows`` rows."""
+        """Every tensor taken can grow to ``max_rows`` rows."""
         self.max_rows = max_rows
         self._buffers: list[npt.NDArray[np.uint8]] = []
         self._free: list[npt.NDArray[np.uint8]] = []
@@ -56,10 +56,10 @@ class BufferPool:
 
 
 class Captured:
-    """Calls in order. Whoever captures keeps what they read alive; what they write is in the pool."""
+    """Recorded calls, in order. Whoever captures keeps alive what they read; what they write is in the pool."""
 
     def __init__(self, pool: BufferPool, replay: Callable[..., int]) -> None:
-        """``replay`` is the library's."""
+        """``replay`` is ``CpuKernels.replay``."""
         self.pool = pool
         self._replay = replay
         self._operations: list[Operation] = []
@@ -67,7 +67,7 @@ class Captured:
         self._table: ctypes.Array[Operation] | None = None
 
     def add(self, kind: OperationKind, kernels: int, arguments: Sequence[ctypes.Structure]) -> None:
-        """Note a call of a kernel out of the table at the address ``kernels``."""
+        """Record a call of a kernel from the table at the address ``kernels``."""
         kept = [type(argument).from_buffer_copy(argument) for argument in arguments]
         self._arguments += kept
         self._operations.append(Operation(kind, kernels, *map(ctypes.addressof, kept)))
@@ -81,11 +81,11 @@ class Captured:
 
 
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Forbids what torch would compute: it would not be computed again."""
+    """Forbids torch to compute anything: a replay would not repeat it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Of torch's: else it loads its compiler with the first dispatch, to turn it off, which takes seconds."""
+        """A hook of torch, which else spends seconds at the first dispatch on loading its compiler, to disable it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +96,7 @@ class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def capturing(captured: Captured) -> Iterator[None]:
-    """Note this thread's calls of native kernels. Raises ``NotCapturableError`` where torch computes something, too."""
+    """Record this thread's calls of native kernels. Raises ``NotCapturableError`` where torch computes, too."""
     _state.captured = captured
     try:
         with _ViewsOnly():  # type: ignore[no-untyped-call]
@@ -106,13 +106,13 @@ def capturing(captured: Captured) -> Iterator[None]:
 
 
 def empty(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor [rows, width] for what a kernel puts out, with unspecified contents."""
+    """A tensor [rows, width] for a kernel's output, with unspecified contents."""
     captured: Captured | None = getattr(_state, "captured", None)
     return torch.empty(rows, width, dtype=dtype) if captured is None else captured.pool.take(rows, width, dtype)
 
 
 def capturable(kind: OperationKind, kernels: int, function: Callable[..., int]) -> Callable[..., int]:
-    """``function`` out of the table at the address ``kernels``; while its caller captures, the call is only noted."""
+    """``function`` from the table at the address ``kernels``; while its caller captures, a call is only recorded."""
 
     def call(*arguments: ctypes.Structure) -> int:
         captured: Captured | None = getattr(_state, "captured", None)

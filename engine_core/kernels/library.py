@@ -68,7 +68,7 @@ class CpuKernels:
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
     argmax: Callable[[LinearArguments], int]
-    """Likewise. Puts out [M] int64: where each row of the result is greatest, the first of equals."""
+    """Cannot be captured either. Writes [M] int64: the column of each row's greatest result, the first of equals."""
     replay: Callable[..., int]
     """Makes captured calls."""
 
@@ -152,7 +152,7 @@ def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
 
 
 def _is_built_from(path: Path, digest: str) -> bool:
-    """Read from the file: once a library is loaded, what is built in its place is not loaded by the same process."""
+    """Read from the file, not by loading it: a process that has loaded a library never loads its replacement."""
     return path.exists() and digest.encode() in path.read_bytes()
 
 
@@ -171,7 +171,7 @@ def _build_into(directory: Path) -> None:
 
 @contextmanager
 def _one_builder(directory: Path) -> Iterator[None]:
-    """Hold a lock on the directory, which ends with the process at the latest."""
+    """Hold a lock on the directory, which is released when the process ends at the latest."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -181,7 +181,7 @@ def _one_builder(directory: Path) -> Iterator[None]:
 
 
 def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:
-    """The first of ``instruction_sets`` for which the library has something that runs here, and its address."""
+    """The first of ``instruction_sets`` for which the library has kernels that run here, and their table's address."""
     exported.restype = ctypes.c_void_p
     for candidate in instruction_sets:
         address = exported(candidate.encode())

@@ -15,11 +15,11 @@ import torch
 
 _HUGE_PAGE, _CACHE_LINE = 2 << 20, 64
 _MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14; Python's ``mmap`` does not name it, and would hold the interpreter's lock meanwhile."""
+"""Since Linux 5.14; Python's ``mmap`` lacks it, and would hold the interpreter's lock during the call."""
 
 
 def streaming_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """[size] with unspecified contents, from where a cache line begins; in pages of 2 MiB where the system gives them.
+    """[size] with unspecified contents, aligned to a cache line; in pages of 2 MiB where the system gives them.
 
     With pages of 4 KiB the processor looks up an address for every 64 cache lines, and stops reading ahead at each
     page's end. The memory is taken as it is first written. Raises ``RuntimeError`` when the system refuses it.
@@ -46,9 +46,9 @@ def empty_for_streaming(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
 
 
 def take_now(tensor: torch.Tensor) -> None:
-    """Have the system give a tensor's memory at once, rather than page by page while it is first written.
+    """Have the system allocate a tensor's memory now, rather than page by page as it is first written.
 
-    Its contents stay. Raises ``RuntimeError`` when there is not as much; a system that cannot do it gives it later.
+    Contents are kept. Raises ``RuntimeError`` when there is too little; a system that cannot do it allocates it later.
     """
     storage = tensor.untyped_storage()
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

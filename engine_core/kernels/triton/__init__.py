@@ -4,13 +4,13 @@ Every kernel is a function of pointers and sizes; the modules of ``attention`` a
 tensors. On a machine without a GPU they can be run under Triton's interpreter, which is how the tests run them.
 
 attention          chunks, single rows, splits joined, and the write to the KV cache   (read first)
-linear             a product of matrices that is batch-invariant
+linear             a batch-invariant matrix product
 norm, rope, silu_and_mul   what is done to each row between the products
 """
 
 AS_WRITTEN = {"enable_fp_fusion": False}
 """For every launch: multiply-adds are fused where a kernel says so, not where a compiler finds it convenient.
 
-Else kernels that do the same to a row could differ in its last bit, and Triton's own default, which an environment
+Otherwise, kernels that do the same to a row could differ in its last bit, and Triton's default, which an environment
 variable sets, would be part of the numerics.
 """

@@ -3,13 +3,13 @@
 Keys are taken in tiles, tiles in *splits* of a fixed number of keys. Within a split softmax is computed online
 (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867); splits are joined in ascending order by the same few
 operations, whether one program computes all splits of its rows (``attend_chunks``) or each split has a program of its
-own (``attend_single_rows``, then ``join_splits``; the idea is Flash-Decoding's, 2023). So where rows are cut into
-steps, and what else is in a step, changes no operation that leads to a row's result.
+own (``attend_single_rows``, then ``join_splits``; the idea is Flash-Decoding's, 2023). So neither how rows are
+divided into steps nor what else is in a step changes the operations that lead to a row's result.
 
 Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
 contiguous. A sequence of length 0 is padding: nothing is read for it. Exponentials are of base two, so ``scale`` holds
 a factor of log2(e). WINDOW is how many keys a row sees, its own and those before it; 0: all. Blocks that no row of a
-program sees are not read: they may be others' by now.
+program sees are not read: they may belong to other sequences by now.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def write_keys_and_values(
     BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program t copies row t of ``key`` and ``value`` [T, Hkv · D] to its slot; a slot below 0 is none.
+    """Program t copies row t of ``key`` and ``value`` [T, Hkv · D] to its slot, or nowhere if that is below 0.
 
-    ``values_offset`` and ``block_stride`` count elements of the cache; WIDTH is the power of two from Hkv · D up.
+    ``values_offset`` and ``block_stride`` count elements of the cache; WIDTH is Hkv · D rounded up to a power of two.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -90,8 +90,8 @@ def _attend_split(
 ):
     """Maximum, sum [ROWS] and weighted values [ROWS, DIMS] of the keys first_key … end_key − 1.
 
-    ``positions`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any does. A row that sees
-    none has the maximum −inf and sum 0.
+    ``positions`` [ROWS] is the last key that each row sees, ``first_seen`` the first that any row sees. A row that
+    sees none has the maximum −inf and sum 0.
     """
     dims = tl.arange(0, DIMS)
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
@@ -114,7 +114,7 @@ def _attend_split(
             seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, 1))
-        # Where nothing was seen yet, −inf − (−inf) would be no number.
+        # Where nothing was seen yet, −inf − (−inf) would be NaN.
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maximum - shift)
@@ -131,7 +131,7 @@ def _attend_split(
 
 @triton.jit
 def _joined(maximum, total, acc, next_maximum, next_total, next_acc):
-    """Two results of ``_attend_split`` as one. Multiply-adds are written out: what is fused is not to be chosen."""
+    """Two results of ``_attend_split`` as one. Multiply-adds are explicit: a compiler must not choose what to fuse."""
     highest = tl.maximum(maximum, next_maximum)
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     old, new = tl.exp2(maximum - shift), tl.exp2(next_maximum - shift)
@@ -169,9 +169,9 @@ def attend_chunks(
 ):
     """Sequences with more than one row. Program (i, h): some rows of one sequence, all query heads of KV head h.
 
-    A tile of queries is ROWS pairs of a position and a head of the group; sequence s has its tiles from
-    query_starts[s] // (positions of a tile) + s on, which leaves room for a tile that is not full. SEQS is a power of
-    two from ``num_seqs`` up. ``query`` is [T, Hq, D] with rows ``query_stride`` apart, ``output`` [T, Hq · D].
+    A tile of queries is ROWS pairs of a position and a head of the group; the tiles of sequence s begin at
+    query_starts[s] // (positions of a tile) + s, which leaves room for a tile that is not full. SEQS is a power of two,
+    at least ``num_seqs``. ``query`` is [T, Hq, D] with rows ``query_stride`` apart, ``output`` [T, Hq · D].
     """
     POSITIONS: tl.constexpr = ROWS // GROUP
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -230,7 +230,7 @@ def attend_chunks(
 
 @triton.jit
 def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
-    """[SEQS] splits that the one row of each sequence sees; 0 for sequences of several rows."""
+    """[SEQS]: how many splits the one row of each sequence sees; 0 for sequences of several rows."""
     seqs = tl.arange(0, SEQS)
     there = seqs < num_seqs
     counts = tl.load(query_starts + seqs + 1, mask=there, other=0) - tl.load(query_starts + seqs, mask=there, other=0)
@@ -267,10 +267,10 @@ def attend_single_rows(
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Sequences with one row: each split of each KV head is an item of work, and programs take every so many-th.
+    """Sequences with one row: each split of each KV head is a work item, and programs take turns at the items.
 
-    So the number of programs does not depend on the lengths, which a captured graph does not know. ``partial``
-    [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], all float32, take the results.
+    So the number of programs does not depend on the lengths, which are unknown when a graph is captured. Results go to
+    ``partial`` [S, most_splits, Hq, D] and ``statistics`` [2 (maximum, sum), S, most_splits, Hq], both float32.
     """
     splits = _splits_of(query_starts, seq_lens, num_seqs, SEQS, SPLIT, WINDOW)
     ends = tl.cumsum(splits, 0)
@@ -278,7 +278,7 @@ def attend_single_rows(
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        # Heads vary fastest: programs that run at one time read neighbouring memory.
+        # Heads vary fastest: programs that run at the same time read neighboring memory.
         place, head = item // NUM_KV_HEADS, item % NUM_KV_HEADS
         before = (ends <= place).to(tl.int32)
         seq = tl.sum(before, 0)
@@ -335,7 +335,7 @@ def join_splits(
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (s, h): the results of the heads of KV head h of sequence s out of their splits; zeros for padding."""
+    """Program (s, h): join the splits of KV head h's query heads, for a sequence s of one row; zeros for padding."""
     seq, head = tl.program_id(0), tl.program_id(1)
     line = tl.load(query_starts + seq)
     if tl.load(query_starts + seq + 1) - line == 1:

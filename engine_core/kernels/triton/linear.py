@@ -1,8 +1,8 @@
-"""A product of matrices whose rows do not depend on each other: y = x · Wᵀ + b + residual.
+"""A matrix product whose rows do not depend on each other: y = x · Wᵀ + b + residual.
 
-Tiles have one size for all numbers of rows, nothing is split along K, and K is walked in ascending order: so the same
-instructions lead to a row's result however many rows there are, which libraries that choose kernels by size do not
-promise.
+Tiles have the same size for any number of rows, nothing is split along K, and K is walked in ascending order. So the
+same instructions lead to a row's result however many rows there are; libraries, which choose kernels by size, do not
+promise that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def multiply(
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Programs take every so many-th tile [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
+    """Programs take turns at the tiles [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
 
     Tiles of the same columns follow each other, so that a part of ``weight`` [OUTPUTS, INPUTS] is read from memory
     once. ``x`` is [num_rows, INPUTS]. IEEE: no TF32 for float32. WIDE: float32 operands, for where narrower ones cannot
@@ -40,7 +40,7 @@ def multiply(
         rows = (tile % row_tiles) * ROWS + tl.arange(0, ROWS)
         columns = (tile // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         depth = tl.arange(0, DEPTH)
-        # Rows and columns beyond the last take the last one's numbers: they are computed, and not stored.
+        # Rows and columns beyond the last repeat the last one: they are computed, but not stored.
         x_places = x + tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None] * INPUTS + depth[None, :]
         weight_places = weight + tl.minimum(columns, OUTPUTS - 1).to(tl.int64)[None, :] * INPUTS + depth[:, None]
         acc = tl.zeros([ROWS, COLUMNS], tl.float32)

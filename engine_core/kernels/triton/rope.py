@@ -32,10 +32,10 @@ def rotate(
 ):
     """Program (t, i): TOGETHER heads of row t are normalized, if wanted, and rotated: queries in place, then keys.
 
-    CACHED: keys, and the values behind them as they are, go to the row's slot of ``cache``, which is as in
-    ``attention.py``, and nowhere if that is below 0. Else keys are rotated in place, and values are not looked at.
+    CACHED: keys, and the values after them unchanged, go to the row's slot of ``cache`` (laid out as in
+    ``attention.py``), or nowhere if that is below 0. Else keys are rotated in place, and values are not looked at.
 
-    A head is 2 · HALF numbers, of which number i and number HALF + i are a pair; WIDTH: the power of two from HALF up.
+    A head has 2 · HALF elements, of which i and HALF + i are a pair; WIDTH: HALF rounded up to a power of two.
     ``weights`` [2 (query heads, key heads), 2 · HALF] are the norms'. ``cos`` and ``sin`` are [T, HALF] float32.
     """
     row = tl.program_id(0).to(tl.int64)
