@@ -1,4 +1,4 @@
-"""What the scheduler and the workers both know of the KV cache: its groups of layers, and its size; no torch.
+"""What the scheduler and the workers both know about the KV cache: its groups of layers, and its size; no torch.
 
 Layers that see the same tokens share a block table: they are a *group*. Groups are of equal size (the last one of a
 kind may be smaller), so that a block takes as many bytes in any of them, and one pool of blocks serves them all. This
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NO_BLOCK = -1
-"""In a block table: nothing reads these tokens any more, or ever did."""
+"""In a block table: nothing will read these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class KVCacheGroup:
     """Layers with one block table."""
 
     layers: tuple[int, ...]
-    """Their numbers in the model."""
+    """Their indices in the model."""
     sliding_window: int | None = None
     """How many tokens a token sees, itself included; None: all before it."""
 
@@ -28,9 +28,10 @@ class KVCacheGroup:
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """Blocks that a sequence of ``num_tokens`` has at most at a time, computed by ``step_tokens`` a step.
+        """The most blocks that a sequence of ``num_tokens`` has at a time, computed by ``step_tokens`` a step.
 
-        Beside the window and the step, these are a window behind the prompt, held for other choices of the request.
+        Besides the window and the step, these include a window at the prompt's end, held for the request's other
+        choices.
         """
         blocks = -(-num_tokens // block_size)
         if self.sliding_window is None:
@@ -48,14 +49,14 @@ class KVCacheConfig:
     bytes_per_block: int
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     layout: str = ""
-    """How a block lies in memory, and what of: equal where blocks could be exchanged."""
+    """What a block holds and how it lies in memory: equal where blocks could be exchanged."""
 
 
 def group_layers(sliding_windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     """The groups of a model whose layers have these windows.
 
-    The kind with the fewest layers tells the size of a group, unless kinds have about as many layers: then the largest
-    does, and less room is left empty than further groups would take.
+    A group is as large as the kind with the fewest layers, unless all kinds have about equally many: then it is as
+    large as the largest, because that leaves less room empty than further groups would take.
     """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(sliding_windows):
@@ -70,5 +71,5 @@ def group_layers(sliding_windows: Sequence[int | None]) -> tuple[KVCacheGroup, .
 
 
 def blocks_of_longest(groups: Sequence[KVCacheGroup], max_model_len: int, step_tokens: int, block_size: int) -> int:
-    """Blocks that the longest sequence has at most at a time, computed by up to ``step_tokens`` a step."""
+    """The most blocks that the longest sequence has at a time, computed by up to ``step_tokens`` a step."""
     return sum(group.most_blocks(max_model_len, step_tokens, block_size) for group in groups)

@@ -4,8 +4,8 @@
         [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
         print(result.choices[0].text)
 
-The engine below it knows token ids alone. The model's tokenizer is loaded with the first prompt of text, and turns
-that into ids and the output into text; prompts of ids need none.
+The engine below it knows only token ids. The model's tokenizer is loaded with the first text prompt; it turns prompts
+into ids and output into text. Prompts of ids need none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Completion:
 
     token_ids: list[int] = field(default_factory=list)
     text: str | None = None
-    """That of the ids, without special tokens, where the prompt was text."""
+    """The text of the ids, without special tokens; None where the prompt was ids."""
     logprobs: Logprobs | None = None
     """One per token, when asked for."""
     finish: Finish | None = None
@@ -95,7 +95,7 @@ class LLM:
     ) -> None:
         """Load ``model`` (a directory or a hub id).
 
-        ``tokenizer`` is another's directory or hub id than the model's own, or an object that encodes and decodes.
+        ``tokenizer`` replaces the model's own: a directory, a hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
         ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
         """
@@ -110,7 +110,7 @@ class LLM:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's, loaded when it is first asked for. Raises ``CheckpointError`` where there is none."""
+        """The model's, or the one given; loaded on first use. Raises ``CheckpointError`` where there is none."""
         return load_tokenizer(self._config.model)
 
     @property
@@ -125,7 +125,7 @@ class LLM:
 
     @property
     def numerics(self) -> str:
-        """Equal digests compute equal tokens for equal prompts and parameters."""
+        """Engines with equal digests compute equal tokens for equal prompts and parameters."""
         return self._engine.executor.numerics
 
     def stats(self) -> SchedulerStats:
@@ -141,13 +141,14 @@ class LLM:
         """Complete every prompt, batching them; results are in the order of the prompts.
 
         A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ``prompts`` is one
-        or a list of them. ``sampling_params`` are for all, or one for each; None takes the checkpoint's own defaults
+        or a list of them. ``sampling_params``: one for all, or one for each; None takes the checkpoint's own defaults
         (generation_config.json). ``use_tqdm`` shows progress on stderr where that is a terminal.
 
-        A prompt's result depends on its ids and parameters alone, so equal ones with equal seeds give equal tokens.
-        Raises ``TypeError`` or ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be
-        taken; then none is computed. Interrupted by Ctrl-C or another signal, it gives its requests up, within a step,
-        before it raises. An engine on which ``ExecutorError`` was raised is of no more use.
+        Where a row's bits do not depend on its batch (on a GPU: with ``deterministic``), a result depends on the
+        prompt's ids and parameters alone, so equal prompts with equal seeds give equal tokens. Raises ``TypeError`` or
+        ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be taken; then none is
+        computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a step, before it raises.
+        After ``ExecutorError`` the engine is unusable.
         """
         read = read_prompts(prompts)
         requests = self._requests(read, *self._params(sampling_params, len(read)))
@@ -161,7 +162,7 @@ class LLM:
         return results
 
     def _complete(self, requests: list[Request], progress: _Progress, call: Call) -> list[Result]:
-        """What becomes of ``requests``. However it ends, the engine is left without them."""
+        """Compute ``requests``. However this ends, the engine is left without them."""
         core = self._engine.core
         results = {r.request_id: _empty_result(r) for r in requests}
         waiting = deque(requests)
@@ -200,7 +201,7 @@ class LLM:
     def _requests(
         self, prompts: list[Prompt], params: Sequence[SamplingParams], places: Sequence[str]
     ) -> list[Request]:
-        """Check all requests before any is computed. ``places``: of each of ``params`` in the caller's arguments."""
+        """Check all requests before any is computed. ``places``: where the caller has each of ``params``."""
         requests = []
         for prompt, chosen, place in zip(prompts, params, places, strict=True):
             token_ids = prompt.token_ids
@@ -239,7 +240,7 @@ class _Progress:
     """A bar of finished prompts, with the tokens per second so far."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
-        # None: where stderr is a terminal.
+        # disable=None: shown only where stderr is a terminal.
         self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True, disable=None if shown else True)
         self._tokens = 0
         self._begun = time.monotonic()
@@ -279,9 +280,9 @@ def default_params(model: ModelSpec) -> SamplingParams:
 
 
 def configure(**options: Any) -> EngineConfig:
-    """An ``EngineConfig`` from options by name, whichever section they are of; paths and numpy's numbers do, too.
+    """An ``EngineConfig`` from options by name, from any section; paths and numpy's numbers are accepted, too.
 
-    Raises ``ConfigError`` for an unknown option, listing what it may have been meant to be, and for unusable values.
+    Raises ``ConfigError`` for an unknown option, listing similar names, and for unusable values.
     """
     sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
     known = {option: name for name, section in sections.items() for option in options_of(section)}

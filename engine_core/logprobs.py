@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 
 
 class TokenLogprobs(NamedTuple):
-    """Log probabilities at one position, after temperature-free log-softmax of the raw logits."""
+    """Log probabilities at one position: the log-softmax of the raw logits, without temperature."""
 
     logprob: float
     rank: int
@@ -86,7 +86,7 @@ class Logprobs(Sequence[TokenLogprobs]):
         )
 
     def extend(self, other: Logprobs) -> None:
-        """Add what follows; raises ``ValueError`` if that has another number of alternatives."""
+        """Append ``other``; raises ``ValueError`` if it has another number of alternatives."""
         if other.top_count != self.top_count:
             raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
         self.logprobs += other.logprobs

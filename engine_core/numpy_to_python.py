@@ -1,4 +1,4 @@
-"""Numbers as callers write them, numpy's among them, as Python's own: those of numpy overflow, and keep their types."""
+"""Converts callers' numbers, numpy's among them, to Python's own: numpy's overflow, and keep their types."""
 
 from __future__ import annotations
 

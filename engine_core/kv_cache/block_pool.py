@@ -5,9 +5,9 @@ taking a block out of its middle (a prefix hit on a block nobody uses) costs as 
 order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
 
 Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*: it
-is the one that is found. The others are remembered as its *copies* while they are held, so that one of them can become
-the known block when that one is no longer held. So a known block with copies is itself held, and what is evicted has
-no copies.
+is the one that lookups find. The others are remembered as its *copies* while they are held, so that one of them can
+become the known block when the current one is no longer held. So a known block with copies is itself held, and an
+evicted block has no copies.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Remove a holder from each block, in order; a block without holders becomes free.
 
-        Blocks that can be found by content go to the far end of the free list, the others, which are worth
-        nothing to anybody, to the near end. Of several blocks of one content one that is still held stays known.
+        Blocks that can be found by content go to the far end of the free list, the others, which are of no use
+        to anybody, to the near end. Of several blocks with the same content, one that is still held stays known.
         """
         for block in blocks:
             count = self._ref_counts[block] - 1
@@ -80,7 +80,7 @@ class BlockPool:
                 self.num_free += 1
 
     def _leave_copies(self, block: int) -> None:
-        """``block`` is no longer held: if there are others of its content, it is not remembered beside them."""
+        """``block`` is no longer held: if held blocks have the same content, only they are remembered for it."""
         content = self._hash[block]
         if content is None or (copies := self._copies.get(content)) is None:
             return
@@ -114,7 +114,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def publish(self, block: int, content: bytes) -> None:
-        """Let a held block be found under its content's hash: at once, or when a block that is known no longer is."""
+        """Let a held block be found under its content's hash: at once, or once the known block is no longer held."""
         if self._hash[block] is not None:
             return
         self._hash[block] = content
@@ -124,7 +124,7 @@ class BlockPool:
         if self._ref_counts[known]:
             self._copies.setdefault(content, {})[block] = None
             return
-        # Nobody holds the known one, so it is worth nothing beside this one: it is the next to be handed out.
+        # Nobody holds the known block, and this one replaces it: the old one is the next to be handed out.
         self._by_hash[content] = block
         self._hash[known] = None
         self._unlink(known)

@@ -1,7 +1,7 @@
 """The paged KV cache as seen by the scheduler: block tables of sequences, and the prefix cache.
 
 A sequence has a block table for each group of layers. Those of sliding windows lose their first blocks as the window
-moves on; in their place stands ``NO_BLOCK``.
+moves on; ``NO_BLOCK`` takes their place.
 
 The prefix cache finds a full block by its group and a hash that chains over everything before it: parent's hash, the
 block's token ids; at the root, the model, its type, the cache's layout and the request's salt. So equal hashes mean
@@ -52,7 +52,7 @@ class Prefix:
 
     num_blocks: int
     block_tables: BlockTables
-    """Of so many blocks each; ``NO_BLOCK`` for those that no later token reads."""
+    """``num_blocks`` entries each; ``NO_BLOCK`` for blocks that no later token reads."""
 
 
 class KVCacheManager:
@@ -82,15 +82,15 @@ class KVCacheManager:
         self._groups = [_Group(number, group, config.block_size) for number, group in enumerate(config.groups)]
         self._windowed = [group for group in self._groups if group.window is not None]
         self.has_windows = bool(self._windowed)
-        """Whether blocks come back from sequences that run on."""
+        """Whether sequences give blocks back while they run."""
         self._step_tokens = step_tokens
         self._identity = tuple(identity)
         self._generation = 0
-        """How often the cache was reset. What rests on blocks of an earlier generation is not published."""
+        """How often the cache was reset. Sequences that build on blocks of an earlier generation publish nothing."""
 
     @property
     def num_groups(self) -> int:
-        """Block tables of a sequence."""
+        """How many block tables a sequence has."""
         return len(self._groups)
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
@@ -98,11 +98,11 @@ class KVCacheManager:
         return self.prefix_caching and not group.scores_prompt
 
     def find_prefix(self, seq: Sequence) -> Prefix:
-        """The longest prefix of ``seq`` of which all is cached that later tokens read; one token is left to compute.
+        """The longest prefix of ``seq`` with all blocks cached that later tokens read; one token is left to compute.
 
         Its blocks are not held yet: ``admit`` must follow before anything else is allocated. Where the group holds its
-        prompt, its own blocks come first, although the cache may know others of the same contents: only so do blocks
-        that are held for ``seq`` never keep it from being admitted.
+        prompt, the group's blocks are preferred to others of the same contents that the cache may know: otherwise,
+        blocks that are held for ``seq`` could keep it from being admitted.
         """
         shared = seq.group.shared_blocks
         outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation
@@ -115,7 +115,7 @@ class KVCacheManager:
         cached = [_CachedBlocks(self.pool, group, hashes, held[group.number]) for group in self._groups]
         length = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
         windows = [blocks for blocks in cached if blocks.group.window is not None]
-        # What one window lacks makes the prefix shorter, and the windows of all reach further back then.
+        # A block missing in one window shortens the prefix, and then the windows of all groups begin further back.
         while any((shorter := blocks.shortened(length)) < length for blocks in windows):
             length = shorter
         return Prefix(length, [blocks.table(length) for blocks in cached])
@@ -123,7 +123,7 @@ class KVCacheManager:
     def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
         """Give ``seq`` the blocks of all its tokens, ``prefix`` first; False, and nothing changed, if too few are free.
 
-        Layers with a window get no more than the window and a step can need: as it moves on, blocks come back.
+        Layers with a window get no more than the window and one step can need: blocks come back as it moves on.
         ``headroom`` blocks must stay free for sequences that run already.
         """
         pool, cached = self.pool, prefix.num_blocks * self.block_size
@@ -189,7 +189,7 @@ class KVCacheManager:
         return any(group.first_block(num_computed) > seq.first_blocks[group.number] for group in self._windowed)
 
     def next_change(self, seq: Sequence) -> int:
-        """Computed tokens at which ``publish`` or ``free_behind_windows`` has something to do."""
+        """The number of computed tokens at which ``publish`` or ``free_behind_windows`` next has something to do."""
         at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
         for group in self._windowed:
             assert group.window is not None
@@ -208,7 +208,7 @@ class KVCacheManager:
         return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
-        """Let nothing be found that was computed so far, or rests on it; returns how many blocks could be."""
+        """Let nothing be found that was computed so far, or builds on it; returns how many blocks could be found."""
         self._generation += 1
         return self.pool.forget_contents()
 
@@ -236,13 +236,13 @@ class KVCacheManager:
             group.shared_blocks = None
 
     def release(self, block_tables: BlockTables) -> None:
-        """Take blocks back, last first: a prefix is worth more the shorter it is, so its tail is evicted first."""
+        """Take blocks back, last first: the shorter a prefix, the more it is worth, so its tail is evicted first."""
         columns = zip_longest(*block_tables, fillvalue=NO_BLOCK)
         blocks = [block for column in columns for block in column if block != NO_BLOCK]
         self.pool.release(reversed(blocks))
 
     def _extend_hashes(self, seq: Sequence, count: int) -> None:
-        """Hash the first ``count`` full blocks, as far as that has not been done; the prompt's once per group."""
+        """Extend the hashes of ``seq`` to its first ``count`` full blocks; the prompt is hashed once per group."""
         group = seq.group
         if group.prompt_hashes is None:
             prompt = group.request.prompt_token_ids
@@ -280,17 +280,17 @@ class _Group:
         return self._layers.first_block(position, self._block_size)
 
     def first_block_behind(self, num_blocks: int) -> int:
-        """The first block that the token behind so many blocks reads, or their number where it reads none."""
+        """The first block that the token after ``num_blocks`` blocks reads, or ``num_blocks`` where it reads none."""
         return min(self.first_block(num_blocks * self._block_size), num_blocks)
 
     def num_blocks(self, num_tokens: int, cached: int, step_tokens: int) -> int:
-        """How many blocks the table of a sequence has when it starts behind ``cached`` tokens."""
+        """How many blocks the table of a sequence has when it starts after ``cached`` tokens."""
         window = self.window
         most = num_tokens if window is None else min(num_tokens, cached + window - 1 + step_tokens)
         return -(-most // self._block_size)
 
     def key(self, content: bytes) -> bytes:
-        """What the pool finds a block by that has these contents in this group."""
+        """The key by which the pool finds the block with these contents in this group."""
         return content + self._suffix if self._suffix else content
 
 
@@ -306,7 +306,7 @@ class _CachedBlocks:
         self._hashes = hashes
         self._held = held
         self.leading = self._leading() if group.window is None else []
-        """Of a group without a window: all up to the first that is missing."""
+        """In a group without a window: all blocks up to the first missing one."""
 
     def _leading(self) -> list[int]:
         found = []
@@ -322,12 +322,12 @@ class _CachedBlocks:
         return self._pool.find(self.group.key(self._hashes[index]))
 
     def shortened(self, length: int) -> int:
-        """``length``, or the number of the last block before it that is missing and that the next token reads."""
+        """``length``, or the index of the last missing block before it that the next token would read."""
         first = self.group.first_block_behind(length)
         return next((index for index in range(length - 1, first - 1, -1) if self._find(index) is None), length)
 
     def table(self, length: int) -> list[int]:
-        """Of ``length`` blocks, as far as the next token reads them."""
+        """The table of ``length`` blocks; ``NO_BLOCK`` for those that the next token does not read."""
         if self.group.window is None:
             return self.leading[:length]
         first = self.group.first_block_behind(length)

@@ -1,11 +1,11 @@
-"""The layers that models are made of; each gives the same bits for a row whatever else is in the batch.
+"""The layers that models are made of, and the backends that compute them.
 
 parts              what models are written from: QKVParallelLinear, RMSNorm, …, with their tensors   (read first)
 factory            makes the parts of one model, and loads them in order; weights: what they take tensors from
 base               what parts compute with: the interface of a backend
 native_backend     on a CPU, by the native kernels; torch_backend: by plain torch
 selector           which of these two computes on a CPU, and why; how linear layers are quantized
-gpu_backend        on NVIDIA GPUs; gpu_linear: its products of matrices
+gpu_backend        on NVIDIA GPUs; gpu_linear: its matrix products
 rotary             rotary position embedding, with its extensions to longer contexts
 graph              all layers of a model as one call, on a CPU
 """

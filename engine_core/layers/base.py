@@ -1,7 +1,7 @@
 """What layers compute, and the interface of a backend that computes them.
 
-A model is written from the parts in ``factory``; a part asks the backend for what computes it, once its weights are
-there. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
+A model is written from the parts in ``parts``; when a part is loaded, it asks the backend for the layer that computes
+it. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
 vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
 """
 
@@ -75,7 +75,7 @@ class RotaryLayer(Protocol):
 
 
 class DecoderStack(Protocol):
-    """What is between a model's embedding and its head."""
+    """Everything between a model's embedding and its head."""
 
     def __call__(
         self,
@@ -89,23 +89,23 @@ class DecoderStack(Protocol):
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
         ``cos`` and ``sin`` are [T, 1, D / 2] float32. ``kv_caches`` has a cache for each layer of the largest group,
-        ``metadata`` is that of each group.
+        ``metadata`` has one entry for each group.
         """
 
 
 class LayerBackend(ABC):
-    """Computes layers on one kind of device. The caller lets go of the weights it passes: what is needed is copied."""
+    """Computes layers on one kind of device. Weights that are passed in may be overwritten later: they are copied."""
 
     batch_invariant: bool
-    """Whether a row's bits are meant not to depend on the other rows, nor on the number of threads."""
+    """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
 
     def padded(self, width: int) -> int:
-        """The width of rows whose first ``width`` columns mean something, as the kernels want it."""
+        """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""
         return width
 
     @abstractmethod
     def numerics(self) -> str:
-        """What decides a result's bits, beside the processor's instruction set and the builds of torch and numpy."""
+        """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
 
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
@@ -113,7 +113,7 @@ class LayerBackend(ABC):
 
     @abstractmethod
     def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
-        """Normalization with ``weight`` [padded W], whose mean is over ``width`` numbers."""
+        """Normalization with ``weight`` [padded W]; the mean is over ``width`` elements."""
 
     @abstractmethod
     def rotary(
@@ -135,5 +135,5 @@ class LayerBackend(ABC):
         return x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """What computes the same as ``stack``, which is made of this backend's layers, with less work in between."""
+        """A stack that computes the same as ``stack``, made of this backend's layers, with less work in between."""
         return stack

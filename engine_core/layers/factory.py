@@ -40,7 +40,7 @@ class LayerFactory:
         self.dtype = dtype
         self.device = device
         self.parts: list[Part] = []
-        """In the order in which they were made, which is that of loading."""
+        """In the order in which they were made, and will be loaded."""
         self.attention_backend = attention
         self._quant_method = quant_method or Unquantized()
 
@@ -83,7 +83,7 @@ class LayerFactory:
     def vocab_parallel_embedding(
         self, name: str, vocab_size: int, hidden_size: int, tied_to: ParallelLMHead | None
     ) -> VocabParallelEmbedding:
-        """The token embedding, of the weight of ``tied_to`` if given."""
+        """The token embedding, which uses the weight of ``tied_to`` if given."""
         return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to))
 
     def rms_norm(self, name: str, features: Features, eps: float) -> RMSNorm:
@@ -112,7 +112,7 @@ class LayerFactory:
         return self.backend.select_rows(x, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """What computes the same as ``stack`` with less work in between."""
+        """A stack that computes the same as ``stack`` with less work in between."""
         return self.backend.captured(stack)
 
     def _add(self, part: AnyPart) -> AnyPart:

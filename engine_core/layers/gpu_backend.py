@@ -1,4 +1,4 @@
-"""Layers on NVIDIA GPUs: products of matrices as ``gpu_linear`` has them, all else by own Triton kernels."""
+"""Layers on NVIDIA GPUs: matrix products by ``gpu_linear``, everything else by our own Triton kernels."""
 
 from __future__ import annotations
 

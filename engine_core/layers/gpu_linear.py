@@ -1,4 +1,4 @@
-"""Linear layers on NVIDIA GPUs: by torch, which asks cuBLAS, or by an own kernel that is batch-invariant."""
+"""Linear layers on NVIDIA GPUs: by torch, which calls cuBLAS, or by our own batch-invariant kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_core.layers.base import LinearLayer
 
 
 class GpuLinear(LinearLayer):
-    """``weight`` [N, K] is kept row by row. What ``__call__`` computes with is a subclass's."""
+    """``weight`` [N, K] is kept row by row. Subclasses compute with it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Keep copies."""
@@ -29,7 +29,7 @@ class GpuLinear(LinearLayer):
 
 
 class LibraryLinear(GpuLinear):
-    """By torch: the fastest there is, but bits of a row may depend on how many rows there are."""
+    """By torch: the fastest there is, but a row's bits may depend on how many rows there are."""
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
@@ -65,7 +65,7 @@ class ProductTiles:
 
 
 class InvariantLinear(GpuLinear):
-    """By an own kernel: bits of a row depend on that row alone."""
+    """By our own kernel: a row's bits depend on that row alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, processors: int) -> None:
         """``processors``: multiprocessors of the device."""

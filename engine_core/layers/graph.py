@@ -18,18 +18,18 @@ _LEAST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """The calls, between what they read and what they put out."""
+    """The captured calls, and the tensors that they read and write."""
 
     captured: Captured
     hidden: torch.Tensor
-    """[rows, H], like the others for as many rows as the pool has."""
+    """[rows, H]; like the others, it has as many rows as the pool."""
     cos: torch.Tensor
     sin: torch.Tensor
     output: torch.Tensor
     kv_caches: list[torch.Tensor]
 
     def fits(self, rows: int, kv_caches: list[torch.Tensor]) -> bool:
-        """Whether it can be replayed for so many rows, on these caches."""
+        """Whether it can be replayed for ``rows`` rows on these caches."""
         return rows <= self.captured.pool.max_rows and kv_caches is self.kv_caches
 
     def replay(
@@ -64,10 +64,10 @@ class _Graph:
 
 
 class KernelGraph:
-    """Does what a stack of layers does. Where not only native kernels compute, the stack itself is called."""
+    """Does what a stack of layers does. If anything but native kernels computes, the stack itself is called."""
 
     def __init__(self, stack: DecoderStack, replay: Callable[..., int]) -> None:
-        """``replay`` is the library's that has the kernels."""
+        """``replay`` is ``CpuKernels.replay``."""
         self._stack = stack
         self._replay = replay
         self._graph: _Graph | None = None
@@ -97,12 +97,12 @@ class KernelGraph:
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
     ) -> _Graph | None:
-        """The graph for steps of that many rows, or of twice as many as so far; None if there can be none."""
+        """A graph for steps of as many rows as ``hidden``, or of twice as many as so far; None if there can be none."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
         self._graph = None  # its memory is free before more is taken
         pool = BufferPool(max(rows, _LEAST_ROWS, 2 * most if rows > most else 0))
         captured = Captured(pool, self._replay)
-        every = torch.arange(rows)  # told, so that it is captured that rows are selected
+        every = torch.arange(rows)  # passed, so that the selection of rows is captured, too
         own_hidden, own_cos, own_sin = (pool.take(rows, x.shape[-1], x.dtype) for x in (hidden, cos, cos))
         try:
             with capturing(captured):
@@ -116,5 +116,5 @@ class KernelGraph:
 
 
 def _all_rows(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
-    """As many rows as there is memory for, of which ``x`` has the first."""
+    """``x`` with all the rows that its memory has room for."""
     return x.as_strided((pool.max_rows, x.shape[-1]), (x.shape[-1], 1))

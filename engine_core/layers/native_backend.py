@@ -1,6 +1,6 @@
 """Layers computed by the native kernels in engine_core/kernels/cpu.
 
-All of them give a row the same bits whatever the other rows and the threads.
+All of them give a row the same bits whatever the other rows are, and however many threads compute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer, Nor
 from engine_core.layers.graph import KernelGraph
 
 _UNIT = 16
-"""What the kernels take at a time: widths are padded to a multiple of it."""
+"""Elements that the kernels take at a time: widths are padded to a multiple of it."""
 _TILE = 64
-"""Outputs to whose multiple a weight is padded."""
+"""A weight is padded to a multiple of this many outputs."""
 
 
 class NativeLinear(LinearLayer):
@@ -97,7 +97,7 @@ class NativeNorm:
     """Root mean square normalization, computed in float32."""
 
     def __init__(self, kernels: CpuKernels, weight: torch.Tensor, eps: float, width: int) -> None:
-        """Keep a copy of ``weight`` [W]; W is a multiple of 16, and the mean is over ``width`` numbers."""
+        """Keep a copy of ``weight`` [W]; W is a multiple of 16, and the mean is over ``width`` elements."""
         self._kernels = kernels
         self._weight = weight.to(torch.float32, copy=True)
         self._arguments = NormArguments(
@@ -232,7 +232,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     together = 2 if weight.dtype == torch.bfloat16 else 1
     panels = -(-num_rows // _TILE) * (_TILE // _UNIT)
     packed = empty_for_streaming((panels, width // together, _UNIT, together), weight.dtype)
-    # What is packed together moves as one number.
+    # Elements that are packed together are moved as one.
     words = torch.int32 if together == 2 else weight.dtype
     source, target = weight.contiguous().view(words), packed.view(words).squeeze(-1)
     whole = num_rows // _UNIT

@@ -1,7 +1,7 @@
 """The parts that models are written from: each knows its role and its tensors in a checkpoint, and loads them.
 
-Names and roles are vLLM's. Every projection is cut along its outputs where there are several ranks, ``o_proj`` and
-``down_proj`` too: so each output stays one chain of additions, whatever the number of ranks. A part has no weights
+Names and roles are vLLM's. With several ranks, every projection is split along its outputs, ``o_proj`` and
+``down_proj`` too, so that each output stays one chain of additions whatever the number of ranks. A part has no weights
 until ``load``; ``factory.LayerFactory`` makes parts and remembers the order in which they load.
 """
 
@@ -93,7 +93,7 @@ class ParallelLMHead(ColumnParallelLinear):
 
 
 class VocabParallelEmbedding(Part):
-    """Rows of a table, or of the output projection's weight where the two are tied: there is no second copy then."""
+    """Rows of a table, or of the output projection's weight where the two are tied, without a second copy."""
 
     def __init__(
         self, name: str, vocab_size: int, hidden_size: int, backend: LayerBackend, tied_to: ParallelLMHead | None
@@ -160,7 +160,7 @@ class RMSNorm(Part):
         return self.layer(x, residual=residual)
 
     def in_place(self, x: torch.Tensor) -> None:
-        """Normalize the rows of ``x`` [T, W], which may lie apart, where they are."""
+        """Normalize the rows of ``x`` [T, W], which may lie apart, in place."""
         self.layer(x, in_place=True)
 
 

@@ -72,7 +72,7 @@ class RopeParameters:
         )
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
-        """Tokens a sequence may have: scaling types that say so extend what the configuration allows."""
+        """Tokens a sequence may have: ``linear`` and ``yarn`` extend what the configuration allows."""
         if self.rope_type == "linear":
             return int(max_position_embeddings * self.factor)
         if self.rope_type == "yarn":
@@ -84,7 +84,7 @@ class Rotary:
     """Turns positions into rotations, once per step for all layers."""
 
     def __init__(self, parameters: RopeParameters, head_dim: int, max_positions: int, device: torch.device) -> None:
-        """Compute the angles of so many positions; ``head_dim`` is even."""
+        """Compute the angles of ``max_positions`` positions; ``head_dim`` is even."""
         positions = torch.arange(max_positions, dtype=torch.float32, device=device)
         angles = positions[:, None] * _inverse_frequencies(parameters, head_dim).to(device)
         self._cos = angles.cos().mul_(parameters.attention_factor)
@@ -92,7 +92,7 @@ class Rotary:
 
     @staticmethod
     def nbytes(head_dim: int, max_positions: int) -> int:
-        """Bytes of the angles, and while they are computed."""
+        """Bytes of the cosines and sines; computing them takes no more."""
         return 4 * max_positions * head_dim
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +107,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def _inverse_frequencies(parameters: RopeParameters, head_dim: int) -> torch.Tensor:
-    """[D / 2] float32, in the order of operations of transformers: a last bit is an angle off at a far position."""
+    """[D / 2] float32, in transformers' order of operations: at far positions, a wrong last bit is a wrong angle."""
     periods = parameters.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match parameters.rope_type:
         case "linear":

@@ -23,7 +23,7 @@ def choose_layers(head_dim: int, dtype: torch.dtype) -> tuple[LayerBackend, str]
 
 
 def choose_quant_method(quantization: str | None) -> tuple[QuantMethod | None, str]:
-    """What ``ModelConfig.quantization`` names, None for None, and a description for a person.
+    """The method that ``ModelConfig.quantization`` names (None for None), and a description for a person.
 
     Raises ``ConfigError`` where it cannot be computed.
     """

@@ -1,4 +1,4 @@
-"""Layers by plain torch: the reference in tests, and what computes where no native kernels could be built.
+"""Layers by plain torch: the reference in tests, and the fallback where no native kernels could be built.
 
 A row's bits may depend on the other rows here: torch chooses its kernels by the number of rows.
 """
@@ -62,7 +62,7 @@ class TorchRotary:
         self._heads = (num_heads, num_kv_heads)
         self._eps = eps
         self._weight: torch.Tensor | None = None
-        """[Hq + Hkv, D] float32: each head's, as heads lie in a fused projection."""
+        """[Hq + Hkv, D] float32: the norm's weight for each head, in the order of the fused projection."""
         if norms is not None:
             self._weight = torch.cat([norms[0].expand(num_heads, -1), norms[1].expand(num_kv_heads, -1)]).float()
 

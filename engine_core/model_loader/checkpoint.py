@@ -48,8 +48,8 @@ class Checkpoint:
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
 
-        Equal for copies, whatever they are called and in whatever number type and on whatever device they are computed.
-        The tokenizer is not in it: the engine core has none.
+        Equal for copies, whatever they are called, and whatever dtype and device compute them. The tokenizer is left
+        out: the engine core has none.
         """
         identity = {
             "config": _read_object(self.path / "config.json"),
@@ -104,7 +104,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
 
 
 def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
-    """The directory that ``model`` is, or that it is downloaded to, with its weights or without.
+    """The directory that ``model`` names, or that it is downloaded to, with or without its weights.
 
     Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
     """
@@ -183,7 +183,7 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
 
 
 def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """One or several ids, as generation_config.json has them or else config.json."""
+    """The eos ids in generation_config.json, or else those in config.json."""
     value = generation.get("eos_token_id")
     if value is None:
         value = raw.get("eos_token_id")

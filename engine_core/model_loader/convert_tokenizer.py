@@ -1,10 +1,10 @@
 """Convert a checkpoint's tokenizer of an older kind into a ``tokenizer.json``: a program of its own.
 
-Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``. It prints what went wrong,
-and exits 1 then.
+Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``. On failure it prints
+the reason and exits with 1.
 
-What it loads is not for an engine's process: sentencepiece brings an OpenMP runtime beside torch's, and what the
-conversion takes of memory would be missing from the engine's budget.
+It does not run in an engine's process because sentencepiece brings an OpenMP runtime beside torch's, and the memory
+that the conversion takes would be missing from the engine's budget.
 """
 
 from __future__ import annotations

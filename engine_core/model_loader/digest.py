@@ -12,10 +12,11 @@ _BLOCK_BYTES = 2**24
 
 
 class WeightsDigest:
-    """Every byte of the tensors that are added, hashed where they lie.
+    """A hash of every byte of the tensors that are added.
 
-    A tensor is hashed in blocks of rows that its shape and type decide: processes that read parts of it can each hash
-    their blocks. Tensors count by name, so the digest depends neither on their order nor on the files they are in.
+    A tensor is hashed in blocks of rows whose size depends on its shape and type alone, so that processes that read
+    parts of it can each hash their blocks. Tensors count by name, so the digest depends neither on their order nor on
+    the files they are in.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,6 @@ def digest_of(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "little"))  # so that neighbours cannot be mistaken for each other
+        digest.update(len(encoded).to_bytes(8, "little"))  # so that it matters where a part ends
         digest.update(encoded)
     return digest.hexdigest()

@@ -17,7 +17,7 @@ _POOL_SIZE = 2**20 + 7
 class DummyWeights:
     """Normal weights of standard deviation 0.02, zero biases, norms of one.
 
-    Drawing billions of normals takes minutes, so one pool of them is repeated, beginning elsewhere for each tensor.
+    Drawing billions of normals takes minutes, so one pool of them is repeated, starting elsewhere for each tensor.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
 
 
 def download(model: str, revision: str | None, download_dir: str | None, weights: bool) -> Path:
-    """Bring a snapshot of the hub id ``model`` here, or find it in the cache; returns its directory.
+    """Download a snapshot of the hub id ``model``, or find it in the cache; returns its directory.
 
     Raises ``CheckpointError`` when it does not exist, may not be read, or cannot be reached.
     """

@@ -48,7 +48,7 @@ def load_weights(
     """Give a model of ``make_model`` its weights, on ``device``.
 
     ``on_progress(done, total)`` is called with bytes as they are loaded. Each part packs and perhaps quantizes what it
-    takes: a copy of the weights as they are stored never exists. What is read is added to ``digest``.
+    takes, so a copy of all weights as they are stored never exists. What is read is added to ``digest``.
     Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
     """
     shapes = model.tensors()

@@ -1,4 +1,4 @@
-"""Where the name of a checkpoint leads, as far as a look at the disk can tell: neither torch nor the hub is needed."""
+"""What the name of a checkpoint refers to, as far as the local disk can tell: neither torch nor the hub is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def local_directory(model: str) -> Path | None:
-    """The directory that ``model`` is; None where it may be a hub id.
+    """The directory that ``model`` names; None where it may be a hub id.
 
     Raises ``ConfigError`` for an empty name, ``CheckpointError`` for one that is neither.
     """

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, single or sharded: memory-mapped, and checked whole before the first is read."""
+"""Weights in safetensors files, single or sharded: memory-mapped, and all checked before the first is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is and what it is like."""
+    """A tensor's file, shape and type."""
 
     file: Path
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 class SafetensorsWeights:
-    """Reads the tensors of a checkpoint that was found to have exactly those a model needs."""
+    """Reads the tensors of a checkpoint, after checking that they are exactly those a model needs."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:
-    """What one file's header says. A file shorter than its header says is an error here already."""
+    """The tensors in one file's header. Raises ``CheckpointError``, also for a file shorter than its header says."""
     tensors = {}
     try:
         with safe_open(file, framework="pt") as handle:

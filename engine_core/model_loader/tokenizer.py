@@ -27,11 +27,11 @@ _OLDER_KINDS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
 )
-"""Files of the days before ``tokenizer.json`` from which transformers makes one: any of these sets will do."""
+"""Sets of older files from which transformers can make a ``tokenizer.json``: any one of them will do."""
 _CONTEXT_TOKENS = 16
-"""Tokens of a prompt that decide how the text after it begins."""
+"""How many of a prompt's last tokens decide how the text after it begins."""
 _MOST_BYTES = 4
-"""Of a character, each of which may be a token."""
+"""The most bytes of a character, each of which may be a token."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -57,13 +57,13 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 
 def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
-    """What ``output`` adds to the text of ``prompt``: its own text may lack the space that it begins with."""
+    """What ``output`` adds to the text of ``prompt``: decoded alone, it may lose the space that it begins with."""
     for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
         context = list(prompt[-size:])
         text = tokenizer.decode([*context, *output])
-        if not text.startswith(_REPLACEMENT):  # else it may begin inside of a character, and spoil those behind it
+        if not text.startswith(_REPLACEMENT):  # else it may begin inside a character, and spoil those after it
             break
-    # Of the prompt's text all that stands, which a character that ``output`` completes does not.
+    # Drop as much of the prompt's text as stands unchanged: a character that ``output`` completes does not.
     before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
     return text.removeprefix(next((each for each in before if text.startswith(each)), ""))
 
@@ -72,7 +72,7 @@ def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int
 def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
     """The directory of the tokenizer's files, with a ``tokenizer.json`` among them.
 
-    Where there is none, the tokenizer is converted, in another process, into a directory that is gone afterwards.
+    Where there is none, the tokenizer is converted, in another process, into a temporary directory.
     Raises ``CheckpointError``.
     """
     directory = find_directory(*_location(config), config.download_dir, weights=False)
@@ -85,7 +85,7 @@ def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
 
 
 def _location(config: ModelConfig) -> tuple[str, str | None]:
-    """Directory or hub id of the tokenizer, and the revision of that: a revision of the model's is not another's."""
+    """Directory or hub id of the tokenizer, and its revision; the model's revision is only for the model's own."""
     if config.tokenizer is None or config.tokenizer == config.model:
         return config.model, config.tokenizer_revision or config.revision
     return config.tokenizer, config.tokenizer_revision
@@ -109,7 +109,7 @@ def _convert(directory: Path, target: str) -> None:
 
 
 class _Pretrained:
-    """A tokenizer of transformers'."""
+    """A tokenizer from transformers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

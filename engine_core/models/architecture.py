@@ -11,7 +11,7 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.layers.rotary import RopeParameters
 
 _MOST, _MOST_LAYERS, _MOST_POSITIONS = 2**24, 4096, 2**31 - 1
-"""Of any size, of layers and of positions."""
+"""Limits of any size, of layers and of positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ArchitectureConfig:
     """How many tokens a token sees in each layer, itself included; None: all before it."""
 
     def within(self, max_model_len: int) -> Self:
-        """Without windows that change nothing for sequences of that length."""
+        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
         windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
         return replace(self, sliding_windows=tuple(windows))
 
@@ -41,7 +41,7 @@ class ArchitectureConfig:
 def common_fields(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig``, which all families name alike; no layer has a window.
 
-    Raises ``CheckpointError`` for sizes that cannot be, ``UnsupportedModelError`` for an activation or a rope type
+    Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
     that the engine does not have.
     """
     if config.hidden_act != "silu":
@@ -83,7 +83,7 @@ def sliding_window(config: PretrainedConfig) -> int | None:
 
 
 def _positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
-    """A size, at most so large: what is beyond every model is refused before anything is made of it."""
+    """A size of at most ``most``: what is beyond every model is refused before anything is made of it."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive whole number")

@@ -42,13 +42,13 @@ class DecoderLayer(Protocol):
 class CausalLM(ABC):
     """Made of parts without weights, which ``load`` fills; keeps no state between calls but the KV cache.
 
-    On CPU, a row's result has the same bits whatever else is in the step and however many threads compute it.
+    With batch-invariant backends, a row's result has the same bits whatever else is in the step.
     """
 
     model_type: ClassVar[str]
     """What config.json calls the family."""
     rotary: Rotary
-    """There after ``load``."""
+    """Set by ``load``."""
 
     @classmethod
     @abstractmethod
@@ -84,7 +84,7 @@ class CausalLM(ABC):
         return self.config.sliding_windows[index]
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor of a checkpoint, by what the parts take."""
+        """Name and shape of every tensor that the parts take from a checkpoint."""
         return {name: shape for part in self._factory.parts for name, shape in part.tensors().items()}
 
     def is_redundant(self, name: str) -> bool:
@@ -121,7 +121,7 @@ class CausalLM(ABC):
         """Final hidden states [R, H] (after the last norm) of the ``rows`` [R] int64 of a step, or [T, H] of all.
 
         The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` are what the attention backend
-        allocated for ``kv_cache_spec``, ``metadata`` is that of each of ``kv_cache_groups``.
+        allocated for ``kv_cache_spec``, ``metadata`` has one entry for each of ``kv_cache_groups``.
         """
         cos, sin = self.rotary.angles(positions)
         return self._run_stack(self.embed_tokens(input_ids), cos, sin, kv_caches, metadata, rows)
@@ -161,7 +161,7 @@ class CausalLM(ABC):
         return self.with_layers([indices[0] for indices in self.layers_by_kind()])
 
     def with_layers(self, indices: Sequence[int]) -> Self:
-        """The same model with only those of its layers, sharing weights; its ``kv_cache_spec`` counts them."""
+        """The same model with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them."""
         model = copy.copy(self)
         model._layer_indices = tuple(indices)
         layers = [self._stack.layers[index] for index in indices]
@@ -174,7 +174,7 @@ class CausalLM(ABC):
 
 
 class LayersAndNorm:
-    """All layers, and the norm behind them."""
+    """All layers, and the norm after them."""
 
     def __init__(self, layers: Sequence[DecoderLayer], norm: RMSNorm, groups: Sequence[KVCacheGroup]) -> None:
         self.layers = layers
@@ -196,6 +196,6 @@ class LayersAndNorm:
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
         for number, (layer, (group, place)) in enumerate(zip(self.layers, self._places, strict=True), 1):
-            last = number == len(self.layers)  # behind its attention, rows that nobody wants are of no use to others
+            last = number == len(self.layers)  # after its attention, no other row needs those that nobody wants
             hidden = layer(hidden, cos, sin, kv_caches[place], metadata[group], rows if last else None)
         return self.norm(hidden)

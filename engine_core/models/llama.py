@@ -19,7 +19,7 @@ from engine_core.quantization.base import Features
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ArchitectureConfig):
-    """What these families switch."""
+    """Switches in which these families differ."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -93,7 +93,7 @@ class LlamaAttention:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[R, H] or [T, H]: ``residual`` and the attention of ``x`` [T, H], which is normalized; of ``rows`` or all."""
+        """[R, H] of ``rows``, or [T, H] of all: ``residual`` plus the attention of the normalized ``x`` [T, H]."""
         attended = self.attn(self.qkv_proj(x), cos, sin, kv_cache, metadata)
         if rows is not None:
             attended, residual = self._select_rows(attended, rows), self._select_rows(residual, rows)
@@ -114,5 +114,5 @@ class LlamaMLP:
         self._silu_and_mul = layers.silu_and_mul
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """[T, H]: ``residual`` and what becomes of ``x``, which is normalized."""
+        """[T, H]: the output for ``x`` [T, H], plus ``residual`` if given."""
         return self.down_proj(self._silu_and_mul(self.gate_up_proj(x)), residual)

@@ -9,7 +9,7 @@ from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """A window, where there is one, holds for every layer."""
+    """A window, where there is one, applies to every layer."""
 
     model_type = "mistral"
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and feed-forward instead of before them, and queries and keys normalized over all
+"""OLMo 2: norms after attention and feed-forward instead of before them, and queries and keys normalized over all
 heads.
 """
 
@@ -57,7 +57,7 @@ class Olmo2DecoderLayer:
 
 
 class Olmo2Attention:
-    """Rotary attention; a norm goes over the heads of all queries, another over those of all keys."""
+    """Rotary attention; one norm spans all query heads, another all key heads."""
 
     def __init__(self, config: LlamaConfig, prefix: str, layers: LayerFactory) -> None:
         queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)
@@ -80,7 +80,7 @@ class Olmo2Attention:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[R, H] or [T, H]: the attention of ``x`` [T, H], of ``rows`` or all."""
+        """[R, H] of ``rows``, or [T, H] of all: the attention of ``x`` [T, H]."""
         heads = self.qkv_proj(x)
         queries_end = self._num_heads
         self.q_norm.in_place(heads[:, :queries_end].flatten(1))

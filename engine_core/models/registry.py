@@ -20,7 +20,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 def model_class(architecture: str) -> type[CausalLM]:
-    """The class for an architecture as config.json names it. Raises ``UnsupportedModelError`` listing the known."""
+    """The class for an architecture as config.json names it. Raises ``UnsupportedModelError`` naming those known."""
     if architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(f"architecture {architecture!r} is not supported; known are {known}")

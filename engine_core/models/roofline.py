@@ -2,8 +2,8 @@
 model: Williams, Waterman and Patterson, 2009, https://doi.org/10.1145/1498765.1498785).
 
 A step reads every matrix once and the keys and values of every sequence; a token costs two operations per weight that
-it meets. A step takes the longer of the two times. Activations, norms and sampling are left out: a limit is not kept.
-A sliding window is not counted: attention is taken to read and see all tokens.
+it meets. A step takes the longer of the two times. Activations, norms and sampling are left out, so this is a lower
+bound, but for sliding windows: attention is taken to read and see all tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Speed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a step, or of several."""
+    """What one or several steps cost."""
 
     read: float = 0.0
     """Bytes."""
@@ -45,19 +45,19 @@ class StepCost:
     """What a model's steps cost."""
 
     body: int
-    """Weights of the layers' matrices."""
+    """Weights of the layers."""
     head: int
     """Weights of the output projection."""
     kv_bytes: int
-    """Of one token's keys and values, all layers."""
+    """Bytes of one token's keys and values, all layers."""
     attention: int
     """Operations of one token per token that it sees."""
     weight_bytes: float
-    """Of one weight: 2 for bfloat16, 1 for 8 bits."""
+    """Bytes of one weight: 2 for bfloat16, 1 for 8 bits."""
 
     @classmethod
     def of_model(cls, model: CausalLM, weight_bytes: float, kv_bytes: int = 2) -> Self:
-        """Of ``model``, whose weights need not be there; ``kv_bytes`` are those of one number in the cache."""
+        """For ``model``, whose weights need not be loaded; ``kv_bytes`` are those of one element of the cache."""
         shape = model.config
         body = sum(math.prod(size) for name, size in model.tensors().items() if ".layers." in name)
         return cls(
@@ -69,8 +69,8 @@ class StepCost:
         )
 
     def step(self, rows: float, sampled: float, seen: float, cached: float) -> Cost:
-        """Of ``rows`` tokens of which ``sampled`` go through the head; ``seen`` is the sum over rows of the tokens that
-        each sees, ``cached`` the tokens whose keys and values are read.
+        """The cost of ``rows`` tokens of which ``sampled`` go through the head; ``seen`` is the sum over rows of the
+        tokens that each sees, ``cached`` the tokens whose keys and values are read.
         """
         return Cost(
             read=(self.body + (self.head if sampled else 0)) * self.weight_bytes + cached * self.kv_bytes,
