@@ -1,4 +1,4 @@
-"""How a starting engine tells what it is doing: named stages with their seconds and bytes."""
+"""How a starting engine reports what it is doing: named stages with their seconds and bytes."""
 
 from __future__ import annotations
 

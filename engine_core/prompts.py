@@ -1,6 +1,6 @@
 """Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
 
-What is none of these raises ``TypeError``, and a dictionary of other keys ``ValueError``, with its place.
+Anything else raises ``TypeError``, and a dictionary with other keys ``ValueError``; both name the place.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
 
 def _items(value: object) -> Sequence[Any] | None:
     """The items of a sequence, an array or a tensor; None of anything else."""
-    if hasattr(value, "tolist"):  # numpy's arrays, torch's tensors: of Python's numbers, as they were meant
+    if hasattr(value, "tolist"):  # numpy's arrays and torch's tensors, as Python's numbers
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
         return value

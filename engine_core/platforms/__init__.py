@@ -3,6 +3,6 @@
 base               the interface, selector: which platform a worker computes on
 cpu, host_memory   the CPU, and what the operating system says about memory
 cuda, cuda_graphs, input_buffers   an NVIDIA GPU, its graphs, and the buffers that they read
-async_copy         copies from and to a device that nobody waits for until they are needed
+async_copy         asynchronous copies to and from a device
 kv_cache_size      how many KV blocks fit
 """

@@ -1,4 +1,4 @@
-"""Copies between the host and a device that neither waits for: arrays up, results down."""
+"""Asynchronous copies between the host and a device: arrays up, results down."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 16
-"""Bytes to whose multiple an array is aligned: what kernels may assume of a pointer."""
+"""Alignment of arrays in bytes, which kernels may assume of a pointer."""
 
 Array = npt.NDArray[Any]
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of ``sizes`` bytes begin when they are laid out one behind the other, and where the last ends."""
+    """Where arrays of ``sizes`` bytes begin when they are laid out one after the other, and where the last ends."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
@@ -24,10 +24,10 @@ def offsets_of(sizes: Sequence[int]) -> list[int]:
 
 
 def upload(arrays: Sequence[Array], device: torch.device, into: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The ``arrays`` on ``device``, by one copy that is not waited for.
+    """The ``arrays`` on ``device``, by one asynchronous copy.
 
-    They are copied to the beginning of ``into`` (uint8) if given. Without it a CPU shares the arrays' own memory. torch
-    keeps the pinned memory of the host until the copy is done.
+    They are copied to the beginning of ``into`` (uint8) if given. Without it, on a CPU, the result shares the arrays'
+    own memory. torch keeps the pinned host memory until the copy is done.
     """
     if device.type == "cpu" and into is None:
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
@@ -51,7 +51,7 @@ def _view(memory: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torc
 
 
 class AsyncCopy:
-    """Tensors of a device on their way to the host. Work that is launched later is not waited for."""
+    """Tensors on their way from a device to the host. ``wait`` does not wait for work launched later."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Begin to copy into pinned memory. Tensors that are on the host already are not copied."""

@@ -1,4 +1,4 @@
-"""The interface of what a worker computes on; which one it is, is decided once at the start."""
+"""The interface of what a worker computes on, which is chosen once, at the start."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Platform(ABC):
     quant_method: QuantMethod | None
     """Of linear layers; None: they keep the model's type."""
     usable: int
-    """Bytes of memory that this process may take in all, as it was before anything was loaded."""
+    """Bytes of memory that this process may take in all, measured before anything was loaded."""
 
     uses_host_memory: bool
     """Whether models and caches are in the host's memory."""
 
     request_memory: RequestMemory
-    """What is set aside for requests, of the host's memory."""
+    """Host memory set aside for requests."""
 
     batch_invariant: bool
-    """Whether a row is meant to have the same bits in every step, as far as a self-test confirms it."""
+    """Whether a row is meant to have the same bits in every step; a self-test has to confirm it."""
 
     is_asynchronous: bool
-    """Whether it computes by itself: what it is told to compute returns before that is done."""
+    """Whether the device computes on its own: a launch returns before the work is done."""
 
     largest_step_seconds: float = 0.0
-    """How long the largest step takes, once it was run (``profile``, ``prepare``), but for attention."""
+    """How long the largest step takes, once it was run (``profile``, ``prepare``); long contexts take longer."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -56,24 +56,24 @@ class Platform(ABC):
 
     @abstractmethod
     def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
-        """What computes steps on ``batch``."""
+        """A runner that computes steps on ``batch``."""
 
     @abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        """KV caches; ``now``: all their memory at once, where it would else come as it is first written.
+        """KV caches; ``now``: take all their memory at once, even if it would else be taken as it is first written.
 
-        Raises ``RuntimeError`` when there is not as much.
+        Raises ``RuntimeError`` when there is too little.
         """
 
     @abstractmethod
     def profile(self, model: CausalLM, new_batch: NewBatch) -> Profile:
-        """What the model takes, and what the largest step does: it is run, with one block of cache."""
+        """The memory that the model and the largest step take. The step is run, with one block of cache."""
 
     @abstractmethod
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
         """Make what steps of ``runner`` would otherwise wait for, once it has computed a few.
 
-        What was made, for a person.
+        Returns what was made, for a person.
         """
 
     @abstractmethod
@@ -86,4 +86,4 @@ class Platform(ABC):
 
     @abstractmethod
     def trim(self) -> None:
-        """Return memory that is free to the system."""
+        """Return freed memory to the system."""

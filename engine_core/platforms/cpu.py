@@ -68,7 +68,7 @@ class CpuPlatform(Platform):
     def profile(self, model: CausalLM, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
-        Layers leave nothing behind but their output, so one of a kind tells the peak of all, and the time.
+        Layers leave nothing behind but their output, so one of each kind gives the peak of all, and the time.
         """
         limits = self._limits
         cut = model.one_layer_of_each_kind()

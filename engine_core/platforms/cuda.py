@@ -31,7 +31,7 @@ _LARGEST_CONTEXT = 1 << 30
 _LEAST_CAPABILITY = (8, 0)
 """Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
 COMPILED_CAPABILITIES = ((8, 0), (9, 0))
-"""For which all kernels are compiled and looked at, without a GPU; for others triton compiles them unseen."""
+"""Those for which all kernels were compiled and inspected, without a GPU; nobody has seen the code for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class CudaMemoryProfile:
     total: int
     """The GPU's memory."""
     free_at_start: int
-    """What of it nobody had when this process began, but for its CUDA context."""
+    """How much of it was free at the start, when this process had its CUDA context."""
     context: int
-    """What that context takes at most."""
+    """The most that the context takes."""
     taken: int
-    """What this process takes after loading, beside it."""
+    """What this process takes after loading, besides its context."""
     weights: int
     """The part of ``taken`` that is weights."""
     step_peak: int
@@ -59,7 +59,7 @@ class CudaMemoryProfile:
         return 0
 
     def left(self, utilization: float) -> int:
-        """What remains of a budget of that share of ``total``. Raises ``OutOfMemoryError`` where others have it."""
+        """What remains of the budget, a share of ``total``. Raises ``OutOfMemoryError`` if others hold part of it."""
         budget = int(self.total * utilization)
         available = self.free_at_start + self.context
         if budget > available:
@@ -81,16 +81,16 @@ class CudaMemoryProfile:
 
 
 def context_bytes(free: int, total: int) -> int:
-    """What of a GPU's memory that is not free at the start may be this process's CUDA context: all, if nobody else is
-    there, and never more than a context takes.
+    """How much of the GPU's memory that is not free at the start may be this process's CUDA context: all of it, but
+    never more than a context takes.
     """
     return min(max(0, total - free), _LARGEST_CONTEXT)
 
 
 def graphs_estimate(first: int, first_two: int, *, count: int) -> int:
-    """Bytes that ``count`` graphs will take, when the largest took ``first`` and with the next one ``first_two``.
+    """Bytes that ``count`` graphs will take, when the largest took ``first``, and the two largest ``first_two``.
 
-    The pool's memory comes with the largest; each further one adds what the driver keeps of it.
+    The pool's memory comes with the largest; each further graph adds what the driver keeps for it.
     """
     return first + max(0, first_two - first) * (count - 1) if count else 0
 
@@ -103,7 +103,7 @@ def suggestion(budget: int, taken: int, cache_bytes: int) -> str:
 
 
 def difference(before: Sequence[int], after: Sequence[int]) -> int:
-    """Loss of free memory between two of ``torch.cuda.mem_get_info``; never negative: others may give back."""
+    """Loss of free memory between two results of ``torch.cuda.mem_get_info``; 0 if others gave back more."""
     return max(0, before[0] - after[0])
 
 
@@ -124,7 +124,7 @@ def check_gpu(
 
 
 def untried(capability: tuple[int, int]) -> str:
-    """A warning where nobody has looked at what the compiler makes of the kernels for that; empty elsewhere."""
+    """A warning where nobody has seen what the compiler makes of the kernels for ``capability``; else empty."""
     if capability in COMPILED_CAPABILITIES:
         return ""
     has, known = (
@@ -137,7 +137,7 @@ def untried(capability: tuple[int, int]) -> str:
 
 
 class CudaPlatform(Platform):
-    """The current GPU of torch."""
+    """torch's current GPU."""
 
     is_asynchronous = True
     uses_host_memory = False
@@ -192,7 +192,7 @@ class CudaPlatform(Platform):
         return self.attention.allocate(spec, num_blocks, self.torch_device)
 
     def profile(self, model: CausalLM, new_batch: NewBatch) -> CudaMemoryProfile:
-        """Run the largest step through one layer, head and sampler, and read the allocator's peak."""
+        """Run the largest step through one layer of each kind, head and sampler, and read the allocator's peak."""
         self.trim()
         torch.cuda.reset_peak_memory_stats()
         reserved = torch.cuda.memory_reserved()
@@ -211,7 +211,7 @@ class CudaPlatform(Platform):
         )
 
     def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
-        """How long it takes with all layers. One of each kind is run: they leave nothing behind but their output."""
+        """How long it takes with all layers. Only one of each kind is run: layers leave nothing but their output."""
         vocab_size = model.vocab_size
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
@@ -230,7 +230,7 @@ class CudaPlatform(Platform):
         return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
 
     def _estimate_graphs(self, model: CausalLM) -> int:
-        """Capture the largest one, then it and the next: what the others take is what that one adds."""
+        """Capture the largest graph, then the two largest: each of the others should take what the second adds."""
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         kv_caches = self._one_block(model)
         taken = []
@@ -248,8 +248,8 @@ class CudaPlatform(Platform):
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
         """Capture graphs, then compile what else there is to compile and take the memory of the largest step.
 
-        In this order, because before a capture torch returns what memory is free. The largest step is run twice, as the
-        time of the first counts the compiler's.
+        In this order, because torch returns free memory before a capture. The largest step is run twice, because the
+        first run's time includes the compiler's.
         """
         made = ""
         if not self._eager:
@@ -266,7 +266,7 @@ class CudaPlatform(Platform):
         return made
 
     def make_current(self) -> None:
-        """Which GPU is current is a matter of each thread, and triton launches on that."""
+        """Each thread has a current GPU of its own, and triton launches on that."""
         torch.cuda.set_device(self.torch_device)
 
     def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:

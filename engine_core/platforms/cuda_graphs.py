@@ -35,7 +35,7 @@ class CudaGraphRecorder:
     """Captures into one pool of memory."""
 
     def __init__(self) -> None:
-        """Take the pool's handle; it grows with what is captured."""
+        """Take the handle of a pool, which grows with what is captured."""
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -74,7 +74,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DeviceForward:
-    """Runs a model on a device: a graph where one was captured that is large enough, else kernel by kernel."""
+    """Runs a model on a device: as a captured graph where one is large enough, else kernel by kernel."""
 
     def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device, attention: AttentionBackend) -> None:
         """Nothing is captured yet. ``attention`` is what ``model`` was made with."""
@@ -111,7 +111,7 @@ class DeviceForward:
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, kv_caches: list[torch.Tensor], sizes: Sequence[int]) -> None:
-        """Capture steps of ``sizes`` (ascending) on ``kv_caches``, the largest first: the others fit its memory."""
+        """Capture steps of ``sizes`` (ascending) on ``kv_caches``, the largest first: the others fit in its memory."""
         self._graphs.clear()
         self._kv_caches = kv_caches
         for size in reversed(sizes):

@@ -47,7 +47,7 @@ class Peak:
     """The result of ``measure_peak``; complete when the block has ended."""
 
     growth: int = 0
-    """Bytes that the process was larger at its largest than at the start."""
+    """How many bytes larger the process was at its peak than at the start."""
 
 
 @contextmanager

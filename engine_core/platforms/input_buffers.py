@@ -32,7 +32,7 @@ class GraphInputBuffers:
     """Memory of the device for the inputs of any step within ``limits``."""
 
     def __init__(self, limits: BatchLimits, device: torch.device) -> None:
-        """Take it."""
+        """Allocate it."""
         rows, seqs, width = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_blocks_per_table
         rows, self._num_groups = max(rows, seqs), len(limits.kv_cache_groups)
         columns, tables = [8 * rows] * (2 + self._num_groups), [4 * seqs * width] * self._num_groups
@@ -52,7 +52,7 @@ class GraphInputBuffers:
         return self._inputs(loaded, any_group.max_query_len, any_group.max_seq_len)
 
     def _inputs(self, loaded: Sequence[torch.Tensor], max_query_len: int, max_seq_len: int) -> DeviceInputs:
-        """Of token ids, positions, slots of each group, query starts, lengths, and block tables of each group."""
+        """``loaded``: token ids, positions, slots of each group, query starts, lengths, block tables of each group."""
         ids, positions, *others = loaded
         groups = self._num_groups
         slots, (starts, lengths), tables = others[:groups], others[groups : groups + 2], others[groups + 2 :]

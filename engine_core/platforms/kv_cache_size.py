@@ -28,8 +28,8 @@ is read in for the first time), and 12 MiB more with a thousand requests of 200 
 fills batch and cache stays within 1 MiB of the profile."""
 
 _REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
-"""What requests may hold of log probabilities, and as much again of token ids, is this part of what a process may use,
-and no more than so many bytes."""
+"""Log probabilities that requests hold may take 1 / ``_REQUESTS_SHARE`` of what a process may use, and at most
+``_REQUESTS_MOST`` bytes; token ids as much again."""
 
 
 class Profile(Protocol):
@@ -37,14 +37,14 @@ class Profile(Protocol):
 
     @property
     def step_peak(self) -> int:
-        """What the largest step takes on top of what is there."""
+        """What the largest step takes on top of what is loaded."""
 
     @property
     def overhead_per_block(self) -> int:
-        """What a block takes of the same memory beside its keys and values."""
+        """What a block takes of the same memory besides its keys and values."""
 
     def left(self, utilization: float) -> int:
-        """What remains for the KV cache of a budget of that share."""
+        """What remains for the KV cache of a budget of that share of the memory."""
 
     def describe(self, utilization: float) -> str:
         """The numbers behind ``left``, for a person."""
@@ -116,7 +116,7 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
     """The KV cache that fits into the budget.
 
     It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
-    caching: so much again for prefixes that nobody uses at the moment. Raises ``OutOfMemoryError`` when one sequence
+    caching: as many again for prefixes that nobody uses at the moment. Raises ``OutOfMemoryError`` when one sequence
     of ``max_model_len`` does not fit.
     """
     utilization = cache.gpu_memory_utilization

@@ -36,10 +36,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer made of tensors that a checkpoint may have apart; their outputs lie side by side."""
+    """A linear layer made of one or several tensors of a checkpoint, whose outputs lie side by side."""
 
     names: tuple[str, ...]
-    """Of the checkpoint's tensors, without ``.weight`` and ``.bias``."""
+    """Names of the checkpoint's tensors, without ``.weight`` and ``.bias``."""
     rows: tuple[int, ...]
     """Outputs of each of them."""
     inputs: Features

@@ -2,8 +2,8 @@
 
 Weights are rounded when the layer is made, symmetrically, with one scale per output channel; inputs in each call, with
 one scale per row. (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339, call that vector-wise quantization.)
-Products of integers are summed without rounding, and all else is done number by number in one order. So a row's result
-has the same bits whatever the other rows, the threads and the processor: nothing is padded, and one row is not special.
+Integer products are summed without rounding, and everything else is computed element by element in a fixed order. So a
+row's result has the same bits whatever the other rows, the threads and the processor; a single row is no special case.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PANEL = 32
 """Columns that the kernel computes together."""
 _WORD = 4
 MOST_INPUTS = 2**17
-"""So many products of 127 · 127 can be summed in 32 bits."""
+"""This many products of 127 · 127 can be summed in 32 bits."""
 
 
 class Int8(QuantMethod):
     """Linear layers, the head among them, with 8-bit weights."""
 
     def __init__(self, kernels: Int8Kernels | None) -> None:
-        """``kernels``: None where weights are counted and not loaded."""
+        """``kernels`` is None where weights are only counted, not loaded."""
         self._kernels = kernels
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
@@ -54,7 +54,7 @@ class Int8Linear(LinearLayer):
     """W and x are rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Int8Kernels) -> None:
-        """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. The caller lets go of it.
+        """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. It is not kept.
 
         A channel with an infinity or a NaN in it becomes NaN.
         """
@@ -121,6 +121,6 @@ class Int8Linear(LinearLayer):
         return y
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """As ``LinearLayer`` says, of the weight as it was rounded."""
+        """As ``LinearLayer`` says, of the rounded weight."""
         found = self._weight[indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
         return (found.float() * self._scales[indices, None]).to(self.dtype)

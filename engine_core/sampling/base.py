@@ -2,8 +2,8 @@
 
 Parameters, the order of the pipeline, logits processors and reports are shared. An operation belongs here if it walks
 whole rows of logits, where numpy on one thread is faster than torch, which divides rows among threads that the model's
-kernels have just left (and takes 16 times as long for an argmax on one); or if it rounds (exponentials, logarithms,
-sums), so that a CPU keeps its bits whatever torch does.
+kernels have just left (and takes 16 times as long for an argmax on one thread); or if it rounds (exponentials,
+logarithms, sums), so that a CPU keeps its bits whatever torch does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Change = Callable[..., Array]
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """How R rows are sampled that are not greedy; all arrays are [R, 1]."""
+    """How R rows that are not greedy are sampled; all arrays are [R, 1]."""
 
     keys: npt.NDArray[np.uint64]
     """Where each row's stream of noise begins."""
@@ -48,7 +48,7 @@ class SamplingOps(ABC):
     """Logits that the sampler works on at a time: bounds the memory of intermediate results."""
 
     xp: ModuleType
-    """numpy or torch: what a ``Change`` may call in it is in both (the array API standard calls it so)."""
+    """numpy or torch, named as in the array API standard; a ``Change`` may call only what both have."""
 
     @classmethod
     def rows_at_once(cls, vocab_size: int) -> int:
@@ -57,15 +57,15 @@ class SamplingOps(ABC):
 
     @abstractmethod
     def array(self, logits: torch.Tensor) -> Array:
-        """``logits`` as the other operations take them, which share their memory."""
+        """``logits`` as the other operations take them, sharing the same memory."""
 
     @abstractmethod
     def join(self, token_ids: Sequence[Array]) -> torch.Tensor:
-        """Token ids [R] of consecutive parts."""
+        """Token ids [R], concatenated from those of consecutive parts."""
 
     @abstractmethod
     def place(self, parts: Sequence[tuple[Index, Array]]) -> Array:
-        """Token ids [R] put together: each part has those of some rows."""
+        """Token ids [R], put together from parts: the indices of some rows, and their token ids."""
 
     @abstractmethod
     def select_rows(self, x: Array, rows: Index) -> Array:
@@ -88,11 +88,11 @@ class SamplingOps(ABC):
 
     @abstractmethod
     def sample(self, logits: Array, rows: RandomRows) -> Array:
-        """Token ids [R] int64 of rows of ``logits`` [R, V], which are kept.
+        """Token ids [R] int64, sampled from ``logits`` [R, V], which are not changed.
 
         Temperature; then min-p (Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM
         outputs", 2024), top-k, and top-p of the mass that these leave (Holtzman et al., "The curious case of neural
-        text degeneration", 2019); then the argmax of what is left and Gumbel noise.
+        text degeneration", 2019); then the argmax of what is left plus Gumbel noise.
         """
 
     @abstractmethod

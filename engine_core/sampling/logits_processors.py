@@ -1,7 +1,7 @@
 """Logits processors: each is one way in which a request's parameters change logits before a token is sampled.
 
 A new one is a class here, or in a file of its own, and a line in ``PROCESSORS``. What it does to a row is a function of
-the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be made again from these,
+the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be rebuilt from these,
 since a sequence may be preempted, or continued by another engine, at any token.
 """
 
@@ -34,11 +34,11 @@ class SamplingRows:
     token_ids: Tokens
     """[slots, longest]: the tokens of every slot."""
     num_tokens: Ids
-    """[R]: tokens before each row's, which is the absolute position of the one to sample."""
+    """[R]: tokens before the one that each row samples, which is its absolute position."""
     num_prompt_tokens: Ids
     """[R]"""
     num_drafts: Ids
-    """[R]: how many of the tokens before, the last ones, are drafts."""
+    """[R]: how many of these tokens, the last ones, are drafts."""
 
     def part(self, chosen: slice) -> SamplingRows:
         """Some adjacent rows."""
@@ -59,13 +59,13 @@ class Applies(NamedTuple):
     """How a processor applies to a sequence."""
 
     until: int = FOREVER
-    """Number of output tokens from which on it does not apply any more."""
+    """Number of output tokens from which on it no longer applies."""
     reads_tokens: bool = False
     """Whether it depends on which tokens came before, and not only on how many."""
 
 
 class LogitsProcessor(ABC):
-    """Keeps by slot of the batch what it takes from the parameters of the slot's sequence."""
+    """Keeps, for each slot of the batch, what it needs of the parameters of the slot's sequence."""
 
     @abstractmethod
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        """Change the ``chosen`` rows of ``logits`` [R, V] in place, by ``ops``; they are of sequences that ask for it.
+        """Change the ``chosen`` rows of ``logits`` [R, V] in place, by ``ops``; their sequences ask for it.
 
         The device is not waited for. Other rows must keep their bits, and a row's must not depend on other rows.
         """
@@ -118,7 +118,7 @@ class _Bans:
         stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
         self._stop_ids = sorted(token for token in stop_ids if token < vocab_size)
         self._always = sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1})
-        # Words by the token before their last one: a step compares only words that could end in it.
+        # Words by the token before their last one: a step compares only words that its token could complete.
         self._words: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for word in params.bad_words_token_ids:
             if len(word) > 1:
@@ -127,8 +127,8 @@ class _Bans:
     def after(self, token_ids: Tokens, num_prompt_tokens: int) -> Ids:
         """Ids that must not follow ``token_ids`` (prompt and output).
 
-        A bad word may begin in the prompt, but it is never completed in the output. Where nothing could be sampled any
-        more, allowed ids win over the ban.
+        A bad word may begin in the prompt, but it is never completed in the output. Where the bans would leave nothing
+        to sample, they are lifted.
         """
         banned = set(self._always)
         for prefix, last in self._words.get(int(token_ids[-1]), ()):
@@ -144,7 +144,7 @@ class _Bans:
 
 
 class BannedTokens(LogitsProcessor):
-    """``bad_words_token_ids``, and stop tokens before ``min_tokens``: one processor, as together they may ban all."""
+    """``bad_words_token_ids``, and stop tokens before ``min_tokens``: one processor: together they may ban all."""
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocab_size = vocab_size
@@ -248,7 +248,7 @@ class Penalties(LogitsProcessor):
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._counts: dict[int, TokenCounts] = {}
-        """Of sequences that were sampled since they came; made of their tokens, and brought up to date with them."""
+        """By slot, once the slot's sequence was sampled: made from its tokens, and brought up to date with them."""
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.repetition_penalty == 1.0 and not params.frequency_penalty and not params.presence_penalty:

@@ -20,7 +20,7 @@ class LogprobsTensors:
     rows: npt.NDArray[np.intp]
     """[L]: which of the sampled rows these are, ascending."""
     num_top: list[int]
-    """[L]: alternatives that each row reports, at most k where the vocabulary is larger."""
+    """[L]: alternatives that each row asks for; it reports at most k, where the vocabulary has no more."""
     ranks: torch.Tensor
     """[L] int64 of the sampled tokens, 1 for the most likely one."""
     top_ids: torch.Tensor
@@ -29,15 +29,15 @@ class LogprobsTensors:
     """[L, 1 + k] float32: log probabilities of the sampled token and of ``top_ids``."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """What has to come to the host."""
+        """The tensors to copy to the host."""
         return [self.ranks, self.top_ids, self.values]
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> LogprobsTensors:
-        """The same with copies of ``tensors``."""
+        """The same with ``tensors``, which are copies of its own."""
         return LogprobsTensors(self.rows, self.num_top, *tensors)
 
     def entries(self) -> list[Logprobs]:
-        """One for each row, of tensors on the host."""
+        """One for each row; the tensors must be on the host."""
         packed = pack(self.ranks, self.top_ids, self.values)
         return [packed.row(row, min(count, packed.top_count)) for row, count in enumerate(self.num_top)]
 

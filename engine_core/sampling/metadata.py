@@ -22,16 +22,16 @@ PROMPT_LOGPROBS = 32
 READS_TOKENS = 64
 """A logits processor depends on which tokens came before."""
 EXPIRES = 128
-"""A logits processor applies to the first tokens of the output alone."""
+"""A logits processor applies only to the first tokens of the output."""
 _FIRST_PROCESSOR = 256
-"""Of ``PROCESSORS[0]``; each further one has the next bit."""
+"""The bit of ``PROCESSORS[0]``; each further one has the next bit."""
 PROCESSED = -_FIRST_PROCESSOR
 """All bits of logits processors."""
 
 METHOD = RANDOM | TOP_K | TOP_P
 """Rows that agree in these are sampled together."""
 TEMPORARY = EXPIRES | PROMPT_LOGPROBS
-"""What a sequence asks for at its beginning alone."""
+"""What a sequence asks for only at its beginning."""
 
 Index = npt.NDArray[np.intp]
 
@@ -99,8 +99,8 @@ class SamplingMetadata:
         self.asked |= int(self.features[slot])
 
     def greedy(self, slots: Index) -> bool:
-        """Whether each of ``slots`` takes the argmax, and asks for nothing else for which logits are needed."""
-        # That no slot asks for anything is known without looking at them.
+        """Whether each of ``slots`` takes the argmax, and asks for nothing else that needs logits."""
+        # If no slot asks for anything, there is no need to look at them.
         return not self.asked or not int(np.bitwise_or.reduce(self.features[slots])) & ~PROMPT_LOGPROBS
 
     def reads_tokens(self, slots: Index) -> bool:
@@ -108,7 +108,7 @@ class SamplingMetadata:
         return bool(self.asked & READS_TOKENS and int(np.bitwise_or.reduce(self.features[slots])) & READS_TOKENS)
 
     def expire(self, slots: Index, num_output_tokens: npt.NDArray[np.int64]) -> None:
-        """Drop logits processors that do not apply to ``slots`` any more, now that they have so many tokens."""
+        """Drop logits processors that do not apply to ``slots`` any more, now that they have ``num_output_tokens``."""
         if not self.asked & EXPIRES:
             return
         expiring = np.flatnonzero(self.features[slots] & EXPIRES)

@@ -38,7 +38,7 @@ def mix64(value: int) -> int:
 
 
 def sequence_key(seed: int, choice: int) -> int:
-    """Start of the stream of one choice; the upper half of a negative seed's two's complement counts."""
+    """Start of the stream of one choice; a negative seed counts as its two's complement of 64 bits."""
     return mix64(mix64(seed & _MASK) + (choice + 1) * GAMMA & _MASK)
 
 
@@ -126,7 +126,7 @@ def torch_random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
 
 
 def torch_gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """As ``gumbel``, of keys as int64. Logarithms of a GPU may differ from a CPU's in the last bit."""
+    """As ``gumbel``, for keys as int64. Logarithms of a GPU may differ from a CPU's in the last bit."""
     noise = _shifted(torch_random_bits(keys, token_ids), 64 - _BITS).to(torch.float32)
     return noise.add_(0.5).mul_(-float(_UNIT)).log1p_().neg_().log_().neg_()
 

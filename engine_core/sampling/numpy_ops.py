@@ -19,11 +19,11 @@ F32 = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int32]
 
 NUCLEUS_CANDIDATES = 128
-"""Tokens in which a nucleus is looked for before the whole row is."""
+"""The first tokens, in which a nucleus is looked for before the whole row is searched."""
 _CLASSES_PER_TOKEN = 4
 _FEWEST_CLASSES = 512
-"""Classes of tokens, for each token wanted and at all: more make fewer candidates, and a longer search for the
-threshold; few make short inner loops."""
+"""Classes of tokens, per token wanted and at least: more classes leave fewer candidates, but make the search for the
+threshold longer; few classes make short inner loops."""
 _LOGPROB_ELEMENTS = 1 << 18
 """Logits whose log probabilities are computed at a time: what fits a core's cache."""
 _ID_MASK = np.int64(0xFFFF_FFFF)
@@ -129,7 +129,7 @@ def reach_of(masses: Masses, top_p: npt.NDArray[np.float64]) -> Ids:
 
 
 def _drop_beyond(scaled: F32, masses: Masses, reach: Ids) -> npt.NDArray[np.bool_]:
-    """Set all past the shortest prefix that reaches ``reach`` [R, 1] to −inf, in place; true [R] where one does."""
+    """Set all past the shortest prefix that reaches ``reach`` [R, 1] to −inf, in place; true [R] where there is one."""
     cumulated = np.cumsum(masses, axis=1, dtype=np.int64)
     scaled[:, 1:][cumulated[:, :-1] >= reach] = -np.inf
     reached: npt.NDArray[np.bool_] = cumulated[:, -1] >= reach[:, 0]
@@ -185,20 +185,20 @@ def _pack(values: F32, ids: Ids) -> Ids:
 
 
 def _threshold(logits: F32, k: int) -> F32:
-    """[R, 1]: a logit that at least ``k`` of each row are not below."""
+    """[R, 1]: a logit that at least ``k`` logits of each row reach."""
     num_rows, vocab = logits.shape
     size = max(1, vocab // max(_CLASSES_PER_TOKEN * k, _FEWEST_CLASSES))
     classes = vocab // size
     if classes < k:
         return np.full((num_rows, 1), -np.inf, np.float32)
-    # Tokens of one class are ``classes`` ids apart, so that maxima are taken of whole rows of memory. What the classes
-    # do not hold can only add to those that reach the threshold.
+    # Tokens of one class are ``classes`` ids apart, so that maxima are taken of whole rows of memory. Tokens in no
+    # class can only add to those that reach the threshold.
     maxima = logits[:, : size * classes].reshape(num_rows, size, classes).max(axis=1)
     return np.partition(maxima, classes - k, axis=1)[:, classes - k, np.newaxis]
 
 
 def top_p_prefix(logits: F32, scaled: F32, masses: Masses, reach: Ids) -> tuple[Ids, F32, npt.NDArray[np.bool_]]:
-    """Ids and scaled logits [R, K] of the nucleus of each row of ``logits`` [R, V], and whether K holds it [R].
+    """Ids and scaled logits [R, K] of the nucleus of each row of ``logits`` [R, V], and whether it fits into K [R].
 
     ``scaled`` and ``masses`` [R, V] are those of all tokens, ``reach`` [R, 1] the mass of the nucleus. Rows for which
     the third result is false need ``argmax_in_nucleus``.
@@ -220,7 +220,7 @@ def argmax_in_nucleus(scores: F32, logits: F32, masses: Masses, reach: int) -> i
         token = int(scores.argmax())
         precedes = logits > logits[token]
         precedes[:token] |= logits[:token] == logits[token]
-        # Nothing is left only where logits are not numbers.
+        # Nothing is left only where logits are NaN.
         if int((masses * precedes).sum(dtype=np.int64)) < reach or scores[token] == -np.inf:
             return token
         scores[~precedes] = -np.inf
@@ -236,7 +236,7 @@ def _logprobs(logits: F32, token_ids: Ids, k: int) -> tuple[Ids, Ids, F32]:
 
 
 def _ranks(logits: F32, token_ids: Ids, top_ids: Ids) -> Ids:
-    """[R]: the place among ``top_ids`` [R, k], or else the number of tokens that come before."""
+    """[R]: 1 plus the place among ``top_ids`` [R, k], or else plus the number of tokens that come before."""
     places = top_ids == token_ids[:, np.newaxis]
     ranks = 1 + places.argmax(axis=1) if top_ids.shape[1] else np.zeros(len(token_ids), np.int64)
     for row in np.flatnonzero(~places.any(axis=1)).tolist():
@@ -245,6 +245,6 @@ def _ranks(logits: F32, token_ids: Ids, top_ids: Ids) -> Ids:
 
 
 def _rank(row: F32, token: int) -> int:
-    """1 and the number of tokens that come before ``token``."""
+    """1 plus the number of tokens that come before ``token``."""
     value = row[token]
     return 1 + int(np.count_nonzero(row > value)) + int(np.count_nonzero(row[:token] == value))

@@ -31,7 +31,7 @@ class SamplerOutput:
     token_ids: torch.Tensor
     """[R] int64"""
     logprobs: list[LogprobsTensors]
-    """Of the rows that asked for them; one for each part of a batch that is worked on in parts."""
+    """For the rows that asked for them; one item per part where a batch is sampled in parts."""
 
 
 class Sampler:
@@ -58,7 +58,7 @@ class Sampler:
         return SamplerOutput(self._ops.join(tokens), logprobs)
 
     def prompt_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobsTensors:
-        """Of the tokens ``token_ids`` [R] of a prompt, whose predecessors have ``logits`` [R, V]."""
+        """Log probabilities of the tokens ``token_ids`` [R] of a prompt, whose predecessors have ``logits`` [R, V]."""
         every, array = np.arange(len(logits)), self._ops.array
         return self._report(array(logits), array(token_ids), every, [num_top] * len(every))
 
@@ -74,7 +74,7 @@ class Sampler:
         reporting = np.flatnonzero(features & asks.LOGPROBS) if asked & asks.LOGPROBS else None
         raw = None
         if reporting is not None:
-            # They are of what the model said; a copy is due only where that is about to change.
+            # Reports are of the raw logits, which are copied only if they are about to change.
             raw = self._select(logits, reporting)
             raw = self._ops.select_rows(raw, reporting) if raw is logits and asked & asks.PROCESSED else raw
         for bit, processor in self._metadata.processors if asked & asks.PROCESSED else ():

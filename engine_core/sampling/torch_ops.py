@@ -1,6 +1,6 @@
 """Sampling where torch has the logits, without waiting for the device.
 
-A nucleus is found by bisection of its least logit instead of sorting, in as many rounds as a logit has bits.
+A nucleus is found by bisection for its least logit, not by sorting, in as many rounds as a logit has bits.
 """
 
 from __future__ import annotations
