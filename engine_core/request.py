@@ -1,4 +1,4 @@
-"""What is asked of the engine: ``Request`` and its ``SamplingParams``, and how one choice of it ends."""
+"""What is asked of the engine: ``Request`` and its ``SamplingParams``, and how one of its choices ends."""
 
 from __future__ import annotations
 

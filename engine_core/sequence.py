@@ -90,12 +90,12 @@ class SequenceGroup:
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
-        """Tokens that are ever computed of a choice: nothing follows the last one there may be."""
+        """The most tokens ever computed of a choice: the last one there may be is sampled, but not computed."""
         self.cost = 0
         """Tokens this request may come to, prompt and outputs: what its tenant pays for it."""
         self.queued_at = now
         self.queue_seconds: float | None = None
-        """Time until its first admission, from then until reported."""
+        """Seconds until its first admission; set from then until reported."""
         self.admission: int | None = None
         """Number of its first admission, None before."""
         self.unstarted: list[int] = []
@@ -108,15 +108,15 @@ class SequenceGroup:
         self.deadline_entry: int | None = None
         """Number of its entry among the deadlines, if it has one."""
 
-        # One token at least is left to each choice to compute, since logits come from nowhere else.
+        # At least one token is left to each choice to compute, since logits come from nowhere else.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
         self.shared_blocks: BlockTables | None = None
         self.shared_generation = 0
-        """That of the prefix cache which ``shared_blocks`` rest on."""
+        """The generation of the prefix cache that ``shared_blocks`` build on."""
         self.prompt_hashes: list[bytes] | None = None
 
         self.num_prompt_scores = 0
-        """Log probabilities of prompt tokens that the choice which computes the prompt has computed."""
+        """How many log probabilities of prompt tokens the choice that computes the prompt has computed."""
         self.prompt_scores_told = 0
         """How many have been reported, by it or by a predecessor."""
         self.share_at = self.num_shared_blocks * block_size
@@ -127,7 +127,7 @@ class SequenceGroup:
             # A choice that starts from shared blocks cannot report on the prompt, so it must be complete by then.
             self.share_at = self.num_prompt_tokens - 1
         self.cached_tokens: int | None = None
-        """Prompt tokens found in the prefix cache, from the first admission until reported."""
+        """Prompt tokens found in the prefix cache; set from the first admission until reported."""
         self.prefilled_tokens = 0
         """Prompt progress last reported."""
         self.has_news = True
@@ -153,10 +153,10 @@ class SequenceGroup:
 class Sequence:
     """One choice: its output, its place in the KV cache, and how far it is computed.
 
-    ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` is prompt and
-    output, pending tokens included, which a planned step samples (``output`` has them when the results are in). There
-    is no prefill and no decode, only the one chasing the other. With drafts both count all of these as accepted, until
-    the results are in and the rest is rolled back.
+    ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` counts prompt and
+    output, including pending tokens, which a planned step samples (``output`` has them when the results are in). There
+    is no prefill and no decode, only ``num_computed`` chasing ``num_tokens``. Both count drafts as accepted until the
+    results are in and rejected ones are rolled back.
     """
 
     __slots__ = (
@@ -190,17 +190,17 @@ class Sequence:
         self.num_computed = 0
         self.block_tables: BlockTables = []
         self.first_blocks: list[int] = []
-        """How many leading entries of each table are no blocks."""
+        """How many leading entries of each table are ``NO_BLOCK``."""
         self.capacity = 0
-        """Tokens that all of ``block_tables`` have room for."""
+        """How many tokens all of ``block_tables`` have room for."""
         self.block_hashes: list[bytes] = []
         """Hash chain over the leading full blocks, as far as it was needed."""
         self.num_published = 0
         """Leading blocks that are published to the prefix cache."""
         self.generation = 0
-        """That of the prefix cache which ``block_tables`` rest on."""
+        """The generation of the prefix cache that ``block_tables`` build on."""
         self.watch_at = NEVER
-        """Computed tokens at which there is a block to publish or to free, or a prompt to share."""
+        """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
         self.last_step: int | None = None
         """The last step this sequence was planned in."""
 

@@ -26,7 +26,7 @@ class NewSequence:
     num_computed_tokens: int
     """How many leading tokens have their keys and values in the cache (prefix hits)."""
     block_ids: list[list[int]]
-    """For each group of the KV cache; ``NO_BLOCK`` for those that no token to come reads."""
+    """For each group of the KV cache; ``NO_BLOCK`` for blocks that no later token reads."""
     params: SamplingParams
 
 
@@ -49,7 +49,7 @@ class StepPlan:
     """seq_id → blocks appended to its table of each group, for sequences that are not in ``new``."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → tokens that may come next, for sequences that sample. They are computed too, and counted in
-    ``num_tokens``; a token is sampled behind each. Such a sequence is in no further plan until the result is in."""
+    ``num_tokens``; a token is sampled after each. Such a sequence is in no further plan until the result is in."""
 
     @property
     def total_tokens(self) -> int:
@@ -59,12 +59,12 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed. Aligned with the plan's ``seq_ids`` where a list."""
+    """What a step computed. Lists are aligned with the plan's ``seq_ids``."""
 
     step_id: int
     token_ids: list[list[int]]
-    """Tokens sampled; empty where the plan did not sample. More than one where drafts were accepted: as many as equal
-    what was sampled in their places, one after the other, and the token behind them."""
+    """Tokens sampled; empty where the plan did not sample. More than one where drafts were accepted: the leading drafts
+    that equal what was sampled in their places, and the token after them."""
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → one entry per token, where asked for."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
@@ -89,6 +89,6 @@ class SequenceOutput:
     prefilled_tokens: int | None = None
     """Prompt tokens computed so far, on outputs of a prompt that takes several steps."""
     queue_seconds: float | None = None
-    """Time from being added to being scheduled first; set with ``cached_tokens``."""
+    """Time from being added to being first scheduled; set with ``cached_tokens``."""
     prompt_logprobs: Logprobs | None = None
     """Further entries for prompt tokens 1…, as they are computed; each comes once, all before the first token."""

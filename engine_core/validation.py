@@ -1,7 +1,7 @@
 """What a ``Request`` must be like to be taken. Everything else may rely on it having been checked here.
 
 Each check raises ``InvalidRequestError`` with the name of the field and what it accepts; types come first, so that
-nothing of another kind is found out inside a step. Numbers are Python's own: numpy's would overflow there. Comparisons
+no wrong type surfaces inside a step. Numbers are Python's own: numpy's would overflow there. Comparisons
 are written so that NaN, for which every comparison is false, is refused.
 """
 

@@ -1,11 +1,11 @@
 """Scheduling: which sequences compute how many tokens in a step, and where their keys and values lie.
 
-Nothing here imports torch. The way in is ``Scheduler``: ``schedule`` makes a plan, ``update`` takes its result.
+Nothing here imports torch. The entry point is ``Scheduler``: ``schedule`` makes a plan, ``update`` takes its result.
 
 scheduler          plans a step, and takes its results in   (read first)
 step_in_flight     a step until its results are in
 request_queue      who is next: priority, deficit round-robin across tenants, arrival; deadlines
-fairness           what a tenant leaves to others of places, blocks and a step's tokens
+fairness           the places, blocks and tokens of a step that a tenant leaves to others
 lifecycle          the moves between states: start, preempt, end; outputs: what a step reports of a sequence
 drafting           where drafts come from; stats: load and counters
 """

@@ -1,7 +1,7 @@
 """Where drafts come from: tokens that may come next, computed together with the token before them.
 
-Every position is sampled with the noise of its own, so a draft changes how soon a token is known, and never which token
-it is: a draft that is not what the model samples in its place is dropped, with all behind it.
+Every position is sampled with noise of its own, so a draft changes how soon a token is known, but never which token it
+is: a draft that differs from what the model samples in its place is dropped, with all after it.
 """
 
 from __future__ import annotations

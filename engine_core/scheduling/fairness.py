@@ -1,15 +1,16 @@
 """Fairness across tenants: room that one tenant may not take if another one brought a request lately.
 
-A flood would else take every running place in one step, and as its sequences begin together, none would give its place
-back before they end together; and its long prompts would fill step after step. So the last sixteenth of places and
+Otherwise a flood would take every running place in one step, and since its sequences begin together, none would give
+its place back before they all end; and its long prompts would fill step after step. So the last sixteenth of places and
 blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
-tenant that was alone for a while is kept from nothing. The order in which requests wait is ``request_queue``'s: deficit
+tenant that was alone for a while is kept from nothing. ``request_queue`` decides in which order requests wait: deficit
 round-robin across tenants, over tokens.
 
-What is left of a step where every tenant that runs wants more than its quarter is handed out in a second pass, in
-equal parts. Where one does not, because it computes outputs or a short prompt, it stays empty: a longer step would make
-that tenant wait for the prompts of others. One that only waits, for a place or for blocks, has them the sooner. It
-stays empty, too, where a tenant without requests has come again and again, and is likely to come during the step.
+If every running tenant wants more than its quarter, the rest of the step is handed out in a second pass, in equal
+parts. If one does not, because it computes outputs or a short prompt, the rest stays empty: a longer step would make
+that tenant wait for the prompts of others. (A tenant that only waits, for a place or for blocks, gains by the longer
+step.) The rest also stays empty if a tenant without requests has returned again and again, and is likely to do so
+during the step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from itertools import pairwise, takewhile
 LATELY = 60.0
 """Seconds for which a tenant that brought a request is expected to bring another."""
 _SILENCE = 10
-"""Times the longest interval between the last requests of tenants that are gone, after which none is expected soon."""
+"""Silence of absent tenants, in units of the longest interval between their last requests, after which none is
+expected soon."""
 _REMEMBERED = 4
-"""Requests: intervals vary, so that a single short one says little."""
+"""How many requests' arrivals count: intervals vary, so a single short one says little."""
 
 
 def _kept(count: int) -> int:
@@ -39,18 +41,18 @@ class Tenants:
         self._num_blocks = num_blocks
         self._prompt_tokens = prompt_tokens
         self._requests: Counter[str] = Counter()
-        """Live ones; tenants that have any."""
+        """Live requests, by tenant; only tenants that have any."""
         self._running: Counter[str] = Counter()
-        """Sequences; tenants that have any."""
+        """Running sequences, by tenant; only tenants that have any."""
         self._planned: Counter[str] = Counter()
         """Tokens of prompts in the step that is being planned."""
         self._limit = prompt_tokens
-        """How many these may be of each tenant."""
+        """The most of these tokens that each tenant may have."""
         self._wants_more: set[str] = set()
-        """Tenants for which they are fewer than they could be."""
+        """Tenants that could use more than the limit."""
         self._now = -math.inf
         self._arrivals: deque[tuple[str, float]] = deque(maxlen=4 * _REMEMBERED)
-        """Who brought the last requests, and when; of a tenant no more than are remembered of it in a row."""
+        """Who brought the last requests, and when; at most ``_REMEMBERED`` in a row are one tenant's."""
 
     def came(self, tenant: str, now: float) -> None:
         """``tenant`` brought a request, which is live from now on."""
@@ -85,7 +87,7 @@ class Tenants:
         self._wants_more.clear()
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
-        """The step computes ``tokens`` tokens of one of its prompts."""
+        """The step computes ``tokens`` tokens of one of the prompts of ``tenant``."""
         self._planned[tenant] += tokens
 
     def prompt_room(self, tenant: str, wanted: int) -> int:
@@ -112,7 +114,7 @@ class Tenants:
         )
 
     def blocks_kept(self, tenant: str, held: int) -> int:
-        """Blocks that its next sequence must leave free when it starts, if its others hold ``held``."""
+        """Blocks that the next sequence of ``tenant`` must leave free when it starts, if its others hold ``held``."""
         return _kept(self._num_blocks) if self._has_its_share(tenant, held, self._num_blocks) else 0
 
     def others_came(self, tenant: str) -> bool:
@@ -127,6 +129,6 @@ class Tenants:
         return bool(times) and self._now - times[0] < _SILENCE * longest
 
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
-        """Of those that run a tenant has an equal part of what is not kept, and half of it where it runs alone."""
+        """Whether ``held`` is its share: what is not kept, in equal parts for running tenants, half for a lone one."""
         part = (count - _kept(count)) // max(2, len(self._running))
         return held >= max(1, part) and self.others_came(tenant)

@@ -8,7 +8,7 @@
     siblings ──▶ PENDING ⇄ RETURNING
 
 Siblings are the other choices of a request whose first one was started; they are PENDING until it has computed the
-prompt. Any state can also end by ``end``. When to make which move is the scheduler's to decide.
+prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which move.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine_core.step import SequenceOutput
 
 
 class Lifecycle:
-    """All live requests. Its attributes are read by the scheduler and changed here alone, but for ``in_flight``."""
+    """All live requests. The scheduler reads its attributes; only ``in_flight`` is changed elsewhere."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Lifecycle:
         """By step id, oldest first."""
         self.deadlines = DeadlineHeap()
         self.num_choices = 0
-        """Live ones, running or not."""
+        """Live choices, running or not."""
         self._kv = kv
         self._queue = queue
         self._tenants = tenants
@@ -65,7 +65,7 @@ class Lifecycle:
         self._admissions = count()
 
     def add(self, request: Request, now: float) -> None:
-        """Queue a request. Choices whose resumed output is complete already end here and now."""
+        """Queue a request. Choices whose resumed output is already complete end at once."""
         group = SequenceGroup(
             request,
             self._model,
@@ -91,7 +91,7 @@ class Lifecycle:
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
-        """``seq``, popped from the queue and with blocks for all its tokens, runs."""
+        """Let ``seq`` run: it was popped from the queue and has its blocks."""
         group = seq.group
         if group.admission is None:
             self._start_group(group, seq, now)
@@ -101,8 +101,8 @@ class Lifecycle:
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
             group.num_prompt_scores = 0  # what a predecessor computed of them is computed again
-        # With windows a choice may come again while others run, which have lost blocks of the prompt: it computes the
-        # prompt for itself, so that those that share blocks share the same ones.
+        # With windows a choice may return while others run that have lost blocks of the prompt. It computes the prompt
+        # for itself, so that choices that share blocks share the same ones.
         if group.shared_blocks is None and group.num_running == 1:
             group.leader = seq
             if seq.num_computed >= group.share_at:
@@ -126,7 +126,7 @@ class Lifecycle:
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """``seq``, running, gives up its blocks and waits in front of its priority to be computed again."""
+        """A running ``seq`` gives up its blocks and waits, at the front of its priority, to be computed again."""
         group = seq.group
         # Its prompt lives on in the choices that still run, so it can start from there. (None of them leads: while
         # the prompt is being computed, only one choice runs.) With windows they may have lost blocks of it.
@@ -169,9 +169,9 @@ class Lifecycle:
         self._clean_up(group)
 
     def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
-        """Give up the prompt that the lowest-ranked group holds for waiting choices while none runs; False if none.
+        """Let the lowest-ranked group that holds its prompt, but runs no choice, give it up; False if there is none.
 
-        That of ``keep`` is kept. The choices compute their prompt again.
+        ``keep`` is spared. The group's choices compute their prompt again.
         """
         idle = [group for group in self._holding.values() if group.num_running == 0 and group is not keep]
         if not idle:
@@ -195,7 +195,7 @@ class Lifecycle:
         return ended
 
     def has_ended(self) -> bool:
-        """Whether ``take_ended`` would bring something."""
+        """Whether ``take_ended`` would return something."""
         return bool(self._ended)
 
     def _start_group(self, group: SequenceGroup, first: Sequence, now: float) -> None:

@@ -20,7 +20,7 @@ def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:
-    """Append what a step sampled for ``seq``, up to the one that ends it; None if nothing is to be reported.
+    """Append the tokens that a step sampled for ``seq``, up to one that ends it; None if there is nothing to report.
 
     ``num_computed`` tokens of ``seq`` are computed now.
     """
@@ -56,7 +56,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
 
 
 def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, finish: Finish) -> SequenceOutput:
-    """A choice ends without a step."""
+    """The output of a choice that ends without a step."""
     cached_tokens, queue_seconds = _take_admission(group)
     return SequenceOutput(
         group.request.request_id,
@@ -90,7 +90,7 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
 
 
 def _kept(logprobs: Logprobs | None, num_tokens: int) -> Logprobs | None:
-    """Those of the tokens that are reported."""
+    """The entries of the tokens that are reported."""
     return logprobs if logprobs is None or len(logprobs) == num_tokens else logprobs[:num_tokens]
 
 

@@ -52,7 +52,7 @@ class _Level:
         self._turns: list[_Tenant] = []
         """By turn."""
         self._left: set[str] = set()
-        """Tenants that had their quantum in this round and wait for nothing any more."""
+        """Tenants that had their quantum in this round and have nothing waiting any more."""
 
     def __bool__(self) -> bool:
         return bool(self.returning or self._turns)
@@ -76,7 +76,7 @@ class _Level:
         return next((tenant.head() for tenant in self._turns if tenant.name not in passed), None)
 
     def pop_fresh(self, name: str, passed: Collection[str]) -> None:
-        """Take a tenant's first request away and charge it; ``passed`` gain nothing by the rounds that they miss."""
+        """Take away a tenant's first request and charge the tenant; ``passed`` gain nothing by rounds they miss."""
         tenant = self._tenants[name]
         self._unschedule(tenant)
         _, seq = tenant.groups.popitem(last=False)
@@ -102,7 +102,7 @@ class _Level:
         self._tenants[seq.group.tenant].groups[seq.group.request.request_id] = seq
 
     def _postpone(self, name: str) -> None:
-        """If its turn is over, it is now, with what it had then."""
+        """If the tenant's turn is over, give it the current round's, with the deficit that it had then."""
         tenant = self._tenants.get(name)
         if tenant is not None and (missed := self._round - tenant.turn[0]) > 0:
             self._unschedule(tenant)
@@ -127,7 +127,7 @@ class _Level:
 
 
 class WaitingQueue:
-    """All waiting sequences. ``num_requests`` and ``num_tokens`` count the fresh requests alone."""
+    """All waiting sequences. ``num_requests`` and ``num_tokens`` count fresh requests only: those never admitted."""
 
     def __init__(self, quantum: int) -> None:
         """``quantum``: tokens per tenant and round."""
@@ -135,7 +135,7 @@ class WaitingQueue:
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []
         self._num_of_tenant: Counter[str] = Counter()
-        """Fresh requests; tenants that have any."""
+        """Fresh requests, by tenant; only tenants that have any."""
         self.num_requests = 0
         self.num_tokens = 0
         """Tokens to compute before each of the fresh requests samples its first one."""
@@ -149,7 +149,7 @@ class WaitingQueue:
             yield from level.returning
 
     def has_room(self, tenant: str, limit: int) -> bool:
-        """Whether one more request may wait: of ``limit`` in all a tenant may have as many as it leaves free."""
+        """Whether one more request may wait: of ``limit`` places a tenant may take as many as it leaves free."""
         return self._num_of_tenant.get(tenant, 0) < limit - self.num_requests
 
     def append(self, seq: Sequence) -> None:
@@ -160,20 +160,20 @@ class WaitingQueue:
         self.num_tokens += seq.num_tokens
 
     def put_back(self, seq: Sequence) -> None:
-        """A sequence of an admitted group waits again, in front of its priority."""
+        """A sequence of an admitted group waits again, at the front of its priority."""
         seq.state = SequenceState.RETURNING
         insort(self._level(seq.group.priority).returning, seq, key=_rank)
 
     def peek(self, passed: Collection[str] = ()) -> Sequence | None:
         """Who is admitted next; stays the same until something is added, removed or popped.
 
-        ``passed``: tenants that are passed over, for others to go before them.
+        ``passed``: tenants to pass over, so that others go first.
         """
         heads = (self._levels[priority].head(passed) for priority in self._priorities)
         return next((head for head in heads if head is not None), None)
 
     def pop(self, seq: Sequence, passed: Collection[str] = ()) -> None:
-        """Take away ``seq``, which ``peek`` shows."""
+        """Take away ``seq``, which ``peek`` returned."""
         priority = seq.group.priority
         level = self._levels[priority]
         if seq.state is SequenceState.RETURNING:
@@ -221,7 +221,7 @@ class WaitingQueue:
 
 
 class DeadlineHeap:
-    """A heap in which entries of ended groups, but not the groups, stay until they surface or outnumber the others."""
+    """A heap in which entries of ended groups (not the groups) stay until they surface or outnumber the others."""
 
     __slots__ = ("_heap", "_live", "_serial")
 

@@ -49,7 +49,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         cache_identity: Iterable[bytes] = (),
     ) -> None:
-        """``clock`` tells the time that deadlines are on, ``cache_identity`` what the cache's blocks are made by.
+        """Deadlines are times of ``clock``; ``cache_identity`` names what computes the cache's blocks.
 
         With a ``drafter`` no sequence is planned while it has a pending token, because drafts follow tokens that are
         known. Raises ``ConfigError`` and ``OutOfMemoryError``.
@@ -65,8 +65,8 @@ class Scheduler:
             prefix_caching=cache.enable_prefix_caching,
             identity=tuple(cache_identity),
         )
-        # Rounds are computed, not walked through, so a quantum may be as small as there is: the smaller, the sooner is
-        # a tenant served that comes while another has a long queue.
+        # Rounds are computed, not walked through, so the quantum may be the smallest there is: the smaller it is, the
+        # sooner a tenant is served that comes while another has a long queue.
         self._queue = WaitingQueue(quantum=1)
         budget = config.max_num_batched_tokens
         # Where prompts are not computed in parts, each has to fit.
@@ -95,7 +95,7 @@ class Scheduler:
         group = self._sequences.groups.get(request_id)
         if group is None:
             return False
-        # Those without a sequence first: they need not inherit the place of one that goes too.
+        # Choices without a sequence first: they need not inherit the place of one that is cancelled, too.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
         ended = [self._sequences.end(group, each, finish) for each in choices]
@@ -114,7 +114,7 @@ class Scheduler:
         return bool(self._sequences.groups) or self._sequences.has_ended()
 
     def reset_prefix_cache(self) -> int:
-        """Let later requests find nothing computed so far, or resting on it; returns how many blocks they could."""
+        """Let later requests find nothing computed so far, or built on it; returns how many blocks they could find."""
         return self._kv.reset()
 
     def schedule(self) -> StepPlan | None:
@@ -206,10 +206,10 @@ class Scheduler:
             seq = running[index]
             index += 1
             if seq.num_computed == seq.group.max_computed or (drafting and seq.has_pending_token):
-                continue  # The last token there may be is pending, or one that drafts could follow.
+                continue  # All that may be computed is, or is waiting for the pending token that drafts follow.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
-                # Each sequence behind is left a token, so that a long prompt in front does not interrupt it.
+                # Leave a token to each sequence behind, so that a long prompt in front does not interrupt it.
                 wanted = min(wanted, max(1, step.budget - (len(running) - index)))
                 wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
                 if not wanted:
@@ -225,8 +225,8 @@ class Scheduler:
     def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
         """Fill what is left of the step with drafts of sequences that decode.
 
-        No more rows are sampled than there may be sequences, since the memory of their logits was measured with that.
-        Nothing is taken from others: as many blocks stay free as sequences run.
+        No more rows are sampled than there may be sequences, since memory was measured for the logits of that many.
+        Nothing is taken from others: each running sequence can still have one more block in each of its tables.
         """
         rows = self._config.max_num_seqs - sum(step.samples)
         introduced = {new.seq_id for new in step.new}
@@ -246,7 +246,7 @@ class Scheduler:
                 rows -= len(drafts)
 
     def _extend_prompts(self, step: StepInFlight) -> None:
-        """Compute more of prompts that run; they have their blocks since they started, but for those of windows."""
+        """Compute more of running prompts; they have had all blocks since they started, but for those of windows."""
         drafting = self._drafter is not None
         places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
         for seq in self._sequences.running:
@@ -271,7 +271,7 @@ class Scheduler:
                 step.extend(place, more)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
-        """Blocks so that ``seq`` can hold ``num_tokens`` tokens, others' if need be; None if it has to wait."""
+        """Blocks added so that ``seq`` has room for ``num_tokens``, others' if need be; None if it has to wait."""
         sequences = self._sequences
         while True:
             added = self._kv.grow(seq, num_tokens)
@@ -281,14 +281,14 @@ class Scheduler:
             if sequences.drop_idle_prompt():
                 continue
             if any(self._brings_back_blocks(flight) for flight in sequences.in_flight.values()):
-                return None  # No sequence has to give up its own.
+                return None  # Blocks come back soon: no sequence has to give up its own.
             victim = sequences.running[-1]
             sequences.preempt(victim)
             if victim is seq:
                 return None
 
     def _brings_back_blocks(self, flight: StepInFlight) -> bool:
-        """Whether blocks are free as soon as the results of ``flight`` are in."""
+        """Whether blocks become free when the results of ``flight`` come in."""
         return bool(flight.deferred) or any(
             seq.seq_id not in flight.dropped
             and self._kv.will_free(seq, end - len(flight.draft_token_ids.get(seq.seq_id, ())))

@@ -39,7 +39,7 @@ class StepInFlight:
         self.num_tokens: list[int] = []
         self.samples: list[bool] = []
         self.ends: list[int] = []
-        """Tokens of each sequence that are computed when this step is."""
+        """How many tokens of each sequence are computed when this step is over."""
         self.new: list[NewSequence] = []
         self.new_block_ids: dict[int, BlockTables] = {}
         self.draft_token_ids: dict[int, list[int]] = {}
@@ -64,7 +64,7 @@ class StepInFlight:
         self.samples.append(samples)
 
     def extend(self, place: int, num_tokens: int) -> None:
-        """Compute as many more tokens of the sequence at ``place``, whose end the step did not reach yet."""
+        """Compute ``num_tokens`` more of the sequence at ``place``, whose end the step did not reach yet."""
         seq = self.sequences[place]
         seq.num_computed += num_tokens
         self.budget -= num_tokens
@@ -75,7 +75,7 @@ class StepInFlight:
             self.samples[place] = True
 
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
-        """Compute drafts behind the sequence at ``place``, as if all were accepted: ``roll_back`` what is not."""
+        """Compute drafts after the sequence at ``place``, counted as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
         seq.num_computed += count
         seq.num_tokens += count
@@ -98,7 +98,7 @@ class StepInFlight:
             self.ends[place] -= rejected
 
     def append_blocks(self, seq: Sequence, added: BlockTables) -> None:
-        """Tell workers of blocks that ``seq``, which they know, has got."""
+        """Tell workers about blocks that ``seq``, which they know, was given."""
         if not any(added):
             return
         tables = self.new_block_ids.setdefault(seq.seq_id, [[] for _ in added])

@@ -19,17 +19,17 @@ _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
 _TOP_LOGPROBS = 20
 _DEMANDING_SEQS = 64
-"""Sequences that ask for everything, where the sampler works on fewer rows at a time: they tell its time."""
+"""The fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 GREEDY = SamplingParams(temperature=0.0)
 _LONGEST_CONTEXT = 8192
 _PAIRS = 2**18
-"""About how many pairs of a row and a token that it sees are computed at first: some milliseconds of a processor."""
+"""About how many pairs of a row and a token that it sees are computed at first: some milliseconds on a CPU."""
 _FEWEST_ROWS = 16
 _LEAST_SECONDS = 0.02
-"""A run that takes less says more of how it is launched than of what it computes."""
+"""A shorter run says more about its launch than about what it computes."""
 _RUNS = 3
 _SECONDS = 0.05
-"""After two runs there are no more of them than fit into that time."""
+"""After two runs, another is made only while all took less than this together."""
 
 
 def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
@@ -39,8 +39,8 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     all rows go through all of every layer; the last is as long as any may become. Every block table names block 0
     alone, so that one block of cache is enough.
 
-    The sampler works on ``sampler_rows`` rows at a time. All of these are demanding, and all but the last draw from a
-    nucleus, which takes most; that one, drawn in another way, makes it copy the others' logits.
+    The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
+    from a nucleus, which costs most; the last one uses top-k instead, which makes the sampler copy the others' logits.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
@@ -64,7 +64,7 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
 
 
 def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
-    """Parameters that use everything but one of the ways of drawing, which exclude each other."""
+    """Parameters that use everything but one of the ways of sampling, which exclude each other."""
     return SamplingParams(
         temperature=1.0,
         top_k=min(1000, vocab_size) if top_k else None,
@@ -82,7 +82,7 @@ def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
 
 
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
-    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases it.
+    """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases the sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: what is generated means nothing.
     """
@@ -102,9 +102,9 @@ def step_seconds(
     plan: StepPlan,
     synchronize: Callable[[], None] = lambda: None,
 ) -> float:
-    """Run ``plan`` through a layer of each kind, each with the head and the sampler: how long all of a model takes.
+    """How long the whole model takes for ``plan``, which is run with one layer of each kind, head and sampler.
 
-    ``runs``: for each kind, what runs a model of one such layer, the layer's cache, and how many of them the model has.
+    ``runs``: for each kind, the runner of a model of one such layer, its cache, and how many of them the model has.
     ``synchronize`` waits for the device.
     """
     longest_rest = seconds = 0.0
@@ -123,11 +123,11 @@ def step_seconds(
 def attention_seconds(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
 ) -> float:
-    """How long attention of all layers takes in a step of as many rows as there may be, all behind the longest context.
+    """How long attention of all layers takes in a step of as many rows as there may be, all after the longest context.
 
     A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
-    The time grows with pairs of a row and a token that it sees: some of them tell that of all, as many as take long
-    enough to be told apart from the launch.
+    The time is proportional to the pairs of a row and a token that it sees, so it is extrapolated from some of them:
+    enough that the launch does not dominate.
     """
     context = min(limits.max_model_len, _LONGEST_CONTEXT)
     most_rows = min(limits.max_rows, context)

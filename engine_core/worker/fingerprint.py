@@ -18,7 +18,7 @@ def numerics_digest(model_digest: str, dtype: torch.dtype, device: Sequence[str]
     """A digest, 32 hex digits, of all that decides a result's bits.
 
     Covers the model, its number type, what the device, the attention backend and the layers say of their numerics, and
-    the builds of torch and numpy (which draws on CPU). The number of threads and the batch are not in it: they do not
+    the builds of torch and numpy (which samples on CPU). The number of threads and the batch are not in it: they do not
     change a result.
     """
     libraries = (torch.__version__, torch.__config__.show(), np.__version__)
@@ -26,7 +26,7 @@ def numerics_digest(model_digest: str, dtype: torch.dtype, device: Sequence[str]
 
 
 def cpu_numerics() -> list[str]:
-    """What loops and kernels on this processor choose by."""
+    """What decides which loops and kernels run on this processor."""
     return [*_instruction_sets(), torch.backends.cpu.get_cpu_capability(), *_extensions_of_numpy()]
 
 

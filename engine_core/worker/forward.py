@@ -15,7 +15,7 @@ from engine_core.models.base import CausalLM
 from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]
-"""[R] of a step."""
+"""[R]: indices of rows of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class PendingTokens:
     indices: npt.NDArray[np.intp]
     """[A]: where in ``token_ids`` their tokens are."""
     token_ids: torch.Tensor
-    """int64, on the device: the tokens that the step before samples."""
+    """int64, on the device: the tokens that the previous step samples."""
 
 
 class Forward(Protocol):
@@ -60,7 +60,7 @@ class HostForward:
 
 
 class TimedForward:
-    """Another one, and how long it took."""
+    """Wraps another ``Forward`` and measures how long it takes."""
 
     def __init__(self, forward: Forward, synchronize: Callable[[], None]) -> None:
         """``synchronize`` waits for what was launched on the device."""

@@ -5,7 +5,7 @@ reads the arrays by slot; nothing is rebuilt, and no step loops over tokens in P
 
 ``advance`` notes that a step is on its way, ``commit`` the tokens that it sampled. A further step may be prepared
 between the two: ``pending_tokens`` says which of its rows take a token that only the device knows by then. A sequence
-with drafts is not part of such a step, because how many of them are accepted is known at ``commit``.
+with drafts is not part of such a step, because only ``commit`` finds out how many of them are accepted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BatchLimits:
 
     @property
     def max_rows(self) -> int:
-        """Of a step; as many sequences as there may be can have fewer than ``max_num_batched_tokens``."""
+        """The most rows of a step: fewer than ``max_num_batched_tokens`` if all sequences together have no more."""
         return min(self.max_num_batched_tokens, self.max_num_seqs * max(1, self.max_model_len - 1))
 
 
@@ -61,7 +61,7 @@ class StepInputs:
     positions: torch.Tensor
     """[T] int64"""
     metadata: list[AttentionMetadata]
-    """For each group of the KV cache; all but block tables and slots of the cache are the same."""
+    """For each group of the KV cache; groups differ only in block tables and cache slots."""
     slots: Index
     """[S]: the slot of each sequence of the plan, in order."""
     first_positions: npt.NDArray[np.int64]
@@ -79,14 +79,14 @@ class StepInputs:
     sampling_rows: SamplingRows
     """Aligned with ``sampled``."""
     introductions: int
-    """How many sequences had been introduced by then."""
+    """How many sequences had been introduced when the step was prepared."""
 
 
 class InputBatch:
     """Slots of sequences and their state. N slots."""
 
     def __init__(self, limits: BatchLimits, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Arrays for the largest batch; their memory is taken by the system only as far as it is written."""
+        """Arrays for the largest batch; the system allocates their memory only as it is written."""
         slots, length = limits.max_num_seqs, limits.max_model_len
         self._limits = limits
         self._slot_of: dict[int, int] = {}
@@ -95,7 +95,7 @@ class InputBatch:
         self.token_ids = np.zeros((slots, length + 1), np.int32)
         """[N, longest + 1]: prompt, then output; the token after the last position is never computed."""
         self._num_tokens = np.zeros(slots, np.int64)
-        """Of sequences in a step on its way, one token that it samples included."""
+        """Includes the token that a step on its way samples."""
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._num_computed_tokens = np.zeros(slots, np.int64)
         groups = len(limits.kv_cache_groups)
@@ -109,7 +109,7 @@ class InputBatch:
         self._starts_of_single_rows = np.arange(slots + 1, dtype=np.int32)
         self._seq_ids: list[int] = []
         self._slots = np.empty(0, np.intp)
-        """Slots of ``_seq_ids``, which are the last step's: mostly the next one's too."""
+        """Slots of ``_seq_ids``, the last step's sequences, which are mostly the next one's, too."""
 
     def __len__(self) -> int:
         """How many sequences there are."""
@@ -222,7 +222,7 @@ class InputBatch:
         )
 
     def _write_drafts(self, plan: StepPlan, slots: Index) -> npt.NDArray[np.int64]:
-        """Put drafts behind the tokens that are known; how many each sequence has [S]."""
+        """Put drafts after the tokens that are known; returns how many each sequence has [S]."""
         counts = np.zeros(len(slots), np.int64)
         for place, (seq_id, slot) in enumerate(zip(plan.seq_ids, slots.tolist(), strict=True)):
             drafts = plan.draft_token_ids.get(seq_id, ())
@@ -238,7 +238,7 @@ class InputBatch:
         return self._slots
 
     def advance(self, inputs: StepInputs) -> None:
-        """Note that the step is on its way. Of drafts none counts as accepted yet, but a token that follows does."""
+        """Note that the step is on its way. No draft counts as accepted yet, but one sampled token does."""
         rows, computed = inputs.sampling_rows, inputs.lengths
         slots, num_tokens = rows.slots, rows.num_tokens
         if inputs.num_drafts is not None:
@@ -253,7 +253,7 @@ class InputBatch:
             self.sampling.expire(inputs.slots, self._num_tokens[inputs.slots] - prompts)
 
     def pending_tokens(self, inputs: StepInputs, previous: StepInputs) -> tuple[Index, Index]:
-        """Rows of ``inputs`` whose token ``previous`` samples, a step that is not committed, and where in its tokens.
+        """Rows of ``inputs`` whose token ``previous``, not committed yet, samples; and their indices in its tokens.
 
         Sequences that had drafts in ``previous`` are not in ``inputs``.
         """
@@ -267,10 +267,10 @@ class InputBatch:
         return inputs.sampled_rows[taken], indices[taken]
 
     def commit(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Note that the step sampled ``token_ids`` [R]; which of them are accepted [R].
+        """Note that the step sampled ``token_ids`` [R]; returns which of them are accepted [R].
 
-        Those behind a draft are accepted if the draft was, and is the token that was sampled in its place. Tokens of
-        slots that others have taken since are not noted.
+        A token after a draft is accepted if the draft equals the token sampled in its place, and that one is accepted.
+        Tokens of slots that others have taken since are not noted.
         """
         rows = inputs.sampling_rows
         accepted = np.ones(len(token_ids), np.bool_)

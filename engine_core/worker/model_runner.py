@@ -26,7 +26,7 @@ PromptLogprobs = list[tuple[int, LogprobsTensors]]
 
 
 class PendingStep:
-    """A step that is computed, or will be when the device comes to it: a future of its result."""
+    """A step that is computed, or queued on the device: a future of its result."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PendingStep:
         sampled: SamplerOutput,
         prompt_logprobs: PromptLogprobs,
     ) -> None:
-        """Begin to copy the results to the host. They are committed to ``batch`` when they are asked for."""
+        """Begin to copy the results to the host. ``result`` commits them to ``batch``."""
         self.inputs = inputs
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
@@ -54,7 +54,7 @@ class PendingStep:
         return self._result is not None
 
     def result(self) -> StepResult:
-        """Wait until it is computed."""
+        """Wait until the step is computed, and commit its tokens."""
         if self._result is None:
             self._result = self._commit()
         return self._result
@@ -99,7 +99,7 @@ def _append(logprobs: dict[int, Logprobs], seq_id: int, entries: Logprobs) -> No
 
 
 class ModelRunner:
-    """Owns nothing that lasts but the batch; the KV cache is written by the model."""
+    """The batch is its only lasting state; the model writes the KV cache."""
 
     def __init__(self, model: CausalLM, batch: InputBatch, forward: Forward, sampler: Sampler) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``."""
@@ -113,8 +113,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> PendingStep:
         """Begin to compute a step after those before it; ``kv_caches`` has one cache per layer of the model.
 
-        The results of all steps but the last one must have been asked for. That one's is asked for here where the
-        sampler reads tokens on the host, which then must be there; the device computes this step meanwhile.
+        The results of all steps but the last must have been asked for. The last one's is waited for here if the
+        sampler reads tokens, which must then be on the host; the device computes this step meanwhile.
         """
         self.batch.update(plan)
         previous = None if self._last is None or self._last.committed else self._last
@@ -153,7 +153,7 @@ class ModelRunner:
         return self._sampler.sample(self.model.compute_logits(hidden), rows)
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> PromptLogprobs:
-        """Of the prompt tokens that follow this step's rows, where asked for."""
+        """Log probabilities of the prompt tokens that follow this step's rows, where asked for."""
         state = self.batch.sampling
         reports: PromptLogprobs = []
         for place in np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist():

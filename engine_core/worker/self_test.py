@@ -1,7 +1,7 @@
 """A test at start-up: on this processor, with the layers as they were loaded, a row's bits do not depend on its step.
 
-That is what lets a request go on elsewhere with the very tokens it would have had. It holds by construction of the
-native kernels; a fault of a compiler, or of a processor that nobody has tried, is found here.
+This lets a request continue on another engine with exactly the tokens it would have had. Native kernels ensure it by
+construction; a fault of a compiler, or of a processor that nobody has tried, is found here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine_core.models.base import CausalLM
 from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
-"""Tokens of the sequences, where the model takes as many: more than a block, a single one, a few."""
+"""Tokens of each sequence, where the model takes as many: more than a block, a single one, a few."""
 
 Step = Sequence[tuple[int, int]]
 """Sequences of a step, each with how many of its next tokens are computed."""
@@ -24,7 +24,7 @@ Step = Sequence[tuple[int, int]]
 
 @torch.inference_mode()
 def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, limits: BatchLimits, device: torch.device) -> bool:
-    """Whether logits have the same bits however sequences share steps, are cut, and with one thread or all.
+    """Whether logits have the same bits however sequences share steps or are cut, and with one thread or all.
 
     Pass a model that is cut to one layer of each kind.
     """
@@ -41,7 +41,7 @@ def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, limits: Batc
 
 
 def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:
-    """Prompts in chunks, and at last a token of each sequence, as when decoding."""
+    """Prompts in chunks, and finally a token of each sequence, as when decoding."""
     rest, _, few = (length - 1 for length in lengths)
     chunk = -(-rest * 5 // 9)
     parts = [[(2, few), (0, chunk)], [(0, rest - chunk)], [(0, 1), (1, 1), (2, 1)]]
@@ -49,7 +49,7 @@ def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Exactly, where numbers are finite or infinite: which NaN it is decides nothing."""
+    """Whether finite and infinite values are exactly equal; every NaN equals every other."""
     return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 

@@ -65,7 +65,7 @@ class ReadyReport:
     largest_step_seconds: float
     is_bitwise_stable: bool
     memory_left: str
-    """Of the budget, and how to use it, for a person."""
+    """What is left of the budget, and how to use it, for a person."""
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
@@ -105,7 +105,7 @@ class Worker:
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
 
-        Raises ``CheckpointError``, or ``OutOfMemoryError`` when they are larger than the memory there is.
+        Raises ``CheckpointError``, or ``OutOfMemoryError`` when they, or the rotary angles, are larger than the memory.
         """
         checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
         angles = Rotary.nbytes(checkpoint.config.head_dim, checkpoint.spec.max_model_len)
@@ -135,8 +135,8 @@ class Worker:
     def allocate(self, kv_cache_config: KVCacheConfig) -> int:
         """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
 
-        Memory of a size that was told is taken now, so that no step waits for it; else, on a CPU, it is taken as it is
-        first written. Raises ``OutOfMemoryError``.
+        If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, it is
+        taken as it is first written. Raises ``OutOfMemoryError``.
         """
         spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
         try:
@@ -151,7 +151,7 @@ class Worker:
         return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
-        """Generate a few tokens, make what steps would otherwise wait for, and test what numerics promise."""
+        """Generate a few tokens, make what steps would otherwise wait for, and test that a row's bits are stable."""
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
