@@ -85,7 +85,7 @@ class NativeAttention(AttentionBackend):
 
 
 def _padded(spec: KVCacheSpec) -> int:
-    """Tokens for which a block has room: its size, or a little more where equal units (of packed pairs) do not fit."""
+    """Tokens for which a block has room: its size, or a little more where equal units (of packed pairs) exceed it."""
     units = -(-spec.block_size // _UNIT)
     tokens = -(-spec.block_size // units)
     packed = 2 if spec.dtype == torch.bfloat16 else 1

@@ -1,7 +1,7 @@
 """Calls of native kernels, captured once and replayed all together, as a CUDA graph does on a GPU.
 
 While a thread captures, its kernel calls are recorded instead of run, and their outputs get memory of their own at
-fixed addresses. ``Captured.replay`` then makes the calls in order, for other rows and other sequences, at one go and
+fixed addresses. ``Captured.replay`` then makes the calls in order, for other rows and other sequences, in one go and
 without the interpreter in between.
 """
 
@@ -81,11 +81,11 @@ class Captured:
 
 
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Forbids torch to compute anything: a replay would not repeat it."""
+    """Keeps torch from computing anything: a replay would not repeat it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """A hook of torch, which else spends seconds at the first dispatch on loading its compiler, to disable it."""
+        """A hook of torch, which otherwise spends seconds at the first dispatch on loading its compiler."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

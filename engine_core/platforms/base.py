@@ -60,7 +60,7 @@ class Platform(ABC):
 
     @abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        """KV caches; ``now``: take all their memory at once, even if it would else be taken as it is first written.
+        """KV caches; ``now``: take all their memory at once, where it would otherwise come as it is first written.
 
         Raises ``RuntimeError`` when there is too little.
         """

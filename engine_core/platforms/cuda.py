@@ -41,7 +41,7 @@ class CudaMemoryProfile:
     total: int
     """The GPU's memory."""
     free_at_start: int
-    """How much of it was free at the start, when this process had its CUDA context."""
+    """How much of it was free at the start, with this process's CUDA context already created."""
     context: int
     """The most that the context takes."""
     taken: int

@@ -8,7 +8,7 @@ round-robin across tenants, over tokens.
 
 If every running tenant wants more than its quarter, the rest of the step is handed out in a second pass, in equal
 parts. If one does not, because it computes outputs or a short prompt, the rest stays empty: a longer step would make
-that tenant wait for the prompts of others. (A tenant that only waits, for a place or for blocks, gains by the longer
+that tenant wait for the prompts of others. (A tenant that only waits, for a place or for blocks, gains from a longer
 step.) The rest also stays empty if a tenant without requests has returned again and again, and is likely to do so
 during the step.
 """
@@ -129,6 +129,6 @@ class Tenants:
         return bool(times) and self._now - times[0] < _SILENCE * longest
 
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
-        """Whether ``held`` is its share: what is not kept, in equal parts for running tenants, half for a lone one."""
+        """Whether ``held`` is its share while others come: an equal part of what is not kept, at most half of it."""
         part = (count - _kept(count)) // max(2, len(self._running))
         return held >= max(1, part) and self.others_came(tenant)
