@@ -199,7 +199,7 @@ class DeviceConfig(_Section):
     deterministic: bool = option(
         False,
         "On a GPU: compute by kernels that give a row equal bits in every batch, so that equal requests get equal "
-        "tokens whatever runs beside them; slower. On a CPU it is always so.",
+        "tokens whatever runs beside them; slower. On a CPU the native kernels always do.",
     )
 
 
