@@ -27,17 +27,23 @@ class KVCacheGroup:
         """The first block that the token at ``position`` reads."""
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
 
-    def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a sequence of ``num_tokens`` has at a time, computed by ``step_tokens`` a step.
-
-        Besides the window and the step, these include a window at the prompt's end, held for the request's other
-        choices.
+    def held_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        """The most blocks that a request's only sequence has at a time: with a window, those of a step and of the window
+        before it.
         """
         blocks = -(-num_tokens // block_size)
         if self.sliding_window is None:
             return blocks
-        behind = self.sliding_window - 1
-        return min(blocks, -(-(behind + step_tokens) // block_size) + 1 + -(-behind // block_size) + 1)
+        return min(blocks, -(-(self.sliding_window - 1 + step_tokens) // block_size) + 1)
+
+    def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        """The most blocks that a sequence of ``num_tokens`` has at a time, computed by ``step_tokens`` a step.
+
+        Besides ``held_blocks``, these include a window at the prompt's end, held for the request's other choices.
+        """
+        held = self.held_blocks(num_tokens, step_tokens, block_size)
+        behind = 0 if self.sliding_window is None else -(-(self.sliding_window - 1) // block_size) + 1
+        return min(-(-num_tokens // block_size), held + behind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig
+from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
 from engine_core.errors import CheckpointError, ConfigError
+from engine_core.kv_cache_interface import KVCacheGroup
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
 from services.process.memory import collection_paused
@@ -36,11 +38,14 @@ _RUNTIME = 0.8 * _GB
 """Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
+_BLOCK_SIZE = CacheConfig().block_size
+_STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
+"""As engines have them by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one engine, in bytes."""
+    """Memory of one engine, in bytes; blocks of its KV cache are counted."""
 
     usable: float
     """The whole budget."""
@@ -49,8 +54,12 @@ class Memory:
     """Of the largest step."""
     runtime: float
     """Interpreter, libraries, captured graphs."""
-    per_token: float
-    """Keys and values of one token; the average over a request, where sliding windows drop some."""
+    block: int
+    """What one takes: keys and values of ``_BLOCK_SIZE`` tokens in one group of layers."""
+    sequence_blocks: int
+    """Blocks that a sequence needs once its prompt is computed."""
+    prompt_blocks: int
+    """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
 
     @property
     def cache(self) -> float:
@@ -58,9 +67,9 @@ class Memory:
         return max(0.0, self.usable - self.weights - self.activations - self.runtime)
 
     @property
-    def tokens(self) -> int:
-        """Tokens that fit into the KV cache."""
-        return int(self.cache // self.per_token)
+    def blocks(self) -> int:
+        """Blocks that fit into the KV cache."""
+        return int(self.cache // self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +121,44 @@ def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs:
 
     Raises ``Impossible``.
     """
-    whole = demand.input_len + demand.output_len
-    fitting = memory.tokens // whole
-    if fitting < 1:
-        raise Impossible(f"the KV cache holds {memory.tokens} tokens, one request has {whole}")
-    most, bound = min((fitting, "memory"), (max_num_seqs, "max_num_seqs"))
+    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
+    if most < 1:
+        raise Impossible(_shortage(memory))
+    bound = "max_num_seqs" if most == max_num_seqs else "memory"
     limit = math.inf if demand.max_gap is None else demand.max_gap
     if step(seconds, demand, most) > limit:
         most, bound = _largest(lambda count: step(seconds, demand, count) <= limit, most), "max_gap"
         if most < 1:
-            raise Impossible(f"one sequence alone takes {step(seconds, demand, 1) * 1e3:.3g} ms from token to token")
+            gap = _figure(step(seconds, demand, 1) * 1e3)
+            raise Impossible(f"one sequence alone takes {gap} ms from token to token: raise --max-gap-ms")
     capacity = _engine(seconds, demand, most)
     tokens = demand.rate * demand.output_len
     engines = max(1, math.ceil(tokens / (capacity.tokens * headroom)))
     enough = _largest(lambda count: _engine(seconds, demand, count).tokens < tokens / engines, most) + 1
     tiers = max(MIN_CPU_TIERS, math.ceil(tokens * CPU_TIER_SECONDS / CPU_TIER_SHARE))
     return Plan(engines, tiers, tiers, capacity, _engine(seconds, demand, min(enough, most)), bound)
+
+
+def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
+    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
+    steps = math.ceil(demand.input_len / _STEP_TOKENS)
+    prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
+    return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
+
+
+def _shortage(memory: Memory) -> str:
+    """Why not even one sequence fits, and what to change."""
+    if memory.blocks < 1:
+        taken = memory.weights + memory.activations + memory.runtime
+        return (
+            f"weights ({_size(memory.weights)}), largest step ({_size(memory.activations)}) and runtime "
+            f"({_size(memory.runtime)}) take {_size(taken)}, and an engine gets {_size(memory.usable)}: "
+            "raise --memory-gb or --memory-share"
+        )
+    return (
+        f"one request takes {_size(memory.prompt_blocks * memory.block)} of KV cache, and {_size(memory.cache)} are "
+        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
+    )
 
 
 def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
@@ -173,10 +204,25 @@ GPUS = {
 """From the manufacturers' data sheets."""
 
 
-def _positive(flag: str, text: str, default: float | None = None) -> Callable[[Function], Function]:
+class _Number(click.FloatRange):
+    """Refuses NaN too, which click finds in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
+def _positive(
+    flag: str, text: str, default: float | None = None, *, most: float = 1e12
+) -> Callable[[Function], Function]:
     """An option that is a number above 0."""
-    kind = click.FloatRange(0, 1e12, min_open=True)
+    kind = _Number(0, most, min_open=True)
     return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
+
+
+_SHARE = options_of(CacheConfig)["gpu_memory_utilization"]
 
 
 @click.command("plan")
@@ -185,12 +231,23 @@ def _positive(flag: str, text: str, default: float | None = None) -> Callable[[F
 @click.option("--input-len", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens not cached.")
 @click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens.")
 @_positive("--max-gap-ms", "Longest time between two tokens of a stream, on average.  [default: any]")
-@click.option("--gpu", type=click.Choice(sorted(GPUS)), help="What each engine runs on; else say so by the next three.")
-@_positive("--memory-gb", "Memory of each engine, in 10⁹ bytes.")
+@click.option(
+    "--gpu",
+    type=click.Choice(sorted(GPUS)),
+    help="GPU of each engine. Without it, --memory-gb, --bandwidth-gbs and --tflops are required; beside it, they "
+    "replace the GPU's own values.",
+)
+@_positive("--memory-gb", "Memory of what each engine runs on, in 10⁹ bytes.")
 @_positive("--bandwidth-gbs", "Memory bandwidth in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.")
 @_positive("--tflops", "Products in bfloat16, in 10¹² operations per second; measured likewise.")
-@_positive("--efficiency", "Share of these limits that is reached.", 0.85)
-@_positive("--memory-share", "What an engine gets as --gpu-memory-utilization.", CacheConfig().gpu_memory_utilization)
+@_positive("--efficiency", "Share of bandwidth and operations that is reached.", 0.85, most=1)
+@click.option(
+    "--memory-share",
+    type=_Number(_SHARE.minimum, _SHARE.maximum),
+    default=CacheConfig().gpu_memory_utilization,
+    show_default=True,
+    help="As an engine gets it by --gpu-memory-utilization.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="As an engine gets it.")
 @click.option("--quantization", type=click.Choice(["int8"]), help="As an engine gets it.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -215,12 +272,11 @@ def plan(
     checkpoint = _checkpoint(model, quantization)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
-        told = f"a request has {input_len} + {output_len} tokens, and the model takes {longest}"
+        told = f"a request has {input_len:,} + {output_len:,} tokens, and the model takes {longest:,}"
         raise FatalError(f"{told}: lower --input-len or --output-len")
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
-    usable = hardware.memory * memory_share
-    memory = _memory(checkpoint, outline, usable, max_num_seqs, input_len + output_len)
+    memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs, demand)
     seconds = _seconds(checkpoint, outline, hardware)
     try:
         planned = plan_ring(
@@ -236,7 +292,8 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
-        raise click.UsageError(f"Say what an engine runs on: --gpu, or {', '.join(missing)}.")
+        told = "Say what an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops together."
+        raise click.UsageError(told if len(missing) == len(given) else f"{told} Missing: {', '.join(missing)}.")
     scales = (_GB, _GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)
@@ -258,18 +315,36 @@ def _outline(checkpoint: Checkpoint) -> CausalLM:
     return model_outline(checkpoint)
 
 
-def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, request_len: int) -> Memory:
-    """An estimate, for requests of ``request_len`` tokens; an engine measures its largest step and runtime memory."""
-    shape, size = checkpoint.config, checkpoint.dtype.itemsize
-    kept = sum(min(window or request_len, request_len) for window in shape.sliding_windows) / request_len
+def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
+    """An estimate; an engine measures its largest step and runtime memory."""
+    from engine_core.attention.torch_reference import TorchAttention
+
+    shape = checkpoint.config
     row = 8 * shape.hidden_size + 3 * shape.intermediate_size
+    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand)
     return Memory(
         usable=usable,
         weights=model.expected_weight_bytes,
-        activations=4 * SchedulerConfig().max_num_batched_tokens * row + 8 * max_num_seqs * shape.vocab_size,
+        activations=4 * _STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
-        per_token=2 * size * kept * shape.num_kv_heads * shape.head_dim,
+        block=TorchAttention.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
+        sequence_blocks=sequence_blocks,
+        prompt_blocks=prompt_blocks,
     )
+
+
+def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple[int, int]:
+    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
+
+    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
+    at its full length or, where that is more, at half of its output and with this block.
+    """
+    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
+    decoding = [
+        max(group.held_blocks(whole, 1, _BLOCK_SIZE), group.held_blocks(half, 1, _BLOCK_SIZE) + 1) for group in groups
+    ]
+    prompt = [group.held_blocks(demand.input_len, _STEP_TOKENS, _BLOCK_SIZE) for group in groups]
+    return sum(decoding), sum(map(max, decoding, prompt))
 
 
 def _seconds(
@@ -283,24 +358,39 @@ def _seconds(
 
 
 def _as_json(memory: Memory, planned: Plan) -> str:
-    figures = {"memory": {**asdict(memory), "cache": memory.cache, "tokens": memory.tokens}, **asdict(planned)}
+    figures = {"memory": {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}, **asdict(planned)}
     return json.dumps(figures, indent=2)
 
 
 def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
+    held = f"{_size(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    if memory.prompt_blocks > memory.sequence_blocks:
+        held += f", {_size(memory.prompt_blocks * memory.block)} while its prompt is computed"
     return "\n".join(
         [
-            f"load       {demand.rate:g} requests/s of {demand.input_len} + {demand.output_len} tokens: "
-            f"{demand.rate * demand.output_len:,.0f} output tokens/s",
-            f"needs      engines: {planned.engines}, processors: {planned.processors}, "
-            f"detokenizers: {planned.detokenizers}",
-            f"engine     {memory.usable / _GB:.3g} GB: weights {memory.weights / _GB:.3g}, "
-            f"largest step {memory.activations / _GB:.3g}, runtime {memory.runtime / _GB:.3g}, "
-            f"KV cache {memory.cache / _GB:.3g} ({memory.tokens:,} tokens of {memory.per_token:,.0f} bytes)",
-            f"at most    {capacity.sequences} sequences (bound by {planned.bound}): "
-            f"{capacity.tokens:,.0f} tokens/s, {capacity.tokens / demand.output_len:.3g} requests/s, "
-            f"{capacity.gap * 1e3:.3g} ms between tokens",
-            f"expected   {expected.sequences} sequences at each engine: {expected.gap * 1e3:.3g} ms between tokens",
+            f"load       {_figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
+            f"{_figure(demand.rate * demand.output_len, 12)} output tokens/s",
+            f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
+            f"detokenizers: {planned.detokenizers:,}",
+            f"engine     {_size(memory.usable)}: weights {_size(memory.weights)}, "
+            f"largest step {_size(memory.activations)}, runtime {_size(memory.runtime)}, "
+            f"KV cache {_size(memory.cache)} ({held})",
+            f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
+            f"{_figure(capacity.tokens)} tokens/s, {_figure(capacity.tokens / demand.output_len)} requests/s, "
+            f"{_figure(capacity.gap * 1e3)} ms between tokens",
+            f"expected   sequences at each engine: {expected.sequences:,}, "
+            f"{_figure(expected.gap * 1e3)} ms between tokens",
         ]
     )
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    """To so many significant digits, for a person: 37,400 or 0.00285."""
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def _size(count: float) -> str:
+    """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
+    unit, scale = next((pair for pair in (("GB", _GB), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("bytes", 1))
+    return f"{_figure(count / scale)} {unit}"

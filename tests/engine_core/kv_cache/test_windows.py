@@ -32,6 +32,13 @@ def test_blocks_of_the_longest_sequence() -> None:
     assert blocks_of_longest(group_layers([WINDOW, None]), 64, step_tokens=8, block_size=4) == 16 + 8
 
 
+def test_blocks_held_by_a_sequence_alone() -> None:
+    window, everything = KVCacheGroup((0,), WINDOW), KVCacheGroup((0,))
+    assert [everything.held_blocks(tokens, 1, 4) for tokens in (1, 4, 5, 64)] == [1, 1, 2, 16]
+    assert [window.held_blocks(tokens, 1, 4) for tokens in (1, 4, 5, 64)] == [1, 1, 2, 3]
+    assert [window.held_blocks(64, step, 4) for step in (8, 200)] == [5, 16]
+
+
 def test_a_sequence_holds_what_its_window_shows() -> None:
     engine = Harness(windows=[WINDOW])
     engine.add("a", 9, max_tokens=40)

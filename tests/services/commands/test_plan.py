@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,25 @@ import pytest
 from click.testing import CliRunner
 from transformers import Qwen2Config
 
+from engine_core.kv_cache_interface import group_layers
 from services.cli import cli
-from services.commands.plan import GPUS, MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, plan_ring
+from services.commands.plan import (
+    GPUS,
+    MIN_CPU_TIERS,
+    Demand,
+    Impossible,
+    Memory,
+    Plan,
+    blocks_of,
+    blocks_per_sequence,
+    plan_ring,
+)
+from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 
-MEMORY = Memory(usable=1000.0, weights=300.0, activations=50.0, runtime=50.0, per_token=1.0)
+MEMORY = Memory(
+    usable=1000.0, weights=300.0, activations=50.0, runtime=50.0, block=15, sequence_blocks=4, prompt_blocks=4
+)
 DEMAND = Demand(rate=1.0, input_len=40, output_len=20, max_gap=None)
 HARDWARE = ("--memory-gb", "4", "--bandwidth-gbs", "57", "--tflops", "0.43")
 
@@ -32,13 +47,47 @@ def planned(**changes: Any) -> Plan:
 
 
 def test_the_cache_bounds_the_sequences() -> None:
-    assert MEMORY.tokens == 600
+    assert MEMORY.blocks == 40
     plan = planned()
-    assert (plan.bound, plan.capacity.sequences) == ("memory", 10)  # of 60 tokens each
+    assert (plan.bound, plan.capacity.sequences) == ("memory", 10)  # of 4 blocks each
     assert plan.capacity.gap == pytest.approx(1 + 10 * 50 / 1000)  # half of the output is there, on average
     assert plan.capacity.tokens == pytest.approx(10 / 1.5)
     assert planned(max_num_seqs=4).bound == "max_num_seqs"
     assert planned(max_num_seqs=4).capacity.sequences == 4
+
+
+def test_prompts_that_are_computed_take_more_of_the_cache() -> None:
+    memory = replace(MEMORY, prompt_blocks=14)
+    assert planned(memory=memory).capacity.sequences == 7  # one computes its prompt
+    assert planned(memory=memory, demand=replace(DEMAND, output_len=2)).capacity.sequences == 4  # every other one does
+    assert planned(memory=memory, demand=replace(DEMAND, input_len=50_000)).capacity.sequences == 2  # all do: 25 steps
+
+
+@pytest.mark.parametrize("windows", [[None], [48], [48, None], [20, 70, None]])
+@pytest.mark.parametrize(("input_len", "output_len"), [(100, 60), (100, 12), (300, 40)])
+def test_an_engine_runs_as_many_sequences_as_planned(
+    windows: list[int | None], input_len: int, output_len: int
+) -> None:
+    """Of a cache made for twelve, the scheduler has at least twelve at a time, and few more."""
+    demand = replace(DEMAND, input_len=input_len, output_len=output_len)
+    decoding, prompt = blocks_per_sequence(group_layers(windows), demand)
+    blocks = blocks_of(replace(MEMORY, sequence_blocks=decoding, prompt_blocks=prompt), demand, 12)
+    longest = input_len + output_len
+    engine = Harness(
+        windows=windows,
+        blocks=blocks,
+        block_size=16,
+        max_model_len=longest,
+        max_num_batched_tokens=512,
+        max_num_seqs=40,
+    )
+    for number in range(40):
+        engine.add(f"{number}", input_len, max_tokens=output_len)
+    running = []
+    while engine.scheduler.stats().waiting_seqs:
+        engine.step()
+        running.append(len(engine.batch))
+    assert 12 <= max(running) <= 15
 
 
 def test_engines_are_as_many_as_carry_the_load_with_room_to_spare() -> None:
@@ -77,8 +126,20 @@ def test_new_prompts_are_part_of_every_step() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": replace(MEMORY, weights=900.0)}, "the KV cache holds 0 tokens, one request has 60"),
-        ({"demand": replace(DEMAND, max_gap=0.5)}, "one sequence alone takes"),
+        (
+            {"memory": replace(MEMORY, weights=9e10)},
+            r"weights \(90 GB\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, and an engine gets "
+            r"1 kB: raise --memory-gb or --memory-share$",
+        ),
+        (
+            {"memory": replace(MEMORY, prompt_blocks=41)},
+            "one request takes 615 bytes of KV cache, and 600 bytes are left for it: raise --memory-gb or "
+            "--memory-share, or lower --input-len or --output-len$",
+        ),
+        (
+            {"demand": replace(DEMAND, max_gap=0.5)},
+            "one sequence alone takes 1,050 ms from token to token: raise --max-gap-ms$",
+        ),
     ],
 )
 def test_what_no_number_of_engines_can_do_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -112,7 +173,7 @@ def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
 
 
 def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
-    """Half of the layers keep 64 of 256 tokens."""
+    """Half of the layers keep 64 tokens, in five blocks, and one more to go on; and the prompt while it is computed."""
     config = Qwen2Config(
         hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=512, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
@@ -120,20 +181,49 @@ def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     load = (*HARDWARE, "--input-len", "192", "--output-len", "64", "--json")
-    figures = json.loads(ringline_plan(str(tmp_path), *load))
-    assert figures["memory"]["per_token"] == 2 * 2 * 2 * 16 * (2 + 2 * 64 / 256)
+    memory = json.loads(ringline_plan(str(tmp_path), *load))["memory"]
+    assert memory["block"] == 2 * 2 * 2 * 16 * 2 * 16  # keys and values in bfloat16: two layers, two heads of 16
+    assert (memory["sequence_blocks"], memory["prompt_blocks"]) == (16 + 5 + 1, 16 + 12)
+    assert memory["blocks"] == memory["cache"] // memory["block"]
+    text = ringline_plan(str(tmp_path), *load[:-1])
+    assert "(90.1 kB for a sequence of this load, 115 kB while its prompt is computed)" in text
 
 
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--input-len", "1000000"])
     assert result.exit_code != 0
-    assert "a request has 1000000 + 128 tokens, and the model takes " in str(result.exception or result.output)
+    assert "a request has 1,000,000 + 128 tokens, and the model takes " in str(result.exception or result.output)
 
 
 def test_hardware_that_is_not_said_is_asked_for() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--memory-gb", "4"])
     assert result.exit_code == 2
-    assert "--gpu, or --bandwidth-gbs, --tflops" in result.output
+    assert "--gpu, or --memory-gb, --bandwidth-gbs and --tflops together. Missing: --bandwidth-gbs, --tflops.\n" in (
+        result.output
+    )
+    assert "Missing:" not in CliRunner().invoke(cli, ["plan", str(MODEL)]).output
+
+
+@pytest.mark.parametrize(
+    "flags", [("--memory-share", "2"), ("--memory-share", "0.001"), ("--efficiency", "5"), ("--rate", "nan")]
+)
+def test_what_no_engine_can_have_is_refused(flags: tuple[str, str]) -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", *flags])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flags[0]}': {flags[1]}" in result.output
+
+
+def test_every_number_is_one_that_a_person_reads() -> None:
+    """Three significant digits of what was computed, at any magnitude; the load as it was given."""
+    slow = ringline_plan(
+        str(MODEL), "--memory-gb", "4", "--bandwidth-gbs", "0.01", "--tflops", "1e-6", "--rate", "12345"
+    )
+    fast = ringline_plan(str(MODEL), "--gpu", "h100", "--rate", "0.00285")
+    assert "12,345 requests/s of 512 + 128 tokens: 1,580,160 output tokens/s" in slow
+    assert "0.00285 requests/s of 512 + 128 tokens: 0.3648 output tokens/s" in fast
+    assert "expected   sequences at each engine: 1, " in fast
+    for number in re.findall(r"[\d.,]*\d[\w.,+-]*", slow + fast):
+        assert re.fullmatch(r"\d{1,3}(,\d{3})*(\.\d+)?[,:]?", number), number
 
 
 def ringline_plan(*arguments: str) -> str:
