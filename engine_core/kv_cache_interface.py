@@ -28,8 +28,8 @@ class KVCacheGroup:
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
 
     def held_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a request's only sequence has at a time: with a window, those of a step and of the window
-        before it.
+        """The most blocks that a request's only sequence has at a time: with a window, those of a step and of the
+        window before it.
         """
         blocks = -(-num_tokens // block_size)
         if self.sliding_window is None:
