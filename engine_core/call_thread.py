@@ -14,16 +14,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from engine_core.errors import ClosedError
+
 T = TypeVar("T")
 _WAIT = 0.1
 """Seconds after which a caller looks for signals again."""
-
-
-class _EndedError(RuntimeError):
-    """The thread has ended."""
-
-    def __init__(self) -> None:
-        super().__init__("it is closed")
 
 
 @dataclass(slots=True)
@@ -58,10 +53,10 @@ class CallThread:
         """Return what ``work`` returns, or raise what it raises.
 
         If the caller is interrupted, ``Call.interrupted`` is set, and the interrupt is raised when ``work`` has ended.
-        A second one is raised at once; later calls still wait for ``work``. Raises ``RuntimeError`` after ``close``.
+        A second one is raised at once; later calls still wait for ``work``. Raises ``ClosedError`` after ``close``.
         """
         if not self._end.alive:
-            raise _EndedError
+            raise ClosedError
         order = _Order(work)
         try:
             self._orders.put(order)
@@ -70,7 +65,7 @@ class CallThread:
             order.call.interrupted = True
             last = _Order(lambda call: None)  # in case ``order`` was not even put
             self._orders.put(last)
-            with suppress(_EndedError):
+            with suppress(ClosedError):
                 self._outcome(last)
             raise
         if error is not None:
@@ -94,7 +89,7 @@ class CallThread:
                 return order.outcome.get(timeout=0.0 if ended else _WAIT)
             except Empty:
                 if ended:
-                    raise _EndedError from None
+                    raise ClosedError from None
 
 
 def _run(orders: SimpleQueue[_Order | None]) -> None:

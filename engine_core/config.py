@@ -164,6 +164,12 @@ class SchedulerConfig(_Section):
         "the planning would share, else on.",
     )
 
+    def require_step_for(self, max_model_len: int) -> None:
+        """Raise ``ConfigError`` if a prompt that is computed whole may have more tokens than a step."""
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            accepted = f"at least --max-model-len ({max_model_len}) with --no-enable-chunked-prefill"
+            raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, accepted)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig(_Section):

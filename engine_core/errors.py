@@ -9,7 +9,8 @@ EngineError
 │   ├── InvalidRequestError    a field has a value that it does not take (names the field and what it accepts)
 │   └── QueueFullError         the waiting queue is at its limit; try again later
 ├── ExecutorError          a step failed; the engine cannot go on
-└── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
+├── StandstillError        requests wait, and no step can be planned for them; the engine cannot go on
+└── ClosedError            the LLM is closed
 """
 
 from __future__ import annotations
@@ -66,3 +67,10 @@ class ExecutorError(EngineError):
 
 class StandstillError(EngineError):
     """Requests wait, but the scheduler plans nothing, and no step is in flight that could change that."""
+
+
+class ClosedError(EngineError, RuntimeError):
+    """The LLM that is called is closed, or was made before this process was forked."""
+
+    def __init__(self) -> None:
+        super().__init__("the LLM is closed; make a new one")

@@ -102,7 +102,7 @@ class LLM:
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
         else:
-            self.tokenizer = tokenizer
+            self.tokenizer = _checked(tokenizer)
         self._config = configure(model=model, **options)
         self._engine = start_engine(self._config, progress or StartupProgress())
         self._thread = CallThread("offline")
@@ -146,9 +146,9 @@ class LLM:
 
         Where a row's bits do not depend on its batch (on a GPU: with ``deterministic``), a result depends on the
         prompt's ids and parameters alone, so equal prompts with equal seeds give equal tokens. Raises ``TypeError`` or
-        ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be taken; then none is
-        computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a step, before it raises.
-        After ``ExecutorError`` the engine is unusable.
+        ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be taken, and ``ClosedError``
+        after ``close``; then none is computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a
+        step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
         read = read_prompts(prompts)
         requests = self._requests(read, *self._params(sampling_params, len(read)))
@@ -188,14 +188,15 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * num_prompts, ["sampling_params"] * num_prompts
         if not isinstance(params, list | tuple):
-            raise TypeError(f"sampling_params: is of type {type(params).__name__}; expected SamplingParams, or a list")
+            problem = f"sampling_params is of type {type(params).__name__}"
+            raise TypeError(f"{problem}; expected SamplingParams, or a list of them")
         places = [f"sampling_params[{index}]" for index in range(len(params))]
         for each, place in zip(params, places, strict=True):
             if not isinstance(each, SamplingParams):
-                raise TypeError(f"{place}: is of type {type(each).__name__}; expected SamplingParams")
+                raise TypeError(f"{place} is of type {type(each).__name__}; expected SamplingParams")
         if len(params) != num_prompts:
-            problem = f"sampling_params: are {len(params)} for {num_prompts} prompts"
-            raise ValueError(f"{problem}; expected one for all, or one for each")
+            numbers = f"the number of sampling_params is {len(params)}, that of prompts is {num_prompts}"
+            raise ValueError(f"{numbers}; expected one for all, or one for each")
         return params, places
 
     def _requests(
@@ -256,6 +257,12 @@ class _Progress:
     def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.close()
+
+
+def _checked(tokenizer: object) -> Tokenizer:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
+    return tokenizer
 
 
 def _empty_result(request: Request) -> Result:

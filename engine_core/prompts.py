@@ -48,7 +48,7 @@ def read_prompts(prompts: object) -> list[Prompt]:
         return [_read(prompts, "prompts")]
     items = _items(prompts)
     if items is None:
-        raise TypeError(f"prompts: {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
+        raise TypeError(f"prompts {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
     if len(items) and isinstance(items[0], Number):
         return [_read(items, "prompts")]
     return [_read(item, f"prompts[{index}]") for index, item in enumerate(items)]
@@ -65,22 +65,22 @@ def _read(prompt: object, place: str) -> Prompt:
 def _read_mapping(prompt: Mapping[object, object], place: str) -> Prompt:
     if len(prompt) != 1 or (key := next(iter(prompt))) not in (_TEXT, _IDS):
         has = ", ".join(map(reprlib.repr, prompt)) or "none"
-        raise ValueError(f"{place}: has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")
+        raise ValueError(f"{place} has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")
     value, place = prompt[key], f"{place}[{key!r}]"
     if key == _IDS:
         return Prompt(place, None, _token_ids(value, place, "a list of token ids"))
     if not isinstance(value, str):
-        raise TypeError(f"{place}: {_shown(value)}; expected text")
+        raise TypeError(f"{place} {_shown(value)}; expected text")
     return Prompt(place, value, None)
 
 
 def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
     items = _items(value)
     if items is None:
-        raise TypeError(f"{place}: {_shown(value)}; expected {accepted}")
+        raise TypeError(f"{place} {_shown(value)}; expected {accepted}")
     for index, item in enumerate(items if set(map(type, items)) - {int} else ()):
         if not is_integer(item):
-            raise TypeError(f"{place}[{index}]: {_shown(item)}; expected a token id, an integer")
+            raise TypeError(f"{place}[{index}] {_shown(item)}; expected a token id, an integer")
     return tuple(map(int, items))
 
 
@@ -94,4 +94,5 @@ def _items(value: object) -> Sequence[Any] | None:
 
 
 def _shown(value: object) -> str:
-    return f"is {reprlib.repr(value)}, of type {type(value).__name__}"
+    of_type = "" if value is None else f", of type {type(value).__name__}"
+    return f"is {reprlib.repr(value)}{of_type}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -76,7 +77,7 @@ class CollectiveExecutor(Executor):
             model = models[0]
             stage.bytes = sum(each.weight_bytes for each in models)
             self.model_digest, self.numerics = model.model_digest, model.numerics
-            stage.detail = f"model {self.model_digest}, numerics {self.numerics}"
+            stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
         self.kv_cache_config = self._size_cache(models, device.uses_host_memory, progress)
@@ -158,6 +159,11 @@ def _described(kv_cache: KVCacheConfig) -> str:
     groups = kv_cache.groups
     if len(groups) == 1 and groups[0].sliding_window is None:
         return f"{blocks}: {kv_cache.num_blocks * kv_cache.block_size} tokens"
-    windows = (f"a window of {group.sliding_window}" if group.sliding_window else "all tokens" for group in groups)
-    kinds = (f"{len(group.layers)} over {window}" for group, window in zip(groups, windows, strict=True))
-    return f"{blocks} tokens, each for one group of layers: {', '.join(kinds)}"
+    kinds = Counter((len(group.layers), group.sliding_window) for group in groups)
+    described = (_kind_of_group(count, layers, window) for (layers, window), count in kinds.items())
+    return f"{blocks} tokens, each for one group of layers: {', '.join(described)}"
+
+
+def _kind_of_group(count: int, layers: int, window: int | None) -> str:
+    groups, of = ("1 group" if count == 1 else f"{count} groups"), ("1 layer" if layers == 1 else f"{layers} layers")
+    return f"{groups} of {of} over {'all tokens' if window is None else f'a window of {window}'}"

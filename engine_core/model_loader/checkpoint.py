@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec
@@ -21,7 +22,7 @@ from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.registry import model_class
+from engine_core.models.registry import ARCHITECTURES, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -80,7 +81,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
             f"{path} is quantized ({method}), which is not supported; use the original weights, "
             "with --quantization int8 if they shall be smaller"
         )
-    hf_config = _hf_config(path, architecture)
+    hf_config = _hf_config(path, raw, architecture)
     architecture_config = model_class(architecture).read_config(hf_config)
     dtype_name = _dtype_name(path, config, load, hf_config)
     spec = ModelSpec(
@@ -135,13 +136,13 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     return named[0]
 
 
-def _hf_config(path: Path, architecture: str) -> PretrainedConfig:
+def _hf_config(path: Path, raw: dict[str, Any], architecture: str) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
+    _check_names(path / "config.json", raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path / 'config.json'} is not usable: {reason or type(error).__name__}") from error
+        raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
     expected = model_class(architecture).model_type
     if config.model_type != expected:
         raise CheckpointError(
@@ -149,6 +150,26 @@ def _hf_config(path: Path, architecture: str) -> PretrainedConfig:
             f"not {config.model_type!r}"
         )
     return config
+
+
+def _check_names(path: Path, raw: dict[str, Any]) -> None:
+    """Refuse names of models and types that transformers does not know, either."""
+    known = {each.model_type: f"{each.model_type} ({name})" for name, each in sorted(ARCHITECTURES.items())}
+    if (model_type := raw.get("model_type")) is not None and model_type not in list(known):
+        raise UnsupportedModelError(
+            f"{path}: model_type {model_type!r} is not supported; known are {', '.join(known.values())}"
+        )
+    for key in ("dtype", "torch_dtype"):
+        name = raw.get(key)
+        if name is not None and not (isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)):
+            raise CheckpointError(f"{path}: {key}={name!r} is not usable: expected one of {', '.join(_DTYPES)}")
+
+
+def _reason(error: Exception) -> str:
+    """Why transformers refuses a configuration, in one line."""
+    cause = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
+    reason, _, _ = " ".join(str(cause).split()).partition(". Errors: ")  # the same once more for each accepted type
+    return reason or type(error).__name__
 
 
 def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig) -> str:
@@ -160,7 +181,7 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
         dtype = torch.float32 if load.load_format == "dummy" else next(iter(find_tensors(path).values())).dtype
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise UnsupportedModelError(f"{path} is in {name}; set dtype to one of {', '.join(_DTYPES)}")
+        raise UnsupportedModelError(f"{path} is in {name}; set --dtype to one of {', '.join(_DTYPES)}")
     return name
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
@@ -35,6 +35,7 @@ _MOST_BYTES = 4
 _REPLACEMENT = "\ufffd"
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Text to token ids and back."""
 

@@ -30,5 +30,6 @@ def common_fields_of_qwen(config: PretrainedConfig) -> dict[str, Any]:
     if unknown := set(kinds) - set(windows):
         raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
     if "sliding_attention" in kinds and windows["sliding_attention"] is None:
-        raise CheckpointError("layer_types names sliding_attention, but use_sliding_window and sliding_window do not")
+        missing = "sliding_window to a number of tokens" if config.use_sliding_window else "use_sliding_window to true"
+        raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
     return fields | {"sliding_windows": tuple(windows[kind] for kind in kinds)}

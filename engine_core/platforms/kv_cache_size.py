@@ -8,6 +8,7 @@ touched before it is used, so an idle engine stays small.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -148,17 +149,34 @@ def _require_longest(blocks: int, limits: BatchLimits, bytes_per_block: int, num
     needed = limits.max_blocks_per_seq
     if blocks >= needed:
         return
-    fitting = bisect_right(range(limits.max_model_len), blocks, key=lambda length: _blocks_needed(limits, length)) - 1
-    shorter = f"lower --max-model-len to at most {fitting}" if fitting > 1 else "choose a smaller model or dtype"
     raise OutOfMemoryError(
         f"max_model_len={limits.max_model_len} does not fit: a sequence of that length takes "
         f"{size(needed * bytes_per_block)} of KV cache ({needed} blocks of {limits.block_size} tokens, "
-        f"{bytes_per_block} bytes each), but {numbers}. Raise {flag}, or {shorter}."
+        f"{bytes_per_block} bytes each), but {numbers}. Raise {flag}{_ways_to_need_less(blocks, limits)}."
     )
 
 
-def _blocks_needed(limits: BatchLimits, max_model_len: int) -> int:
-    return replace(limits, max_model_len=max_model_len).max_blocks_per_seq
+def _ways_to_need_less(blocks: int, limits: BatchLimits) -> str:
+    """What else than more memory would do, as the end of a sentence."""
+    ways = []
+    step = _longest(
+        blocks, lambda tokens: replace(limits, max_num_batched_tokens=tokens), limits.max_num_batched_tokens
+    )
+    if step >= limits.min_batched_tokens:
+        ways.append(f"lower --max-num-batched-tokens to at most {step}")
+    length = _longest(blocks, lambda tokens: replace(limits, max_model_len=tokens), limits.max_model_len)
+    if length > 1:
+        ways.append(f"lower --max-model-len to at most {length}")
+    elif limits.block_size > 1:
+        ways.append("lower --block-size and --max-model-len")
+    else:
+        ways.append("choose a smaller --model or --dtype")
+    return "".join(f", {way}" for way in ways[:-1]) + f", or {ways[-1]}"
+
+
+def _longest(blocks: int, limits_of: Callable[[int], BatchLimits], below: int) -> int:
+    """The largest number below ``below`` whose limits need no more than ``blocks`` a sequence; 0 if there is none."""
+    return bisect_right(range(1, below), blocks, key=lambda tokens: limits_of(tokens).max_blocks_per_seq)
 
 
 def size(count: float) -> str:

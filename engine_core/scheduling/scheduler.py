@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from engine_core.config import CacheConfig, ModelSpec, SchedulerConfig
-from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
+from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryError, QueueFullError
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
@@ -353,12 +353,10 @@ class Scheduler:
 
 def _check_limits(config: SchedulerConfig, kv_cache: KVCacheConfig, model: ModelSpec) -> None:
     budget, longest = config.max_num_batched_tokens, model.max_model_len
-    if not config.enable_chunked_prefill and budget < longest:
-        accepted = f"at least max_model_len ({longest}) while enable_chunked_prefill is off"
-        raise ConfigError("max_num_batched_tokens", budget, accepted)
+    config.require_step_for(longest)
     needed = blocks_of_longest(kv_cache.groups, longest, budget, kv_cache.block_size)
     if kv_cache.num_blocks < needed:
         raise OutOfMemoryError(
             f"the KV cache has {kv_cache.num_blocks} blocks of {kv_cache.block_size} tokens, fewer than the {needed} "
-            f"that a sequence of max_model_len={longest} takes: lower max_model_len or give the cache more memory"
+            f"that a sequence of max_model_len={longest} takes: lower --max-model-len or give the cache more memory"
         )

@@ -35,6 +35,8 @@ class BatchLimits:
     max_model_len: int
     block_size: int
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
+    min_batched_tokens: int = 1
+    """The least that ``max_num_batched_tokens`` could be lowered to with the other options."""
 
     @property
     def max_blocks_per_table(self) -> int:

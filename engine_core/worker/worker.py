@@ -69,13 +69,16 @@ class ReadyReport:
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
-    """What a batch may hold."""
+    """What a batch may hold. Raises ``ConfigError`` where the model's longest prompt would never be computed."""
+    scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
+    scheduler.require_step_for(longest)
     return BatchLimits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=checkpoint.spec.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=longest,
         block_size=config.cache.block_size,
         kv_cache_groups=group_layers(checkpoint.config.sliding_windows),
+        min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
     )
 
 
@@ -139,13 +142,14 @@ class Worker:
         taken as it is first written. Raises ``OutOfMemoryError``.
         """
         spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
+        now = self._config.cache.kv_cache_memory_bytes is not None
         try:
-            now = self._config.cache.kv_cache_memory_bytes is not None
             self._kv_caches = self.device.allocate(spec, blocks, now)
         except RuntimeError as error:
+            flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
             raise OutOfMemoryError(
-                f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. Lower "
-                f"--gpu-memory-utilization or --kv-cache-memory-bytes."
+                f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
+                f"Lower {flag}."
             ) from error
         self._runner = self.device.runner(self.model, self._new_batch())
         return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0

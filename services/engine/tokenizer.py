@@ -26,7 +26,7 @@ def fingerprint_of(files: dict[str, bytes]) -> str:
     try:
         return Tokenizer.from_files(files).fingerprint()
     except ValueError as error:
-        raise CheckpointError(f"the tokenizer cannot be read: {error}") from error
+        raise CheckpointError(str(error)) from error
 
 
 def chunks(files: dict[str, bytes]) -> Iterator[engine_pb2.GetTokenizerResponse]:

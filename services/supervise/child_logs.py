@@ -68,6 +68,8 @@ class ChildLogs:
                 pass  # the event "serving" follows when the service accepts calls
             case {"event": "stage", "name": str(name)}:
                 self.say(_stage_line(child, name, record))
+            case {"event": "serving", "model_digest": str(digest)}:
+                self.say(f"  {child}: serving model_digest {digest}")
             case {"event": "serving"}:
                 self.say(f"  {child}: serving")
             case _:

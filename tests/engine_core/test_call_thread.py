@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from engine_core.call_thread import Call, CallThread
+from engine_core.errors import ClosedError
 
 
 def test_calls_are_computed_in_order_and_raise_where_they_were_made() -> None:
@@ -17,7 +18,7 @@ def test_calls_are_computed_in_order_and_raise_where_they_were_made() -> None:
     assert thread.call(lambda call: call) == Call()
     thread.close()
     thread.close()
-    with pytest.raises(RuntimeError, match="is closed"):
+    with pytest.raises(ClosedError, match="is closed"):
         thread.call(lambda call: None)
 
 
@@ -26,7 +27,7 @@ def test_a_call_that_comes_as_the_thread_ends_does_not_wait_for_ever() -> None:
     thread._orders.put(None)  # as another thread does that closes it, behind the first look of this call
 
     def call() -> None:
-        with pytest.raises(RuntimeError, match="is closed"):
+        with pytest.raises(ClosedError, match="is closed"):
             thread.call(lambda call: None)
 
     caller = threading.Thread(target=call, daemon=True)

@@ -75,7 +75,7 @@ def test_an_engine_serves_at_the_edges(options: dict[str, Any], checkpoint: Path
     ("options", "words"),
     [
         ({"max_model_len": 513}, "max_model_len=513 is not usable: expected at most 512"),
-        ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least max_model_len \(64\)"),
+        ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least --max-model-len \(64\)"),
         ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is 1 .1 byte.*Raise --kv-cache-memory-bytes"),
         ({"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1}, "lower --max-model-len to at most 48"),
         ({"kv_cache_memory_bytes": 2**70}, "Lower .*--kv-cache-memory-bytes"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.errors import CheckpointError, ConfigError
+from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError
 from engine_core.llm import LLM, configure
 from engine_core.models.base import CausalLM
 from engine_core.progress import Stage, StartupProgress
@@ -133,6 +133,21 @@ def test_a_tokenizer_of_ones_own(checkpoint: Path) -> None:
     assert result.choices[0].text == "".join(map(chr, result.choices[0].token_ids))
 
 
+def test_what_is_no_tokenizer_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(
+        ConfigError, match="tokenizer=5 is not usable: expected a directory, a hub id or an object with"
+    ):
+        LLM("there is no such model", tokenizer=5)  # type: ignore[arg-type]
+
+
+def test_a_closed_one_says_so(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), dtype="float32", max_model_len=64, kv_cache_memory_bytes=4 << 20)
+    llm.close()
+    with pytest.raises(EngineError, match=r"^the LLM is closed") as refused:
+        llm.generate([5, 6], GREEDY)
+    assert type(refused.value) is ClosedError
+
+
 def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
     with pytest.raises(CheckpointError, match=r"has no tokenizer: expected tokenizer\.json, or one of "):
         llm.generate(["Once upon a time"], GREEDY)
@@ -142,7 +157,7 @@ def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "error", "words"),
     [
-        ([1, 2.5], GREEDY, TypeError, r"^prompts\[1\]: is 2.5"),
+        ([1, 2.5], GREEDY, TypeError, r"^prompts\[1\] is 2.5"),
         (
             [[5], [6, 500]],
             GREEDY,
@@ -153,9 +168,14 @@ def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
         ([[5], []], GREEDY, ValueError, r"^prompts\[1\]: prompt_token_ids: is empty"),
         ([5], replace(GREEDY, temperature=-1.0), ValueError, "^sampling_params: temperature: is -1.0; expected"),
         ([[5]] * 2, [GREEDY, replace(GREEDY, n=0)], ValueError, r"^sampling_params\[1\]: n: is 0; expected"),
-        ([[5]] * 3, [GREEDY] * 2, ValueError, "^sampling_params: are 2 for 3 prompts; expected"),
-        ([5], {"temperature": 0}, TypeError, "^sampling_params: is of type dict; expected SamplingParams"),
-        ([[5]] * 2, [GREEDY, None], TypeError, r"^sampling_params\[1\]: is of type NoneType; expected SamplingParams"),
+        (
+            [[5]] * 3,
+            [GREEDY] * 2,
+            ValueError,
+            "^the number of sampling_params is 2, that of prompts is 3; expected one",
+        ),
+        ([5], {"temperature": 0}, TypeError, "^sampling_params is of type dict; expected SamplingParams"),
+        ([[5]] * 2, [GREEDY, None], TypeError, r"^sampling_params\[1\] is of type NoneType; expected SamplingParams"),
     ],
 )
 def test_what_is_refused_is_refused_before_any_step(

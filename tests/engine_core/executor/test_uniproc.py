@@ -7,13 +7,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from engine_core.config import EngineConfig
-from engine_core.errors import ExecutorError, OutOfMemoryError
+from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
+from engine_core.executor.collective import _described
 from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.llm import configure
+from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
@@ -47,7 +51,7 @@ def test_a_plan_is_answered(executor: UniProcExecutor) -> None:
     assert executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block <= 4 << 20
 
 
-def test_the_start_says_which_model_it_is_and_what_hashing_took(config: EngineConfig) -> None:
+def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:
     details: dict[str, str] = {}
     observer = SimpleNamespace(
         stage_started=lambda stage: None,
@@ -57,7 +61,7 @@ def test_the_start_says_which_model_it_is_and_what_hashing_took(config: EngineCo
     executor = UniProcExecutor(config)
     executor.start(StartupProgress(observer))
     executor.close()
-    expected = rf"model {executor.model_digest}, numerics {executor.numerics}; hashed in \d+\.\d\d s"
+    expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
     assert re.fullmatch(expected, details["load weights"])
 
 
@@ -139,8 +143,48 @@ def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
 @pytest.mark.parametrize("told", [1 << 60, 1 << 70])
 def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: int) -> None:
     executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
-    with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower .*--kv-cache-memory-bytes"):
+    with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower --kv-cache-memory-bytes\.$"):
         executor.start(StartupProgress())
+
+
+def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(CpuPlatform, "allocate", refuse)
+    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
+    with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
+        executor.start(StartupProgress())
+
+
+def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(config: EngineConfig) -> None:
+    options = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1, "max_model_len": 64}
+    started: list[str] = []
+    observer = SimpleNamespace(
+        stage_started=lambda stage: started.append(stage.name), stage_finished=lambda stage: None
+    )
+    refusal = r"=1 is not usable: expected at least --max-model-len \(64\) with --no-enable-chunked-prefill$"
+    with pytest.raises(ConfigError, match=refusal):
+        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(observer))
+    assert started == ["configuration"]
+
+
+@pytest.mark.parametrize(
+    ("windows", "described"),
+    [
+        ((None, None), "9 blocks of 4: 36 tokens"),
+        ((20, 20, 20), "9 blocks of 4 tokens, each for one group of layers: 1 group of 3 layers over a window of 20"),
+        (
+            (20, None, 20, 20),
+            "9 blocks of 4 tokens, each for one group of layers: "
+            "3 groups of 1 layer over a window of 20, 1 group of 1 layer over all tokens",
+        ),
+    ],
+)
+def test_equal_groups_of_layers_are_described_once(windows: tuple[int | None, ...], described: str) -> None:
+    assert _described(KVCacheConfig(9, 4, 1, group_layers(windows))) == described
 
 
 def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:

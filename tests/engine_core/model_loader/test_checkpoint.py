@@ -157,7 +157,11 @@ def test_windows_of_all_layers_and_of_some(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, "layer_types|num_hidden_layers"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types names chunked_attention; known are"),
         ({"layer_types": ["full_attention", "linear"]}, "layer_types"),
-        ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, "but use_sliding_window"),
+        ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, "set use_sliding_window to true$"),
+        (
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": None},
+            "set sliding_window to a number of tokens$",
+        ),
     ],
 )
 def test_windows_that_cannot_be_are_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -196,6 +200,8 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         open_config(tmp_path, LLAMA, max_model_len=257)
 
 
+TYPES = {"llama": "Llama", "mistral": "Mistral", "olmo2": "Olmo2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+KNOWN_TYPES = ", ".join(rf"{kind} \({name}ForCausalLM\)" for kind, name in TYPES.items())
 KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
 
 
@@ -208,7 +214,9 @@ KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalL
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; known is silu"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
         ({"quantization_config": ["int4"]}, "by a method that it does not name"),
-        ({"torch_dtype": "float64"}, "is in float64; set dtype to one of float32, bfloat16, float16"),
+        ({"torch_dtype": "float64"}, "is in float64; set --dtype to one of float32, bfloat16, float16"),
+        ({"model_type": "banana"}, rf"config\.json: model_type 'banana' is not supported; known are {KNOWN_TYPES}$"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
     ],
 )
 def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -225,6 +233,9 @@ def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> N
         ({"model_type": "mistral"}, "contradicts itself: LlamaForCausalLM has model_type 'llama', not 'mistral'"),
         ({"hidden_size": "wide"}, r"config\.json is not usable: .*hidden_size"),
         ({"hidden_size": 33}, "hidden size"),
+        ({"torch_dtype": "banana"}, r"torch_dtype='banana' is not usable: expected one of float32, bfloat16, float16$"),
+        ({"dtype": "nn"}, r"config\.json: dtype='nn' is not usable: expected one of float32"),
+        ({"dtype": 5}, "dtype=5 is not usable"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 is not usable"),
         ({"vocab_size": -5}, "vocab_size=-5 is not usable"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
@@ -243,6 +254,12 @@ def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> N
 def test_damaged_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_config(tmp_path, LLAMA | changes)
+
+
+def test_a_value_of_another_type_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        open_config(tmp_path, MISTRAL | {"sliding_window": 48.5})
+    assert [str(refused.value).count(part) for part in ("config.json", "sliding_window", "48.5")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

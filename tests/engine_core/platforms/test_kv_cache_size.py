@@ -1,9 +1,12 @@
 """The arithmetic of the KV cache's size and the refusals, by hand-computed numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.rotary import Rotary
 from engine_core.platforms.kv_cache_size import (
     RESERVE_BYTES,
@@ -66,6 +69,38 @@ def test_a_size_that_was_given_is_taken_as_it_is() -> None:
     assert size_as_told(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 2032"):
         size_as_told(128 * BLOCK - 5, LIMITS, BLOCK)
+
+
+WINDOWS = (KVCacheGroup((0, 1), sliding_window=48),)
+
+
+def test_refusal_names_the_step_with_which_a_window_fits() -> None:
+    """⌈(47 + step) / 16⌉ + 1 blocks for the window and the step, and 3 + 1 for the window behind the prompt."""
+    limits = BatchLimits(64, 512, 1024, 16, WINDOWS)
+    with pytest.raises(OutOfMemoryError) as refused:
+        size_as_told(13 * BLOCK, limits, BLOCK)
+    ways = "lower --max-num-batched-tokens to at most 81, or lower --max-model-len to at most 208."
+    assert str(refused.value).endswith(f". Raise --kv-cache-memory-bytes, {ways}")
+    for fitting in (replace(limits, max_num_batched_tokens=81), replace(limits, max_model_len=208)):
+        assert size_as_told(13 * BLOCK, fitting, BLOCK).num_blocks == 13
+    for larger in (replace(limits, max_num_batched_tokens=82), replace(limits, max_model_len=209)):
+        with pytest.raises(OutOfMemoryError):
+            size_as_told(13 * BLOCK, larger, BLOCK)
+
+
+def test_refusal_names_no_step_that_other_options_forbid() -> None:
+    limits = BatchLimits(64, 1024, 1024, 16, WINDOWS, min_batched_tokens=1024)
+    with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 208\.$"):
+        size_as_told(13 * BLOCK, limits, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "way"), [(16, "lower --block-size and --max-model-len"), (1, "choose a smaller --model or --dtype")]
+)
+def test_refusal_of_a_cache_without_any_block_names_what_makes_blocks_smaller(block_size: int, way: str) -> None:
+    limits = BatchLimits(64, 512, 2048, block_size)
+    with pytest.raises(OutOfMemoryError, match=rf"Raise --kv-cache-memory-bytes, or {way}\.$"):
+        size_as_told(BLOCK - 1, limits, BLOCK)
 
 
 def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() -> None:

@@ -242,7 +242,7 @@ def test_a_live_request_id_is_refused_and_a_used_one_is_not():
 def test_limits_that_cannot_work_are_refused():
     model, cache = model_spec(max_model_len=64), CacheConfig(block_size=4)
     config = SchedulerConfig(max_num_batched_tokens=63, enable_chunked_prefill=False)
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=63.*max_model_len"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=63.*--max-model-len \(64\)"):
         Scheduler(config, cache, KVCacheConfig(16, 4, 1), model)
     with pytest.raises(OutOfMemoryError, match=r"15 blocks of 4 tokens, fewer than the 16.*max_model_len"):
         Scheduler(SchedulerConfig(), cache, KVCacheConfig(15, 4, 1), model)

@@ -121,6 +121,12 @@ def test_titles_in_the_help_of_client_commands_have_their_options():
     assert {name for section in SECTIONS.values() for name in section} <= names
 
 
+def test_how_long_to_wait_is_under_no_title_of_a_generation():
+    lines = CliRunner().invoke(cli, ["health", "--help"], terminal_width=80).output.splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options:", "Connection:"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

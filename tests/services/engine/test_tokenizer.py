@@ -120,6 +120,13 @@ def test_what_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
         fingerprint_of(read_tokenizer(ModelConfig(model=str(tmp_path / "broken"))))
 
 
+def test_the_file_that_is_broken_is_named_and_no_other(tmp_path: Path) -> None:
+    broken = shutil.copytree(MODEL, tmp_path / "broken")
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"^generation_config\.json is not valid JSON: "):
+        fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
+
+
 def test_chunks_are_bounded_and_complete() -> None:
     files = {"tokenizer.json": bytes(range(256)) * 10_000, "chat_template.jinja": b""}
     sent = list(chunks(files))

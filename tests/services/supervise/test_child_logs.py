@@ -60,6 +60,11 @@ def test_until_ready_people_see_stages_and_what_needs_attention():
     assert stream[1:] == ["engine: Segmentation fault"]
 
 
+def test_an_engine_that_begins_to_serve_says_which_model_clients_see():
+    out, _ = shown(record("serving", address="unix:e", model_digest="b29a"))
+    assert out == ["  engine: serving model_digest b29a"]
+
+
 def test_afterwards_they_see_everything():
     out, stream = shown(record("attached", peer="p"), "READY", record("detached", peer="p"), STAGE)
     assert out == ["ready: here"]
