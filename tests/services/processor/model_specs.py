@@ -53,7 +53,7 @@ def spec(**defaults: float) -> ModelSpec:
     """The model as the engine knows it."""
     eos = tokenizer().token_id(EOS_TEXT)
     assert eos is not None
-    return ModelSpec("m", "A", tokenizer().vocab_size, MAX_MODEL_LEN, (eos,), None, "float32", defaults)
+    return ModelSpec("m", "A", tokenizer().vocab_size, MAX_MODEL_LEN, (eos,), "float32", defaults)
 
 
 def served_model(**defaults: float) -> ServedModel:

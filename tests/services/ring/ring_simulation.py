@@ -47,7 +47,7 @@ MAX_MODEL_LEN = 64
 MAX_GENERATIONS = 3
 ORPHAN_GRACE = 2.0
 LARGE = 1 << 20
-MODEL = ModelSpec("m", "M", 1 << 20, 1 << 20, (), None, "float32")
+MODEL = ModelSpec("m", "M", 1 << 20, 1 << 20, (), "float32")
 """What the engines know of it; the processor knows its narrower limits."""
 
 
