@@ -29,7 +29,8 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if item.config.pluginmanager.hasplugin("xdist"):  # not for the client's tests alone
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
