@@ -24,7 +24,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-wide test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-wide test-models test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: setup  ## the tests, with lint, types and the contract's checks among them
 
 test-wide: setup  ## the cases that `make test` leaves out because they take minutes, such as most of the interpreted kernels
 	$(TEST_ENV) .venv/bin/python -m pytest --wide -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+test-models: setup  ## every family of models in all its shapes, against transformers
+	$(TEST_ENV) .venv/bin/python -m pytest --models -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
 # What the scripted servers of these tests need; the server itself is for one Python.
 CLIENT_TESTS := click cryptography grpcio-health-checking grpcio-reflection hypothesis jinja2 prometheus-client pyjwt \

@@ -30,6 +30,8 @@ from benchmarks.report import Row, emit, output_options, print_table
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
@@ -135,19 +137,21 @@ def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
 def small_operations() -> Iterator[Kernel]:
     """What lies between the products of a layer."""
     layers, _ = choose_layers(_HEAD_DIM, torch.bfloat16)
-    norm = layers.rms_norm(torch.ones(_HIDDEN, dtype=torch.bfloat16), 1e-6, _HIDDEN)
-    head_norms = (torch.ones(_HEAD_DIM, dtype=torch.bfloat16), torch.ones(_HEAD_DIM, dtype=torch.bfloat16))
-    rotation = layers.rotary(_HEADS, _KV_HEADS, _HEAD_DIM, head_norms, 1e-6)
-    rotary = Rotary(RopeParameters("default", 1e6), _HEAD_DIM, 1024, torch.device("cpu"))
+    norm = layers.norm(torch.ones(_HIDDEN), None, 1e-6, _HIDDEN)
+    head_norms = HeadNorms(torch.ones(_HEAD_DIM), torch.ones(_HEAD_DIM), None, 1e-6)
+    rotation = layers.rotary(HeadsShape(_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM), head_norms)
+    rotary = Rotary(RopeParameters("default", 1e6, _HEAD_DIM), 1024, torch.device("cpu"))
     for rows in (1, 16, 64, 256, 1024):
         x = torch.randn(rows, _HIDDEN).bfloat16()
         yield Kernel("rms_norm", rows, Cost(2 * x.nbytes), [partial(norm, x)])
         heads = torch.randn(rows, _HEADS + 2 * _KV_HEADS, _HEAD_DIM).bfloat16()
-        cos, sin = rotary.angles(torch.arange(rows))
+        angles = rotary.angles(torch.arange(rows))
         turned = heads.nbytes * (_HEADS + _KV_HEADS) // (_HEADS + 2 * _KV_HEADS)
-        yield Kernel("qk-norm and rope", rows, Cost(2 * turned), [partial(rotation, heads, cos, sin)])
+        yield Kernel("qk-norm and rope", rows, Cost(2 * turned), [partial(rotation, heads, angles)])
         gate_up = torch.randn(rows, 2 * _INNER).bfloat16()
-        yield Kernel("silu·mul", rows, Cost(1.5 * gate_up.nbytes), [partial(layers.silu_and_mul, gate_up)])
+        yield Kernel(
+            "silu·mul", rows, Cost(1.5 * gate_up.nbytes), [partial(layers.act_and_mul, gate_up, Activation.SILU)]
+        )
 
 
 def samplers() -> Iterator[Kernel]:

@@ -17,6 +17,9 @@ _SHARED = ("ring", "secured")
 in none: in two groups, its own would be built twice.
 """
 
+_ON_REQUEST = ("wide", "models")
+"""Markers of tests that run only if they are asked for."""
+
 # How long an example takes says nothing where machines are shared: by default, one of 0.2 s would be a failure.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -34,7 +37,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--wide", action="store_true", help="the tests marked wide, and no others")
+    for name in _ON_REQUEST:
+        parser.addoption(f"--{name}", action="store_true", help=f"the tests marked {name}, and no others")
 
 
 def _has_gpu() -> bool:
@@ -43,15 +47,16 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _is_left_out(item: pytest.Item, *, wide: bool) -> bool:
-    return (item.get_closest_marker("wide") is not None) != wide or (
+def _is_left_out(item: pytest.Item, asked: str | None) -> bool:
+    marks = {name for name in _ON_REQUEST if item.get_closest_marker(name) is not None}
+    return (asked not in marks if asked else bool(marks)) or (
         item.get_closest_marker("gpu") is not None and not _has_gpu()
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wide = config.getoption("--wide")
-    left_out = {item for item in items if _is_left_out(item, wide=wide)}
+    asked = next((name for name in _ON_REQUEST if config.getoption(f"--{name}")), None)
+    left_out = {item for item in items if _is_left_out(item, asked)}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -59,13 +59,21 @@ class AttentionMetadata:
         )
 
 
+class Angles(NamedTuple):
+    """The rotations of the T rows of a step."""
+
+    cos: torch.Tensor
+    """[T, 1, rotary_dim / 2] float32, like ``sin``."""
+    sin: torch.Tensor
+    query_scales: torch.Tensor | None = None
+    """[T, 1, 1] float32: factors of the queries."""
+
+
 class Rotation(Protocol):
     """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D]."""
 
-    def __call__(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``heads`` may be overwritten; ``cos`` and ``sin`` are [T, 1, D / 2] float32."""
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``heads`` may be overwritten; ``angles`` is None where nothing is rotated."""
 
 
 class AttentionBackend(ABC):
@@ -110,15 +118,14 @@ class AttentionBackend(ABC):
         self,
         heads: torch.Tensor,
         rotate: Rotation,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
         """As ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
-        query, key, value = rotate(heads, cos, sin)
+        query, key, value = rotate(heads, angles)
         return self.forward(query, key, value, kv_cache, metadata, scale, sliding_window)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027

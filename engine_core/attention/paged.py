@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 import triton
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec, Rotation
+from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, KVCacheSpec, Rotation
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import write_keys_and_values
 
@@ -18,7 +18,7 @@ class CachingRotation(Rotation, Protocol):
     """A rotation that writes keys and values straight to the cache in this layout, which saves a kernel."""
 
     def into_cache(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
+        self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
         """Return queries [T, Hq, D]; write keys and values to ``slots`` [T] of ``kv_cache``, unless below 0."""
 
@@ -63,16 +63,15 @@ class PagedAttention(AttentionBackend):
         self,
         heads: torch.Tensor,
         rotate: Rotation,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
         if not isinstance(rotate, CachingRotation):
-            return super().forward_heads(heads, rotate, cos, sin, kv_cache, metadata, scale, sliding_window)
-        query = rotate.into_cache(heads, cos, sin, kv_cache, metadata.slot_mapping)
+            return super().forward_heads(heads, rotate, angles, kv_cache, metadata, scale, sliding_window)
+        query = rotate.into_cache(heads, angles, kv_cache, metadata.slot_mapping)
         return self.attend(query, kv_cache, metadata, scale, sliding_window)
 
 

@@ -93,6 +93,7 @@ class NormArguments(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("residual", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
@@ -106,14 +107,16 @@ class NormArguments(ctypes.Structure):
     )
 
 
-class GateArguments(ctypes.Structure):
-    """``RinglineGate`` of cpu/interface.h."""
+class ActivationArguments(ctypes.Structure):
+    """``RinglineActivation`` of cpu/interface.h."""
 
     _fields_ = (
-        ("gate_up", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("gated", ctypes.c_int32),
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -126,14 +129,19 @@ class RotationArguments(ctypes.Structure):
         ("heads", ctypes.c_void_p),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
+        ("query_scales", ctypes.c_void_p),
         ("query_weight", ctypes.c_void_p),
         ("key_weight", ctypes.c_void_p),
+        ("value_weight", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
+        ("mean_width", ctypes.c_int32),
         ("rotary_dim", ctypes.c_int32),
+        ("interleaved", ctypes.c_int32),
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
@@ -190,7 +198,7 @@ class OperationKind(enum.IntEnum):
     MULTIPLY = 1
     NORMALIZE = 2
     ROTATE = 3
-    GATE = 4
+    ACTIVATE = 4
     MULTIPLY_INT8 = 5
     SELECT = 6
 
@@ -230,7 +238,7 @@ class KernelTable(ctypes.Structure):
         ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("normalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(NormArguments))),
         ("rotate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RotationArguments))),
-        ("silu_and_multiply", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GateArguments))),
+        ("activate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ActivationArguments))),
         ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
         ("argmax", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("select_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SelectionArguments))),

@@ -20,8 +20,8 @@ import torch  # its OpenMP runtime must be there before the library is loaded
 from engine_core.kernels.arguments import (
     MAX_HEAD_DIM,
     NUMBER_TYPES,
+    ActivationArguments,
     AttentionArguments,
-    GateArguments,
     Int8Call,
     Int8KernelTable,
     Int8Packing,
@@ -63,7 +63,7 @@ class CpuKernels:
     linear: Callable[[LinearArguments], int]
     normalize: Callable[[NormArguments], int]
     rotate: Callable[[RotationArguments], int]
-    silu_and_multiply: Callable[[GateArguments], int]
+    activate: Callable[[ActivationArguments], int]
     select_rows: Callable[[SelectionArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
@@ -101,7 +101,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.MULTIPLY, address, table.linear),
         capturable(OperationKind.NORMALIZE, address, table.normalize),
         capturable(OperationKind.ROTATE, address, table.rotate),
-        capturable(OperationKind.GATE, address, table.silu_and_multiply),
+        capturable(OperationKind.ACTIVATE, address, table.activate),
         capturable(OperationKind.SELECT, address, table.select_rows),
         table.read_rows,
         table.argmax,

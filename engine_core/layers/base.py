@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.layers.activation import Activation
 
 
 class LinearLayer(ABC):
@@ -42,13 +44,17 @@ class LinearLayer(ABC):
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
-        outputs = self(x, dtype=torch.float32)
-        # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
-        return torch.from_numpy(outputs.numpy().argmax(axis=1)) if outputs.is_cpu else outputs.argmax(1)
+        return first_greatest(self(x, dtype=torch.float32))
+
+
+def first_greatest(x: torch.Tensor) -> torch.Tensor:
+    """[M] int64: the column of the greatest element of each row of ``x`` [M, N], the first of equals."""
+    # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
+    return torch.from_numpy(x.numpy().argmax(axis=1)) if x.is_cpu else x.argmax(1)
 
 
 class NormLayer(Protocol):
-    """x / √(mean(x²) + ε) · w over the last dimension."""
+    """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b."""
 
     @property
     def nbytes(self) -> int: ...
@@ -59,18 +65,45 @@ class NormLayer(Protocol):
         """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeadsShape:
+    """Queries, keys and values of one row, and how they are rotated."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Without padding."""
+    rotary_dim: int
+    """Elements of a head that are rotated: the first ones; 0: positions are not told (NoPE)."""
+    interleaved: bool = False
+    """As in ``RopeParameters``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [D] float32 of the root mean square normalization of each head."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor | None
+    eps: float
+
+    def stacked(self, padding: int = 0) -> torch.Tensor:
+        """[2 or 3, D + padding] float32, padded with zeros."""
+        weights = [self.query, self.key] + ([] if self.value is None else [self.value])
+        return torch.nn.functional.pad(torch.stack(weights), (0, padding))
+
+
 class RotaryLayer(Protocol):
-    """Rotary embedding of queries and keys, after their normalization per head where a model has one."""
+    """Rotary embedding of queries and keys, after the normalization of heads where a model has one."""
 
     @property
     def nbytes(self) -> int: ...
 
-    def __call__(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
 
-        ``cos`` and ``sin`` are [T, 1, D / 2] float32, of D as it is without padding.
+        ``angles`` is None where nothing is rotated.
         """
 
 
@@ -80,16 +113,15 @@ class DecoderStack(Protocol):
     def __call__(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Sequence[Angles],
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``cos`` and ``sin`` are [T, 1, D / 2] float32. ``kv_caches`` has a cache for each layer of the largest group,
-        ``metadata`` has one entry for each group.
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer of the largest
+        group, ``metadata`` one entry for each group.
         """
 
 
@@ -112,23 +144,23 @@ class LayerBackend(ABC):
         """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
 
     @abstractmethod
-    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
-        """Normalization with ``weight`` [padded W]; the mean is over ``width`` elements."""
+    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
+        """Normalization with ``weight`` [padded W] float32; the mean is over ``width`` elements.
+
+        By the root mean square, or, with a ``bias`` [padded W] float32, by mean and deviation.
+        """
 
     @abstractmethod
-    def rotary(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> RotaryLayer:
-        """Rotation of heads of ``head_dim``; ``norms`` are the weights [D] of the norms of queries and of keys."""
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
+        """Normalization of heads, where there are ``norms``, and rotation."""
 
     @abstractmethod
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+
+    @abstractmethod
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(x) [T, I] of ``x`` [T, I]."""
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N]."""

@@ -7,10 +7,13 @@ from typing import TypeVar
 import torch
 
 from engine_core.attention.base import AttentionBackend
-from engine_core.layers.base import DecoderStack, LayerBackend
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import DecoderStack, HeadsShape, LayerBackend
 from engine_core.layers.parts import (
     Attention,
     ColumnParallelLinear,
+    HeadNormNames,
+    LayerNorm,
     MergedColumnParallelLinear,
     ParallelLMHead,
     Part,
@@ -45,24 +48,33 @@ class LayerFactory:
         self._quant_method = quant_method or Unquantized()
 
     def qkv_parallel_linear(
-        self, prefix: str, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+        self,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool,
+        names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
     ) -> QKVParallelLinear:
-        """``q_proj``, ``k_proj`` and ``v_proj`` as one."""
-        names = tuple(f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+        """Queries, keys and values as one projection; ``names`` has one entry where a checkpoint has one, too."""
         heads = (num_heads, num_kv_heads, num_kv_heads)
-        rows = tuple(count * head_dim for count in heads)
+        rows = tuple(count * head_dim for count in heads) if len(names) == len(heads) else (sum(heads) * head_dim,)
+        names = tuple(f"{prefix}.{name}" for name in names)
         shape = LinearShape(names, rows, Features(1, hidden_size), Features(sum(heads), head_dim), bias)
         return self._add(QKVParallelLinear(shape, self.backend, self._quant_method))
 
     def merged_column_parallel_linear(
         self, prefix: str, names: tuple[str, ...], in_features: int, out_features: int, bias: bool
     ) -> MergedColumnParallelLinear:
-        """Projections ``names`` of ``out_features`` each, as one."""
+        """A gate and another projection, of ``out_features`` each, as one; ``names`` has one entry where a checkpoint
+        has them as one, too.
+        """
         shape = LinearShape(
             tuple(f"{prefix}.{name}" for name in names),
-            (out_features,) * len(names),
+            (2 * out_features // len(names),) * len(names),
             Features(1, in_features),
-            Features(len(names), out_features),
+            Features(2, out_features),
             bias,
         )
         return self._add(MergedColumnParallelLinear(shape, self.backend, self._quant_method))
@@ -81,31 +93,38 @@ class LayerFactory:
         return self._add(ParallelLMHead(shape, self.backend, self._quant_method))
 
     def vocab_parallel_embedding(
-        self, name: str, vocab_size: int, hidden_size: int, tied_to: ParallelLMHead | None
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        tied_to: ParallelLMHead | None = None,
+        scale: float = 1.0,
     ) -> VocabParallelEmbedding:
-        """The token embedding, which uses the weight of ``tied_to`` if given."""
-        return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to))
+        """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
+        return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
 
-    def rms_norm(self, name: str, features: Features, eps: float) -> RMSNorm:
-        """Normalization over all ``features``."""
-        return self._add(RMSNorm(name, features, eps, self.backend))
+    def rms_norm(self, name: str | None, features: Features, eps: float, offset: float = 0.0) -> RMSNorm:
+        """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""
+        return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset))
+
+    def layer_norm(self, name: str, features: Features, eps: float) -> LayerNorm:
+        """Normalization over all ``features`` by mean and deviation, with a bias."""
+        return self._add(LayerNorm(name, features, eps, self.backend))
 
     def attention(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        sliding_window: int | None = None,
-        norms: tuple[str, str] | None = None,
-        eps: float = 0.0,
+        self, shape: HeadsShape, sliding_window: int | None = None, norms: HeadNormNames | None = None
     ) -> Attention:
-        """Rotary attention; ``norms`` are the names of the norms of queries and keys per head."""
-        rotary = self._add(RotaryEmbedding(num_heads, num_kv_heads, head_dim, norms, eps, self.backend))
-        return Attention(rotary, head_dim, sliding_window, self.attention_backend)
+        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says."""
+        rotary = self._add(RotaryEmbedding(shape, norms, self.backend))
+        return Attention(rotary, shape.head_dim, sliding_window, self.attention_backend)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
-        return self.backend.silu_and_mul(gate_up)
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+        return self.backend.act_and_mul(gate_up, activation)
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(x) [T, I] of ``x`` [T, I]."""
+        return self.backend.activate(x, activation)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N]."""

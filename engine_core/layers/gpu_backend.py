@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 import triton
 
+from engine_core.attention.base import Angles
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
 from engine_core.kernels.triton.silu_and_mul import silu_and_multiply
-from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.gpu_linear import InvariantLinear, LibraryLinear
 
 _HEADS_TOGETHER = 8
@@ -54,44 +56,41 @@ class GpuNorm:
 class GpuRotary:
     """Normalization and rotation of queries and keys, in place or on their way to the KV cache."""
 
-    def __init__(
-        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
-    ) -> None:
-        """Keep copies of the norms' weights [D]."""
-        self._split = [num_heads, num_kv_heads, num_kv_heads]
-        self._weights = None if norms is None else torch.stack(norms)
-        self._eps = eps
+    def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        """Keep a copy of the norms' weights."""
+        self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._weights = None if norms is None else norms.stacked()
+        self._eps = 0.0 if norms is None else norms.eps
 
     @property
     def nbytes(self) -> int:
         return 0 if self._weights is None else self._weights.nbytes
 
-    def __call__(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
-        self._launch(heads, cos, sin, None, None)
+        self._launch(heads, angles, None, None)
         query, key, value = torch.split(heads, self._split, dim=1)
         return query, key, value
 
     def into_cache(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
+        self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
         """As ``CachingRotation`` of ``attention/paged.py`` says."""
-        self._launch(heads, cos, sin, kv_cache, slots)
+        self._launch(heads, angles, kv_cache, slots)
         return heads[:, : self._split[0]]
 
     def _launch(
         self,
         heads: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles | None,
         kv_cache: torch.Tensor | None,
         slots: torch.Tensor | None,
     ) -> None:
         num_heads, num_kv_heads, num_values = self._split
         count = num_heads + num_kv_heads + (0 if kv_cache is None else num_values)
         half = heads.shape[2] // 2
+        assert angles is not None
+        cos, sin, _ = angles
         rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
             heads,
             cos if self._weights is None else self._weights,
@@ -130,20 +129,16 @@ class GpuBackend(LayerBackend):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
         return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
 
-    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
+    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
         return GpuNorm(weight, eps)
 
-    def rotary(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> RotaryLayer:
-        return GpuRotary(num_heads, num_kv_heads, norms, eps)
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
+        return GpuRotary(shape, norms)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        raise NotImplementedError
+
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         count, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
         silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](

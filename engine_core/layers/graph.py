@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.kernels.arguments import Step
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
 from engine_core.layers.base import DecoderStack
@@ -23,8 +24,7 @@ class _Graph:
     captured: Captured
     hidden: torch.Tensor
     """[rows, H]; like the others, it has as many rows as the pool."""
-    cos: torch.Tensor
-    sin: torch.Tensor
+    angles: list[Angles]
     output: torch.Tensor
     kv_caches: list[torch.Tensor]
 
@@ -35,16 +35,18 @@ class _Graph:
     def replay(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Sequence[Angles],
         metadata: Sequence[AttentionMetadata],
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
         rows = len(hidden)
         num_wanted = rows if wanted is None else len(wanted)
-        for target, source in ((self.hidden, hidden), (self.cos, cos), (self.sin, sin)):
-            target[:rows].copy_(source.view(rows, -1))
+        self.hidden[:rows].copy_(hidden)
+        for own, given in zip(self.angles, angles, strict=True):
+            for target, source in zip(own, given, strict=True):
+                if target is not None and source is not None:
+                    target[:rows].copy_(source)
         any_group = metadata[0]
         tables = (ctypes.c_void_p * len(metadata))(*(group.block_tables.data_ptr() for group in metadata))
         self.captured.replay(
@@ -76,8 +78,7 @@ class KernelGraph:
     def __call__(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Sequence[Angles],
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
@@ -85,15 +86,15 @@ class KernelGraph:
         """As ``DecoderStack`` says."""
         graph = self._graph
         if self._capturable and (graph is None or not graph.fits(len(hidden), kv_caches)):
-            graph = self._graph = self._capture(hidden, cos, kv_caches, metadata)
+            graph = self._graph = self._capture(hidden, angles, kv_caches, metadata)
         if graph is None:
-            return self._stack(hidden, cos, sin, kv_caches, metadata, rows)
-        return graph.replay(hidden, cos, sin, metadata, rows)
+            return self._stack(hidden, angles, kv_caches, metadata, rows)
+        return graph.replay(hidden, angles, metadata, rows)
 
     def _capture(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
+        angles: Sequence[Angles],
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
     ) -> _Graph | None:
@@ -103,18 +104,28 @@ class KernelGraph:
         pool = BufferPool(max(rows, _LEAST_ROWS, 2 * most if rows > most else 0))
         captured = Captured(pool, self._replay)
         every = torch.arange(rows)  # passed, so that the selection of rows is captured, too
-        own_hidden, own_cos, own_sin = (pool.take(rows, x.shape[-1], x.dtype) for x in (hidden, cos, cos))
+        own_hidden = pool.take(rows, hidden.shape[-1], hidden.dtype)
+        own_angles = [_each(each, partial(_own, pool=pool)) for each in angles]
         try:
             with capturing(captured):
-                angles = own_cos.view(cos.shape), own_sin.view(cos.shape)
-                output = self._stack(own_hidden, *angles, kv_caches, metadata, every)
+                output = self._stack(own_hidden, own_angles, kv_caches, metadata, every)
         except NotCapturableError:
             self._capturable = False
             return None
-        own_hidden, own_cos, own_sin, output = (_all_rows(x, pool) for x in (own_hidden, own_cos, own_sin, output))
-        return _Graph(captured, own_hidden, own_cos, own_sin, output, kv_caches)
+        whole_angles = [_each(angles, partial(_all_rows, pool=pool)) for angles in own_angles]
+        return _Graph(captured, _all_rows(own_hidden, pool), whole_angles, _all_rows(output, pool), kv_caches)
+
+
+def _each(angles: Angles, change: Callable[[torch.Tensor], torch.Tensor]) -> Angles:
+    scales = angles.query_scales
+    return Angles(change(angles.cos), change(angles.sin), None if scales is None else change(scales))
+
+
+def _own(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
+    """[T, 1, N] with unspecified contents in the pool's memory, for ``x`` [T, 1, N]."""
+    return pool.take(len(x), x.shape[-1], x.dtype).unsqueeze(1)
 
 
 def _all_rows(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
     """``x`` with all the rows that its memory has room for."""
-    return x.as_strided((pool.max_rows, x.shape[-1]), (x.shape[-1], 1))
+    return x.as_strided((pool.max_rows, *x.shape[1:]), x.stride())

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import torch
 
+from engine_core.attention.base import Angles
 from engine_core.kernels.arguments import (
     NUMBER_TYPES,
-    GateArguments,
+    ActivationArguments,
     LinearArguments,
     NormArguments,
     RotationArguments,
@@ -21,7 +22,16 @@ from engine_core.kernels.arguments import (
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
-from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import (
+    DecoderStack,
+    HeadNorms,
+    HeadsShape,
+    LayerBackend,
+    LinearLayer,
+    NormLayer,
+    RotaryLayer,
+)
 from engine_core.layers.graph import KernelGraph
 
 _UNIT = 16
@@ -94,23 +104,26 @@ class NativeLinear(LinearLayer):
 
 
 class NativeNorm:
-    """Root mean square normalization, computed in float32."""
+    """Normalization, computed in float32."""
 
-    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, eps: float, width: int) -> None:
-        """Keep a copy of ``weight`` [W]; W is a multiple of 16, and the mean is over ``width`` elements."""
+    def __init__(
+        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int
+    ) -> None:
+        """Keep copies of ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
         self._kernels = kernels
-        self._weight = weight.to(torch.float32, copy=True)
+        self._weight = weight.clone()
+        self._bias = None if bias is None else bias.clone()
         self._arguments = NormArguments(
             weight=self._weight.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
             width=len(weight),
             mean_width=width,
-            number_type=NUMBER_TYPES[weight.dtype],
             epsilon=eps,
         )
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
@@ -121,46 +134,46 @@ class NativeNorm:
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
         arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()
-        arguments.num_threads = torch.get_num_threads()
+        arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
         self._kernels.normalize(arguments)
         return y
 
 
 class NativeRotary:
-    """Normalization and rotation of queries and keys in place."""
+    """Normalization and rotation of heads in place."""
 
-    def __init__(
-        self,
-        kernels: CpuKernels,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> None:
-        """Keep copies of the norms' weights [D]; D is even, at most 1024, and heads are padded to a multiple of 16."""
+    def __init__(self, kernels: CpuKernels, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        """Keep a copy of the norms' weights; D is at most 1024, and heads are padded to a multiple of 16."""
         self._kernels = kernels
         self._weights: torch.Tensor | None = None
-        self._split = [num_heads, num_kv_heads, num_kv_heads]
+        self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._arguments = RotationArguments(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, rotary_dim=head_dim, epsilon=eps
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            mean_width=shape.head_dim,
+            rotary_dim=shape.rotary_dim,
+            interleaved=shape.interleaved,
         )
         if norms is not None:
-            padding = -head_dim % _UNIT
-            self._weights = torch.stack([torch.nn.functional.pad(norm.float(), (0, padding)) for norm in norms])
-            self._arguments.query_weight = self._weights[0].data_ptr()
-            self._arguments.key_weight = self._weights[1].data_ptr()
+            self._weights = norms.stacked(-shape.head_dim % _UNIT)
+            self._arguments.epsilon = norms.eps
+            places = ("query_weight", "key_weight", "value_weight")
+            for place, weight in zip(places, self._weights, strict=False):
+                setattr(self._arguments, place, weight.data_ptr())
 
     @property
     def nbytes(self) -> int:
         return 0 if self._weights is None else self._weights.nbytes
 
-    def __call__(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         arguments = self._arguments
-        arguments.heads, arguments.cos, arguments.sin = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        arguments.heads = heads.data_ptr()
+        if angles is not None:
+            arguments.cos, arguments.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+            scales = angles.query_scales
+            arguments.query_scales = None if scales is None else scales.data_ptr()
         arguments.rows, arguments.stride, arguments.head_dim = heads.shape[0], heads.stride(0), heads.shape[2]
+        arguments.head_stride = heads.stride(1)
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[heads.dtype], torch.get_num_threads()
         self._kernels.rotate(arguments)
         query, key, value = torch.split(heads, self._split, dim=1)
@@ -174,7 +187,6 @@ class NativeBackend(LayerBackend):
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._gate = GateArguments()
 
     def padded(self, width: int) -> int:
         return -(-width // _UNIT) * _UNIT
@@ -185,27 +197,32 @@ class NativeBackend(LayerBackend):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
         return NativeLinear(self._kernels, weight, bias)
 
-    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
-        return NativeNorm(self._kernels, weight, eps, width)
+    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
+        return NativeNorm(self._kernels, weight, bias, eps, width)
 
-    def rotary(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> RotaryLayer:
-        return NativeRotary(self._kernels, num_heads, num_kv_heads, head_dim, norms, eps)
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
+        return NativeRotary(self._kernels, shape, norms)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        output = empty(rows, width, gate_up.dtype)
-        arguments = self._gate
-        arguments.gate_up, arguments.output = gate_up.data_ptr(), output.data_ptr()
-        arguments.rows, arguments.width, arguments.number_type = rows, width, NUMBER_TYPES[gate_up.dtype]
-        arguments.num_threads = torch.get_num_threads()
-        self._kernels.silu_and_multiply(arguments)
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return self._activated(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return self._activated(x, x.shape[1], activation, gated=False)
+
+    def _activated(self, x: torch.Tensor, width: int, activation: Activation, *, gated: bool) -> torch.Tensor:
+        output = empty(x.shape[0], width, x.dtype)
+        self._kernels.activate(
+            ActivationArguments(
+                x.data_ptr(),
+                output.data_ptr(),
+                x.shape[0],
+                width,
+                activation,
+                gated,
+                NUMBER_TYPES[x.dtype],
+                torch.get_num_threads(),
+            )
+        )
         return output
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

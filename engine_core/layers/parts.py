@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata
+from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod
 
@@ -96,12 +97,19 @@ class VocabParallelEmbedding(Part):
     """Rows of a table, or of the output projection's weight where the two are tied, without a second copy."""
 
     def __init__(
-        self, name: str, vocab_size: int, hidden_size: int, backend: LayerBackend, tied_to: ParallelLMHead | None
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        backend: LayerBackend,
+        tied_to: ParallelLMHead | None = None,
+        scale: float = 1.0,
     ) -> None:
         self._name = f"{name}.weight"
         self._shape = (vocab_size, hidden_size)
         self._backend = backend
         self._tied_to = tied_to
+        self._scale = scale
         self._table: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -120,81 +128,133 @@ class VocabParallelEmbedding(Part):
     def nbytes(self) -> int:
         return 0 if self._table is None else self._table.nbytes
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[T, H] of ``token_ids`` [T] int64."""
+    def __call__(self, indices: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``indices`` [T] int64."""
         if self._table is not None:
-            return torch.nn.functional.embedding(token_ids, self._table)
-        assert self._tied_to is not None
-        return self._tied_to.layer.weight_rows(token_ids)
+            rows = torch.nn.functional.embedding(indices, self._table)
+        else:
+            assert self._tied_to is not None
+            rows = self._tied_to.layer.weight_rows(indices)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
 
-class RMSNorm(Part):
-    """Root mean square normalization (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
+class Norm(Part):
+    """Normalization over the last dimension."""
 
     layer: NormLayer
 
-    def __init__(self, name: str, features: Features, eps: float, backend: LayerBackend) -> None:
-        self._name = f"{name}.weight"
-        self._features = features
-        self._eps = eps
-        self._backend = backend
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {self._name: (self._features.count,)}
-
-    def load(self, weights: Weights) -> None:
-        weight = weights.take(self._name).view(self._features.groups, self._features.size)
-        padding = self._features.padded(self._backend) - self._features.size
-        weight = torch.nn.functional.pad(weight, (0, padding)).flatten()
-        self.layer = self._backend.rms_norm(weight, self._eps, self._features.count)
-
-    def weight_bytes(self, itemsize: int) -> int:
-        return self._features.count * itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.layer.nbytes
-
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, W] of ``x`` [T, W], plus ``residual``."""
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``."""
         return self.layer(x, residual=residual)
 
     def in_place(self, x: torch.Tensor) -> None:
         """Normalize the rows of ``x`` [T, W], which may lie apart, in place."""
         self.layer(x, in_place=True)
 
+    @property
+    def nbytes(self) -> int:
+        return self.layer.nbytes
 
-class RotaryEmbedding(Part):
-    """Rotates queries and keys by position, after their normalization per head where ``norms`` names its weights."""
 
-    layer: RotaryLayer
+class RMSNorm(Norm):
+    """By the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
 
     def __init__(
         self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[str, str] | None,
+        name: str | None,
+        features: Features,
         eps: float,
         backend: LayerBackend,
+        device: torch.device,
+        offset: float = 0.0,
     ) -> None:
-        self._sizes = (num_heads, num_kv_heads, head_dim)
-        self._norms = () if norms is None else tuple(f"{name}.weight" for name in norms)
+        """``offset`` is added to the weights; without a name, they are ones."""
+        self._name = None if name is None else f"{name}.weight"
+        self._device = device
+        self._features = features
+        self._eps = eps
+        self._backend = backend
+        self._offset = offset
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {} if self._name is None else {self._name: (self._features.count,)}
+
+    def load(self, weights: Weights) -> None:
+        if self._name is None:
+            weight = torch.ones(self._features.count, device=self._device)
+        else:
+            weight = weights.take(self._name).float() + self._offset
+        weight = padded_weight(weight, self._features, self._backend)
+        self.layer = self._backend.norm(weight, None, self._eps, self._features.count)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return len(self.tensors()) * self._features.count * itemsize
+
+
+class LayerNorm(Norm):
+    """By mean and deviation, with a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
+
+    def __init__(self, name: str, features: Features, eps: float, backend: LayerBackend) -> None:
+        self._name = name
+        self._features = features
         self._eps = eps
         self._backend = backend
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(self._norms, self._sizes[2:])
+        return {f"{self._name}.{tensor}": (self._features.count,) for tensor in ("weight", "bias")}
+
+    def load(self, weights: Weights) -> None:
+        weight, bias = (
+            padded_weight(weights.take(name).float(), self._features, self._backend) for name in self.tensors()
+        )
+        self.layer = self._backend.norm(weight, bias, self._eps, self._features.count)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return 2 * self._features.count * itemsize
+
+
+def padded_weight(weight: torch.Tensor, features: Features, backend: LayerBackend) -> torch.Tensor:
+    """A copy of ``weight`` [W], each group padded with zeros."""
+    padding = features.padded(backend) - features.size
+    return torch.nn.functional.pad(weight.view(features.groups, features.size), (0, padding)).flatten().clone()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormNames:
+    """Tensors of the root mean square norms of each head."""
+
+    query: str
+    key: str
+    eps: float
+    offset: float = 0.0
+    """Added to the weights."""
+    of_values: bool = False
+    """Whether values are normalized too, with weights of one."""
+
+
+class RotaryEmbedding(Part):
+    """Rotates queries and keys by position, after the normalization of heads where ``norms`` names its weights."""
+
+    layer: RotaryLayer
+
+    def __init__(self, shape: HeadsShape, norms: HeadNormNames | None, backend: LayerBackend) -> None:
+        self._shape = shape
+        self._norms = norms
+        self._backend = backend
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        names = () if self._norms is None else (f"{self._norms.query}.weight", f"{self._norms.key}.weight")
+        return dict.fromkeys(names, (self._shape.head_dim,))
 
     def load(self, weights: Weights) -> None:
         norms = None
-        if self._norms:
-            query, key = (weights.take(name).clone() for name in self._norms)
-            norms = (query, key)
-        self.layer = self._backend.rotary(*self._sizes, norms, self._eps)
+        if self._norms is not None:
+            query, key = (weights.take(name).float() + self._norms.offset for name in self.tensors())
+            norms = HeadNorms(query, key, torch.ones_like(key) if self._norms.of_values else None, self._norms.eps)
+        self.layer = self._backend.rotary(self._shape, norms)
 
     def weight_bytes(self, itemsize: int) -> int:
-        return len(self._norms) * self._sizes[2] * itemsize
+        return len(self.tensors()) * self._shape.head_dim * itemsize
 
     @property
     def nbytes(self) -> int:
@@ -215,12 +275,11 @@ class Attention:
     def __call__(
         self,
         heads: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``."""
         return self._backend.forward_heads(
-            heads, self._rotary.layer, cos, sin, kv_cache, metadata, self._scale, self._sliding_window
+            heads, self._rotary.layer, angles, kv_cache, metadata, self._scale, self._sliding_window
         )

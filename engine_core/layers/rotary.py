@@ -1,9 +1,13 @@
 """Rotary position embedding (Su et al., 2021, https://arxiv.org/abs/2104.09864) and its context extensions.
 
 Known types: ``default``; ``linear`` (position interpolation, https://arxiv.org/abs/2306.15595); ``llama3`` (Llama 3.1,
-https://arxiv.org/abs/2407.21783); ``yarn`` (https://arxiv.org/abs/2309.00071); ``dynamic`` (NTK), which changes nothing
-up to the length a model was trained for and beyond it would make a token depend on the longest sequence of its
+https://arxiv.org/abs/2407.21783); ``yarn`` (https://arxiv.org/abs/2309.00071); ``proportional`` (Gemma 4: pairs beyond
+a share of the head are not rotated); ``longrope`` (https://arxiv.org/abs/2402.13753); ``dynamic`` (NTK), which changes
+nothing up to the length a model was trained for and beyond it would make a token depend on the longest sequence of its
 batch: it is taken as ``default``, limited to that length.
+
+Of LongRoPE's two sets of factors, the one for long sequences is taken where an engine's sequences may be longer than
+the model's original length, for all of them: what a token computes to must not depend on tokens that follow it.
 """
 
 from __future__ import annotations
@@ -15,17 +19,22 @@ from typing import Any
 
 import torch
 
+from engine_core.attention.base import Angles
 from engine_core.errors import CheckpointError, UnsupportedModelError
 
-ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """A checkpoint's ``rope_parameters``, checked. Fields after ``theta`` belong to the types that have them."""
+    """A checkpoint's ``rope_parameters``, checked. Fields after ``interleaved`` belong to the types that have them."""
 
     rope_type: str
     theta: float
+    rotary_dim: int
+    """Elements of a head that are rotated: the first ones."""
+    interleaved: bool = False
+    """Whether elements 2i and 2i + 1 are a pair, instead of i and rotary_dim / 2 + i."""
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -35,9 +44,17 @@ class RopeParameters:
     truncate: bool = True
     attention_factor: float = 1.0
     """Factor of cosines and sines."""
+    rotated_pairs: int = 0
+    short_factor: tuple[float, ...] = ()
+    """LongRoPE's factor of each period, like ``long_factor``."""
+    long_factor: tuple[float, ...] = ()
+    llama_4_scaling_beta: float | None = None
+    """Queries at position p are multiplied by 1 + β · ln(1 + ⌊p / original length⌋)."""
 
     @staticmethod
-    def read(parameters: Mapping[str, Any], max_position_embeddings: int) -> RopeParameters:
+    def read(
+        parameters: Mapping[str, Any], max_position_embeddings: int, head_dim: int, *, interleaved: bool = False
+    ) -> RopeParameters:
         """Check what a configuration says, as transformers standardizes it (``rope_type``, ``rope_theta``, …).
 
         Raises ``UnsupportedModelError`` for a type that is not known, ``CheckpointError`` for unusable values.
@@ -45,30 +62,56 @@ class RopeParameters:
         rope_type = str(parameters.get("rope_type", "default"))
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModelError(f"rope type {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}")
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            factor = parameters["partial_rotary_factor"]
-            raise UnsupportedModelError(f"partial_rotary_factor={factor!r} is not supported: heads are rotated whole")
+        share = _number(parameters, "partial_rotary_factor", 1.0)
+        rotated = int(head_dim * share)
+        if not 2 <= rotated <= head_dim or rotated % 2:
+            raise CheckpointError(
+                f"rope_parameters: partial_rotary_factor={share:g} of heads of {head_dim} is {rotated}: expected an "
+                f"even number up to {head_dim}"
+            )
+        rotary_dim = head_dim if rope_type == "proportional" else rotated
         theta = _number(parameters, "rope_theta")
         if rope_type in ("default", "dynamic"):
-            return RopeParameters(rope_type, theta)
-        factor = _number(parameters, "factor", max_position_embeddings / _original(parameters, max_position_embeddings))
-        if rope_type == "linear":
-            return RopeParameters(rope_type, theta, factor)
+            return RopeParameters(rope_type, theta, rotary_dim, interleaved)
         original = _original(parameters, max_position_embeddings)
+        if rope_type == "proportional":
+            factor = _number(parameters, "factor", 1.0)
+            return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor, rotated_pairs=rotated // 2)
+        factor = _number(parameters, "factor", max_position_embeddings / original)
+        if rope_type == "linear":
+            return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor)
         if rope_type == "llama3":
             low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
             if not low < high:
                 raise CheckpointError(f"rope_parameters: low_freq_factor {low} must be below high_freq_factor {high}")
-            return RopeParameters(rope_type, theta, factor, original, low_freq_factor=low, high_freq_factor=high)
+            return RopeParameters(
+                rope_type, theta, rotary_dim, interleaved, factor, original, low_freq_factor=low, high_freq_factor=high
+            )
+        if rope_type == "longrope":
+            return RopeParameters(
+                rope_type,
+                theta,
+                rotary_dim,
+                interleaved,
+                factor,
+                original,
+                attention_factor=_longrope_attention_factor(parameters, factor, original),
+                short_factor=_factors(parameters, "short_factor", rotary_dim // 2),
+                long_factor=_factors(parameters, "long_factor", rotary_dim // 2),
+            )
+        beta = parameters.get("llama_4_scaling_beta")
         return RopeParameters(
             rope_type,
             theta,
+            rotary_dim,
+            interleaved,
             factor,
             original,
             beta_fast=_number(parameters, "beta_fast", 32.0),
             beta_slow=_number(parameters, "beta_slow", 1.0),
             truncate=bool(parameters.get("truncate", True)),
             attention_factor=_yarn_attention_factor(parameters, factor),
+            llama_4_scaling_beta=None if beta is None else _number(parameters, "llama_4_scaling_beta"),
         )
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
@@ -79,43 +122,65 @@ class RopeParameters:
             return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
         return max_position_embeddings
 
+    def nbytes(self, max_positions: int) -> int:
+        """Bytes of the cosines and sines of ``max_positions`` positions; computing them takes no more."""
+        return 4 * max_positions * self.rotary_dim
+
 
 class Rotary:
     """Turns positions into rotations, once per step for all layers."""
 
-    def __init__(self, parameters: RopeParameters, head_dim: int, max_positions: int, device: torch.device) -> None:
-        """Compute the angles of ``max_positions`` positions; ``head_dim`` is even."""
+    def __init__(self, parameters: RopeParameters, max_positions: int, device: torch.device) -> None:
+        """Compute the angles of ``max_positions`` positions."""
         positions = torch.arange(max_positions, dtype=torch.float32, device=device)
-        angles = positions[:, None] * _inverse_frequencies(parameters, head_dim).to(device)
+        angles = positions[:, None] * _inverse_frequencies(parameters, max_positions).to(device)
         self._cos = angles.cos().mul_(parameters.attention_factor)
         self._sin = angles.sin_().mul_(parameters.attention_factor)
+        self._query_scales: torch.Tensor | None = None
+        if (beta := parameters.llama_4_scaling_beta) is not None:
+            turns = torch.floor(positions / parameters.original_max_position_embeddings)
+            self._query_scales = 1 + beta * torch.log1p(turns)[:, None]
 
-    @staticmethod
-    def nbytes(head_dim: int, max_positions: int) -> int:
-        """Bytes of the cosines and sines; computing them takes no more."""
-        return 4 * max_positions * head_dim
-
-    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, each [T, 1, D / 2] float32, of ``positions`` [T] int64."""
-        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[T, heads, D] float32: ``x`` with each pair (i, i + D / 2) of a head rotated by its angle."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """Those of ``positions`` [T] int64."""
+        scales = self._query_scales
+        return Angles(
+            self._cos.index_select(0, positions)[:, None],
+            self._sin.index_select(0, positions)[:, None],
+            None if scales is None else scales.index_select(0, positions)[:, None],
+        )
 
 
-def _inverse_frequencies(parameters: RopeParameters, head_dim: int) -> torch.Tensor:
-    """[D / 2] float32, in transformers' order of operations: at far positions, a wrong last bit is a wrong angle."""
-    periods = parameters.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> torch.Tensor:
+    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and what is not rotated behind."""
+    count = 2 * angles.cos.shape[-1]
+    turned, rest = torch.split(x.float(), [count, x.shape[-1] - count], dim=-1)
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    halves = first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin
+    rotated = torch.stack(halves, dim=-1).flatten(-2) if interleaved else torch.cat(halves, dim=-1)
+    return torch.cat([rotated, rest], dim=-1)
+
+
+def _inverse_frequencies(parameters: RopeParameters, max_positions: int) -> torch.Tensor:
+    """[rotary_dim / 2] float32, in transformers' order of operations: at far positions, a wrong last bit is a wrong
+    angle.
+    """
+    count = parameters.rotary_dim
+    periods = parameters.theta ** (torch.arange(0, count, 2, dtype=torch.float32) / count)
     match parameters.rope_type:
         case "linear":
             return 1.0 / periods / parameters.factor
         case "llama3":
             return _llama3(1.0 / periods, parameters)
+        case "longrope":
+            is_long = max_positions > parameters.original_max_position_embeddings
+            return 1.0 / (torch.tensor(parameters.long_factor if is_long else parameters.short_factor) * periods)
+        case "proportional":
+            frequencies = 1.0 / periods
+            frequencies[parameters.rotated_pairs :] = 0.0
+            return frequencies / parameters.factor
         case "yarn":
-            return _yarn(periods, parameters, head_dim)
+            return _yarn(periods, parameters)
     return 1.0 / periods
 
 
@@ -127,20 +192,21 @@ def _llama3(frequencies: torch.Tensor, parameters: RopeParameters) -> torch.Tens
     return (1 - kept) * frequencies / parameters.factor + kept * frequencies
 
 
-def _yarn(periods: torch.Tensor, parameters: RopeParameters, head_dim: int) -> torch.Tensor:
+def _yarn(periods: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
     """Dimensions that turn often in the original length are kept, those that turn rarely stretched."""
+    count = parameters.rotary_dim
 
     def dimension_of(turns: float) -> float:
         ratio = parameters.original_max_position_embeddings / (turns * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(parameters.theta))
+        return count * math.log(ratio) / (2 * math.log(parameters.theta))
 
     first, last = dimension_of(parameters.beta_fast), dimension_of(parameters.beta_slow)
     if parameters.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
+    first, last = max(first, 0), min(last, count - 1)
     if first == last:
         last += 0.001
-    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
+    kept = 1 - ((torch.arange(count // 2, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
     return 1.0 / (parameters.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
@@ -155,6 +221,22 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         return scale(_number(parameters, "mscale")) / scale(_number(parameters, "mscale_all_dim"))
     return scale(1.0)
+
+
+def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:
+    """As given; else √(1 + ln(factor) / ln(original length))."""
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
+    """``count`` positive numbers."""
+    values = parameters.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        told = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
+        raise CheckpointError(f"rope_parameters: {name} is {told}: expected {count}, one for each pair that rotates")
+    return tuple(_number({name: value}, name) for value in values)
 
 
 def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> int:

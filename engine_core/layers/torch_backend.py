@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.layers.base import LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.attention.base import Angles
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.rotary import rotate
 
 
@@ -36,51 +38,53 @@ class TorchLinear(LinearLayer):
 class TorchNorm:
     """Computed in float32."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight.clone()
+        self.bias = None if bias is None else bias.clone()
         self.eps = eps
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
-        y = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self.bias is None:
+            y = torch.nn.functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        else:
+            y = torch.nn.functional.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)
         if residual is not None:
-            y = residual + y
-        return x.copy_(y) if in_place else y
+            y = residual.float() + y
+        return x.copy_(y) if in_place else y.to(x.dtype)
 
 
 class TorchRotary:
-    """Normalization and rotation of queries and keys, computed in float32."""
+    """Normalization and rotation of heads, computed in float32."""
 
-    def __init__(
-        self, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float
-    ) -> None:
-        self._heads = (num_heads, num_kv_heads)
-        self._eps = eps
-        self._weight: torch.Tensor | None = None
-        """[Hq + Hkv, D] float32: the norm's weight for each head, in the order of the fused projection."""
-        if norms is not None:
-            self._weight = torch.cat([norms[0].expand(num_heads, -1), norms[1].expand(num_kv_heads, -1)]).float()
+    def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        self._shape = shape
+        self._norms = norms
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._weight is None else self._weight.nbytes
+        return 0 if self._norms is None else self._norms.stacked().nbytes
 
-    def __call__(
-        self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        num_heads, num_kv_heads = self._heads
-        queries_and_keys, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-        if self._weight is not None:
-            x = queries_and_keys.float()
-            queries_and_keys = torch.nn.functional.rms_norm(x, x.shape[-1:], None, self._eps) * self._weight
-        rotated = rotate(queries_and_keys, cos, sin).to(heads.dtype)
-        query, key = torch.split(rotated, [num_heads, num_kv_heads], dim=1)
-        return query, key, value
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shape, norms = self._shape, self._norms
+        counts = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        query, key, value = torch.split(heads.float(), counts, dim=1)
+        if norms is not None:
+            query, key = self._normalize(query, norms.query), self._normalize(key, norms.key)
+            value = value if norms.value is None else self._normalize(value, norms.value)
+        if angles is not None:
+            query, key = (rotate(x, angles, interleaved=shape.interleaved) for x in (query, key))
+            query = query if angles.query_scales is None else query * angles.query_scales
+        return query.to(heads.dtype), key.to(heads.dtype), value.to(heads.dtype)
+
+    def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert self._norms is not None
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, self._norms.eps)
 
 
 class TorchBackend(LayerBackend):
@@ -94,19 +98,15 @@ class TorchBackend(LayerBackend):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
         return TorchLinear(weight, bias)
 
-    def rms_norm(self, weight: torch.Tensor, eps: float, width: int) -> NormLayer:
-        return TorchNorm(weight, eps)
+    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
+        return TorchNorm(weight, bias, eps)
 
-    def rotary(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> RotaryLayer:
-        return TorchRotary(num_heads, num_kv_heads, norms, eps)
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
+        return TorchRotary(shape, norms)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+        return (activation(gate) * up).to(gate_up.dtype)
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return activation(x.float()).to(x.dtype)

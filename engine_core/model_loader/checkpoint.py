@@ -187,20 +187,26 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureConfig) -> int:
     """The length asked for or, without one, the longest that the checkpoint allows."""
-    longest = limits.rope.longest_sequence(limits.max_position_embeddings)
+    longest = limits.longest_sequence
     length = longest if config.max_model_len is None else config.max_model_len
     if length > longest:
         raise ConfigError(
             "max_model_len",
             length,
             f"at most {longest}, which is what the checkpoint allows "
-            f"(max_position_embeddings {limits.max_position_embeddings}, rope type {limits.rope.rope_type})",
+            f"(max_position_embeddings {limits.max_position_embeddings}{_rope_types(limits)})",
         )
     if length >= 2**31:
         raise UnsupportedModelError(f"{architecture} takes {length} tokens here; --max-model-len has to be below 2³¹")
     if length < 2:
         raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
     return length
+
+
+def _rope_types(limits: ArchitectureConfig) -> str:
+    """The rotations that decide how long a sequence may be, as the end of a list."""
+    types = dict.fromkeys(rope.rope_type for rope in limits.distinct_ropes)
+    return f", rope type {' and '.join(types)}" if types else ""
 
 
 def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:

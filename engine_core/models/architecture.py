@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
 _MOST, _MOST_LAYERS, _MOST_POSITIONS = 2**24, 4096, 2**31 - 1
@@ -25,64 +28,108 @@ class ArchitectureConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    rope: RopeParameters
+    activation: Activation
+    norm_eps: float
     max_position_embeddings: int
     tie_word_embeddings: bool
+    ropes: tuple[RopeParameters | None, ...]
+    """How each layer rotates queries and keys; None: it does not."""
     sliding_windows: tuple[int | None, ...]
     """How many tokens a token sees in each layer, itself included; None: all before it."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Logits x become c · tanh(x / c)."""
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
         windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
         return replace(self, sliding_windows=tuple(windows))
 
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        """The rotations of all layers, in the order in which they first occur."""
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
-def common_fields(config: PretrainedConfig) -> dict[str, Any]:
-    """The fields of ``ArchitectureConfig``, which all families name alike; no layer has a window.
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have."""
+        lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
+        return min(lengths, default=self.max_position_embeddings)
 
-    Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
-    that the engine does not have.
+
+def common_fields(
+    config: PretrainedConfig, *, activation: str = "hidden_act", partial_rotary: bool = False
+) -> dict[str, Any]:
+    """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
+
+    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation
+    or a rope type that the engine does not have.
     """
-    if config.hidden_act != "silu":
-        raise UnsupportedModelError(f"hidden_act {config.hidden_act!r} is not supported; known is silu")
-    hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
-    num_kv_heads = _positive(config, "num_key_value_heads")
+    hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    num_kv_heads = positive(config, "num_key_value_heads")
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
     told = getattr(config, "head_dim", None) is not None
-    head_dim = _positive(config, "head_dim") if told else hidden_size // num_heads
+    head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
-    max_position_embeddings = _positive(config, "max_position_embeddings", _MOST_POSITIONS)
-    num_layers = _positive(config, "num_hidden_layers", _MOST_LAYERS)
-    rope = config.rope_parameters or {}
-    if by_kind := [kind for kind, parameters in rope.items() if isinstance(parameters, dict)]:
-        raise UnsupportedModelError(f"rope_parameters of {', '.join(by_kind)}: rotations by kind of layer are unknown")
+    max_position_embeddings = positive(config, "max_position_embeddings", _MOST_POSITIONS)
+    num_layers = positive(config, "num_hidden_layers", _MOST_LAYERS)
     return {
-        "vocab_size": _positive(config, "vocab_size"),
+        "vocab_size": positive(config, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": _positive(config, "intermediate_size"),
+        "intermediate_size": positive(config, "intermediate_size"),
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": _rms_norm_eps(config),
-        "rope": RopeParameters.read(rope, max_position_embeddings),
+        "activation": read_activation(activation, getattr(config, activation)),
+        "norm_eps": _norm_eps(config),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary),
         "sliding_windows": (None,) * num_layers,
     }
 
 
+def interleaved(ropes: Sequence[RopeParameters | None]) -> tuple[RopeParameters | None, ...]:
+    """The same, with neighbouring elements as pairs."""
+    return tuple(None if rope is None else replace(rope, interleaved=True) for rope in ropes)
+
+
+def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window`` for the layers to which ``layer_types`` gives one. Raises ``CheckpointError``, and
+    ``UnsupportedModelError`` for a type that is not known.
+    """
+    kinds = layer_types(config, num_layers)
+    windows = {"full_attention": None, "sliding_attention": sliding_window(config)}
+    if unknown := set(kinds) - set(windows):
+        raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
+    if "sliding_attention" in kinds and windows["sliding_attention"] is None:
+        unused = getattr(config, "use_sliding_window", True) is False
+        missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
+        raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
+    return tuple(windows[kind] for kind in kinds)
+
+
+def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
+    """The kind of each layer. Raises ``CheckpointError`` where there are more or fewer than layers."""
+    kinds = config.layer_types
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        named = f"names {len(kinds)} layers" if isinstance(kinds, list) else f"is {kinds!r}"
+        raise CheckpointError(f"layer_types {named}, num_hidden_layers is {num_layers}")
+    return [str(kind) for kind in kinds]
+
+
 def sliding_window(config: PretrainedConfig) -> int | None:
     """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
-    return None if config.sliding_window is None else _positive(config, "sliding_window", _MOST_POSITIONS)
+    return None if config.sliding_window is None else positive(config, "sliding_window", _MOST_POSITIONS)
 
 
-def _positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
+def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
     """A size of at most ``most``: what is beyond every model is refused before anything is made of it."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -92,8 +139,36 @@ def _positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
     return value
 
 
-def _rms_norm_eps(config: PretrainedConfig) -> float:
+def positive_number(config: PretrainedConfig, name: str) -> float:
+    """A finite number above 0. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a positive number")
+    return float(value)
+
+
+def _norm_eps(config: PretrainedConfig) -> float:
     value = config.rms_norm_eps
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise CheckpointError(f"rms_norm_eps={value!r} is not usable: expected a number from 0 to 1")
     return float(value)
+
+
+def _ropes(
+    config: PretrainedConfig, num_layers: int, max_position_embeddings: int, head_dim: int, partial_rotary: bool
+) -> tuple[RopeParameters | None, ...]:
+    """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
+    told: Mapping[str, Any] = config.rope_parameters or {}
+    by_kind = [parameters for parameters in told.values() if isinstance(parameters, dict)]
+    for parameters in by_kind or [told]:
+        if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise UnsupportedModelError(
+                f"partial_rotary_factor={factor!r} is not supported: {config.model_type} rotates heads whole"
+            )
+    if not by_kind:
+        return (RopeParameters.read(told, max_position_embeddings, head_dim),) * num_layers
+    kinds = layer_types(config, num_layers)
+    if missing := sorted({kind for kind in kinds if not isinstance(told.get(kind), dict)}):
+        raise CheckpointError(f"rope_parameters has nothing for layers of type {', '.join(missing)}")
+    read = {kind: RopeParameters.read(told[kind], max_position_embeddings, head_dim) for kind in sorted(set(kinds))}
+    return tuple(read[kind] for kind in kinds)

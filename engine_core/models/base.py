@@ -14,10 +14,11 @@ from typing import ClassVar, Protocol, Self
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import Angles, AttentionMetadata, KVCacheSpec
 from engine_core.kv_cache_interface import KVCacheGroup, group_layers
+from engine_core.layers.base import first_greatest
 from engine_core.layers.factory import LayerFactory
-from engine_core.layers.parts import RMSNorm
+from engine_core.layers.parts import Norm
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
@@ -30,8 +31,7 @@ class DecoderLayer(Protocol):
     def __call__(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
@@ -47,8 +47,10 @@ class CausalLM(ABC):
 
     model_type: ClassVar[str]
     """What config.json calls the family."""
-    rotary: Rotary
-    """Set by ``load``."""
+    prefix: ClassVar[str] = "model"
+    """With which the names of tensors begin, but for the head's."""
+    rotaries: list[Rotary]
+    """Those of ``config.distinct_ropes``; set by ``load``."""
 
     @classmethod
     @abstractmethod
@@ -61,27 +63,35 @@ class CausalLM(ABC):
         self.vocab_size = config.vocab_size
         self._factory = layers
         self.lm_head = layers.parallel_lm_head(
-            "model.embed_tokens" if config.tie_word_embeddings else "lm_head", config.vocab_size, config.hidden_size
+            f"{self.prefix}.embed_tokens" if config.tie_word_embeddings else "lm_head",
+            config.vocab_size,
+            config.hidden_size,
         )
         self.embed_tokens = layers.vocab_parallel_embedding(
-            "model.embed_tokens",
+            f"{self.prefix}.embed_tokens",
             config.vocab_size,
             config.hidden_size,
             self.lm_head if config.tie_word_embeddings else None,
+            config.embedding_scale,
         )
         self._max_model_len = max_model_len
-        decoder_layers = [self.make_layer(index, f"model.layers.{index}", layers) for index in range(config.num_layers)]
-        norm = layers.rms_norm("model.norm", Features(1, config.hidden_size), config.rms_norm_eps)
-        self._layer_indices = tuple(range(config.num_layers))
-        self._set_stack(LayersAndNorm(decoder_layers, norm, self.kv_cache_groups))
+        self._layers = [
+            self.make_layer(index, f"{self.prefix}.layers.{index}", layers) for index in range(config.num_layers)
+        ]
+        self._norm = self.make_norm(layers)
+        self._set_layers(range(config.num_layers))
 
     @abstractmethod
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
         """Layer ``index``, whose tensors' names begin with ``prefix``."""
 
+    def make_norm(self, layers: LayerFactory) -> Norm:
+        """The norm behind the last layer."""
+        return layers.rms_norm(f"{self.prefix}.norm", Features(1, self.config.hidden_size), self.config.norm_eps)
+
     def layer_kind(self, index: int) -> Hashable:
         """Equal for layers that take equal memory and time and compute by the same kernels."""
-        return self.config.sliding_windows[index]
+        return self.config.sliding_windows[index], self.config.ropes[index]
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the parts take from a checkpoint."""
@@ -96,7 +106,7 @@ class CausalLM(ABC):
 
     def load(self, weights: Weights) -> None:
         """Give each part its weights, one after the other, and compute the angles of all positions."""
-        self.rotary = Rotary(self.config.rope, self.config.head_dim, self._max_model_len, self._factory.device)
+        self.rotaries = [Rotary(rope, self._max_model_len, self._factory.device) for rope in self.config.distinct_ropes]
         for part in self._factory.parts:
             part.load(weights)
 
@@ -123,16 +133,27 @@ class CausalLM(ABC):
         The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` are what the attention backend
         allocated for ``kv_cache_spec``, ``metadata`` has one entry for each of ``kv_cache_groups``.
         """
-        cos, sin = self.rotary.angles(positions)
-        return self._run_stack(self.embed_tokens(input_ids), cos, sin, kv_caches, metadata, rows)
+        angles = [rotary.angles(positions) for rotary in self.rotaries]
+        return self._run_stack(self.embed(input_ids, positions), angles, kv_caches, metadata, rows)
+
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
+        return self.embed_tokens(input_ids)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
-        return self.lm_head.logits(hidden)
+        logits, config = self.lm_head.logits(hidden), self.config
+        if config.logit_scale != 1.0:
+            logits.mul_(config.logit_scale)
+        if (cap := config.logit_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]."""
-        return self.lm_head.argmax(hidden)
+        if self.config.logit_scale == 1.0 and self.config.logit_softcap is None:
+            return self.lm_head.argmax(hidden)
+        return first_greatest(self.compute_logits(hidden))  # what is rounded may be equal that was not
 
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
@@ -163,22 +184,32 @@ class CausalLM(ABC):
     def with_layers(self, indices: Sequence[int]) -> Self:
         """The same model with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them."""
         model = copy.copy(self)
-        model._layer_indices = tuple(indices)
-        layers = [self._stack.layers[index] for index in indices]
-        model._set_stack(LayersAndNorm(layers, self._stack.norm, model.kv_cache_groups))
+        model._set_layers(indices)
         return model
 
-    def _set_stack(self, stack: LayersAndNorm) -> None:
-        self._stack = stack
-        self._run_stack = self._factory.captured(stack)
+    def _set_layers(self, indices: Sequence[int]) -> None:
+        """Run only these of all layers."""
+        self._layer_indices = tuple(indices)
+        layers, distinct = [self._layers[index] for index in indices], self.config.distinct_ropes
+        ropes = [self.config.ropes[index] for index in indices]
+        rotations = [None if rope is None else distinct.index(rope) for rope in ropes]
+        self._run_stack = self._factory.captured(LayersAndNorm(layers, rotations, self.kv_cache_groups, self._norm))
 
 
 class LayersAndNorm:
     """All layers, and the norm after them."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], norm: RMSNorm, groups: Sequence[KVCacheGroup]) -> None:
-        self.layers = layers
-        self.norm = norm
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        rotations: Sequence[int | None],
+        groups: Sequence[KVCacheGroup],
+        norm: Norm,
+    ) -> None:
+        """``rotations``: which of the model's rotations each layer has, if any."""
+        self._layers = layers
+        self._rotations = rotations
+        self._norm = norm
         places = {
             layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)
         }
@@ -188,14 +219,15 @@ class LayersAndNorm:
     def __call__(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Sequence[Angles],
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
-        for number, (layer, (group, place)) in enumerate(zip(self.layers, self._places, strict=True), 1):
-            last = number == len(self.layers)  # after its attention, no other row needs those that nobody wants
-            hidden = layer(hidden, cos, sin, kv_caches[place], metadata[group], rows if last else None)
-        return self.norm(hidden)
+        for index, layer in enumerate(self._layers):
+            rotation, (group, place) = self._rotations[index], self._places[index]
+            own = None if rotation is None else angles[rotation]
+            last = index == len(self._layers) - 1  # after its attention, no other row needs those that nobody wants
+            hidden = layer(hidden, own, kv_caches[place], metadata[group], rows if last else None)
+        return self._norm(hidden)

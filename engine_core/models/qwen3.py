@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from engine_core.models.architecture import common_fields, windows_of_layers
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.qwen2 import common_fields_of_qwen
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    """Biases only where the configuration asks for them."""
+    """Biases only where the configuration asks for them; some layers may attend over a sliding window."""
 
     model_type = "qwen3"
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        biased = config.attention_bias
-        return LlamaConfig(**common_fields_of_qwen(config), qkv_bias=biased, o_bias=biased, qk_norm=True)
+        fields, biased = common_fields(config), config.attention_bias
+        windows = windows_of_layers(config, fields["num_layers"])
+        return LlamaConfig(**fields | {"sliding_windows": windows}, qkv_bias=biased, o_bias=biased, qk_norm=True)

@@ -11,7 +11,6 @@ import torch
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, group_layers
-from engine_core.layers.rotary import Rotary
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
@@ -111,8 +110,9 @@ class Worker:
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they, or the rotary angles, are larger than the memory.
         """
         checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
-        angles = Rotary.nbytes(checkpoint.config.head_dim, checkpoint.spec.max_model_len)
-        require_room_for_angles(angles, checkpoint.spec.max_model_len, device.usable)
+        max_model_len = checkpoint.spec.max_model_len
+        angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
+        require_room_for_angles(angles, max_model_len, device.usable)
         model = make_model(checkpoint, device.attention, device.layers, device.torch_device, device.quant_method)
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)

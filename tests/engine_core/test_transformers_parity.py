@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from engine_core.request import SamplingParams
 
 from .engines import BLOCK_BYTES, Outcome, run, started
-from .models.tiny_models import CASES, make_model, save_model
+from .models.families import ALL, configuration
+from .models.tiny_models import make_model, save_model
 
 TOKENS = 64
 LENGTHS = (1, 7, 33, 90)
@@ -31,7 +32,7 @@ class Case:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self.model: PreTrainedModel = make_model(CASES[name], seed=3)
+        self.model: PreTrainedModel = make_model(configuration(name), seed=3)
         self.directory = save_model(self.model, directory)
         generator = torch.Generator().manual_seed(11)
         self.prompts = {
@@ -63,7 +64,7 @@ class Case:
             assert got[: len(expected)] == expected[:length], f"prompt of {name} tokens"
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=ALL)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -59,11 +59,12 @@ struct RinglineSelection {
     int32_t num_threads;
 };
 
-// Root mean square normalization of M rows. The width is a multiple of 16; behind the first mean_width numbers of a row
-// there are zeros, in x and in the weight.
+// Normalization of M rows: by their root mean square, or, with a bias, by their mean and deviation. The width is a
+// multiple of 16; behind the first mean_width numbers of a row there are zeros, in x, in the weight and in the bias.
 struct RinglineNorm {
     const void* x;         // [M, width]
     const float* weight;   // [width]
+    const float* bias;     // [width], or null
     const void* residual;  // [M, width], dense: what is added to the result, in its type; or null
     void* output;          // [M, width]; may be x
     int64_t rows, width, mean_width;
@@ -73,23 +74,37 @@ struct RinglineNorm {
     float epsilon;
 };
 
-// silu(gate) · up of M rows. The width is a multiple of 16.
-struct RinglineGate {
-    const void* gate_up;  // [M, 2, width]
-    void* output;         // [M, width]
+enum RinglineActivationKind : int32_t {
+    kRinglineSilu = 0,
+    kRinglineGelu = 1,
+    kRinglineGeluTanh = 2,
+    kRinglineRelu = 3,
+};
+
+// f(gate) · up of M rows, or f(x) where there is no gate. The width is a multiple of 16.
+struct RinglineActivation {
+    const void* x;  // [M, 2, width] (gate, up), or [M, width]
+    void* output;   // [M, width]
     int64_t rows, width;
+    int32_t kind;
+    int32_t gated;
     int32_t number_type;
     int32_t num_threads;
 };
 
-// Normalization of queries and keys, then rotation of both, in place. D, the head size, is a multiple of 16; behind the
-// first rotary_dim numbers of a head there are zeros.
+// Normalization of queries and keys (and of values), then rotation of queries and keys, in place. D, the head size, is a
+// multiple of 16; behind the first mean_width numbers of a head there are zeros.
 struct RinglineRotation {
-    void* heads;                                  // [T, …]: queries, then keys, then what is left alone
-    const float *cos, *sin;                       // [T, rotary_dim / 2]
-    const float *query_weight, *key_weight;       // [D]; null where heads are not normalized
-    int64_t rows, stride;                         // elements from one row to the next
-    int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
+    void* heads;                             // [T, …]: queries, then keys, then values
+    const float *cos, *sin;                  // [T, rotary_dim / 2]
+    const float* query_scales;               // [T]: factors of the queries; or null
+    const float *query_weight, *key_weight;  // [D]; null where heads are not normalized
+    const float* value_weight;               // [D]; null where values are left alone
+    int64_t rows, stride;                    // elements from one row to the next
+    int64_t head_stride;                     // from one head to the next
+    int32_t num_heads, num_kv_heads, head_dim, mean_width;
+    int32_t rotary_dim;   // the first numbers of a head; 0: nothing is rotated
+    int32_t interleaved;  // whether numbers 2i and 2i + 1 are a pair, instead of i and i + rotary_dim / 2
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
@@ -133,7 +148,7 @@ enum RinglineOperationKind {
     kRinglineMultiply,
     kRinglineNormalize,
     kRinglineRotate,
-    kRinglineGate,
+    kRinglineActivate,
     kRinglineMultiplyInt8,
     kRinglineSelect,
 };

@@ -9,7 +9,7 @@ struct Kernels {
     int (*linear)(const RinglineLinear&);
     int (*normalize)(const RinglineNorm&);
     int (*rotate)(const RinglineRotation&);
-    int (*silu_and_multiply)(const RinglineGate&);
+    int (*activate)(const RinglineActivation&);
     int (*read_rows)(const RinglineRows&);
     int (*argmax)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
     int (*select_rows)(const RinglineSelection&);

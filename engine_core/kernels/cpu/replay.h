@@ -37,11 +37,11 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             call.num_threads = step.num_threads;
             return kernels.rotate(call);
         }
-        case kRinglineGate: {
-            auto call = *static_cast<const RinglineGate*>(operation.arguments);
+        case kRinglineActivate: {
+            auto call = *static_cast<const RinglineActivation*>(operation.arguments);
             call.rows = step.rows;
             call.num_threads = step.num_threads;
-            return kernels.silu_and_multiply(call);
+            return kernels.activate(call);
         }
         case kRinglineSelect: {
             auto call = *static_cast<const RinglineSelection*>(operation.arguments);

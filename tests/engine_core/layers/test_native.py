@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 
+from engine_core.attention.base import Angles
 from engine_core.kernels import memory
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels, load_kernels_for
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.native_backend import NativeBackend, NativeLinear
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
@@ -159,7 +163,7 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> 
 @pytest.mark.parametrize("width", [16, 1008, 2048])
 def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
     x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    norm = layers.rms_norm(weight, 1e-5, width)
+    norm = layers.norm(weight.float(), None, 1e-5, width)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
     check_rows(norm, x)
@@ -167,60 +171,87 @@ def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("width", [16, 1008, 2304])
-def test_silu_and_mul(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
+def test_activations_with_and_without_a_gate(
+    layers: NativeBackend, width: int, activation: Activation, dtype: torch.dtype
+) -> None:
     x = 4 * random(50, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
-    exact = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(layers.silu_and_mul(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
-    check_rows(layers.silu_and_mul, x)
+    tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
+    gated, alone = (partial(function, activation=activation) for function in (layers.act_and_mul, layers.activate))
+    torch.testing.assert_close(gated(x).double(), activation(gate) * up, **tolerance)
+    torch.testing.assert_close(alone(x).double(), activation(x.double()), **tolerance)
+    check_rows(gated, x)
+    check_rows(alone, x)
 
 
-def test_silu_of_far_values(layers: NativeBackend) -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_of_far_values(layers: NativeBackend, activation: Activation) -> None:
     gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
-    values = layers.silu_and_mul(torch.cat([gate, torch.ones(16)])[None])[0, :8]
+    values = layers.act_and_mul(torch.cat([gate, torch.ones(16)])[None], activation)[0, :8]
     assert (values[1:3].abs() < 1e-6).all()
     assert torch.equal(values[3:6], gate[3:6])
     assert values[6].isnan()
     assert values[7] == 0.0
 
 
+ROTATIONS = [
+    (HeadsShape(4, 2, 64, 64), "plain"),
+    (HeadsShape(3, 1, 16, 16), "small"),
+    (HeadsShape(2, 2, 80, 80, interleaved=True), "interleaved"),
+    (HeadsShape(1, 1, 1024, 1024), "largest"),
+    (HeadsShape(3, 2, 38, 38), "padded"),
+    (HeadsShape(3, 2, 38, 14), "partial and padded"),
+    (HeadsShape(4, 2, 64, 32, interleaved=True), "partial and interleaved"),
+    (HeadsShape(4, 2, 64, 0), "not at all"),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 80), (1, 1, 1024)])
-def test_rotation_equals_torch(
-    layers: NativeBackend, heads: int, kv_heads: int, dim: int, normalized: bool, dtype: torch.dtype
-) -> None:
-    x = random(400, heads + 2 * kv_heads, dim, dtype=dtype)
-    norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
-    rotary = Rotary(RopeParameters("default", 1e4), dim, 400 * 7, torch.device("cpu"))
-    angles = rotary.angles(torch.arange(400) * 7)
-    rotation = layers.rotary(heads, kv_heads, dim, norms, 1e-6)
-    expected = TorchBackend().rotary(heads, kv_heads, dim, norms, 1e-6)(x, *angles)
-    given = x.clone()
-    for actual, wanted in zip(rotation(given, *angles), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+@pytest.mark.parametrize("normalized", ["", "queries and keys", "values too"])
+@pytest.mark.parametrize("shape", [shape for shape, _ in ROTATIONS], ids=[name for _, name in ROTATIONS])
+def test_rotation_equals_torch(layers: NativeBackend, shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
+    split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    x = random(400, sum(split), shape.head_dim, dtype=dtype)
+    query, key, value = (random(shape.head_dim, dtype=torch.float32, seed=seed) for seed in (1, 2, 3))
+    norms = HeadNorms(query, key, value if normalized == "values too" else None, 1e-6) if normalized else None
+    angles = None
+    if shape.rotary_dim:
+        rope = RopeParameters("default", 1e4, shape.rotary_dim)
+        angles = Rotary(rope, 400 * 7, torch.device("cpu")).angles(torch.arange(400) * 7)
+        angles = angles._replace(query_scales=1 + random(400, 1, 1, dtype=torch.float32, seed=4).abs())
+    rotation, padding = layers.rotary(shape, norms), layers.padded(shape.head_dim) - shape.head_dim
+    expected = TorchBackend().rotary(shape, norms)(x, angles)
+    padded = torch.nn.functional.pad(x, (0, padding))
+    given = padded.clone()
+    for actual, wanted in zip(rotation(given, angles), expected, strict=True):
+        torch.testing.assert_close(actual[..., : shape.head_dim], wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+        assert not actual[..., shape.head_dim :].any()
     torch.set_num_threads(3)
     for row in (0, 7, 399):
-        alone = rotation(x[row : row + 1].clone(), *(angle[row : row + 1] for angle in angles))
-        for actual, wanted in zip(
-            alone, torch.split(given[row : row + 1], [heads, kv_heads, kv_heads], 1), strict=True
-        ):
+        own = None if angles is None else Angles(*(angle[row : row + 1] for angle in angles))
+        alone = rotation(padded[row : row + 1].clone(), own)
+        for actual, wanted in zip(alone, torch.split(given[row : row + 1], split, 1), strict=True):
             assert torch.equal(actual, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalized", [False, True])
-def test_rotation_of_padded_heads(layers: NativeBackend, normalized: bool, dtype: torch.dtype) -> None:
-    heads, kv_heads, dim = 3, 2, 38
-    x = random(7, heads + 2 * kv_heads, dim, dtype=dtype)
-    norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if normalized else None
-    angles = Rotary(RopeParameters("default", 1e4), dim, 7, torch.device("cpu")).angles(torch.arange(7))
-    expected = TorchBackend().rotary(heads, kv_heads, dim, norms, 1e-6)(x, *angles)
-    padded = torch.nn.functional.pad(x, (0, layers.padded(dim) - dim))
-    for actual, wanted in zip(layers.rotary(heads, kv_heads, dim, norms, 1e-6)(padded, *angles), expected, strict=True):
-        torch.testing.assert_close(actual[..., :dim], wanted, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
-        assert not actual[..., dim:].any()
+@pytest.mark.parametrize("width", [40, 1008])
+def test_layer_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
+    x, residual = 3 + 2 * random(50, width, dtype=dtype), random(50, width, dtype=dtype, seed=3)
+    weight, bias = (random(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    exact = torch.nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
+    x, residual, weight, bias = (
+        torch.nn.functional.pad(each, (0, layers.padded(width) - width)) for each in (x, residual, weight, bias)
+    )
+    norm = layers.norm(weight, bias, 1e-5, width)
+    tolerance = {"atol": 2e-5, "rtol": 2 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(norm(x)[:, :width].double(), exact, **tolerance)
+    assert not norm(x)[:, width:].any()
+    added = norm(x, residual=residual)[:, :width].double()
+    torch.testing.assert_close(added, exact + residual[:, :width].double(), **tolerance)
+    check_rows(norm, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -228,7 +259,7 @@ def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend,
     x, weight, residual = (random(*size, dtype=dtype, seed=seed) for seed, size in enumerate([(9, 40), (40,), (9, 40)]))
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     x, weight, residual = (torch.nn.functional.pad(each, (0, 8)) for each in (x, weight, residual))
-    norm = layers.rms_norm(weight, 1e-5, 40)
+    norm = layers.norm(weight.float(), None, 1e-5, 40)
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
     added = norm(x, residual=residual)
     torch.testing.assert_close(added[:, :40].double(), exact + residual[:, :40].double(), **tolerance)

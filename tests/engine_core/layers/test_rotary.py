@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.layers.rotary import RopeParameters, Rotary, rotate
+from engine_core.layers.rotary import ROPE_TYPES, RopeParameters, Rotary, rotate
 
 CPU = torch.device("cpu")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -32,9 +33,9 @@ PARAMETERS: list[dict[str, Any]] = [
 ]
 
 
-def read(parameters: dict[str, Any], max_position_embeddings: int = 2048) -> RopeParameters:
+def read(parameters: dict[str, Any], max_position_embeddings: int = 2048, head_dim: int = 16) -> RopeParameters:
     config = LlamaConfig(max_position_embeddings=max_position_embeddings, rope_parameters=dict(parameters))
-    return RopeParameters.read(config.rope_parameters, max_position_embeddings)
+    return RopeParameters.read(config.rope_parameters, max_position_embeddings, head_dim)
 
 
 @pytest.mark.parametrize("head_dim", [4, 24, 128])
@@ -45,7 +46,7 @@ def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
     )
     positions = torch.tensor([0, 1, 77, 2047])
     reference = LlamaRotaryEmbedding(config)
-    cos, sin = Rotary(read(parameters), head_dim, int(positions.max()) + 1, CPU).angles(positions)
+    cos, sin, _ = Rotary(read(parameters, head_dim=head_dim), int(positions.max()) + 1, CPU).angles(positions)
     expected_cos, expected_sin = reference(torch.zeros(1), positions[None])
     assert torch.equal(torch.cat([cos, cos], -1)[:, 0], expected_cos[0])
     assert torch.equal(torch.cat([sin, sin], -1)[:, 0], expected_sin[0])
@@ -53,10 +54,11 @@ def test_angles_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
 
 def test_rotation_equals_transformers() -> None:
     x = torch.randn(6, 3, 16)
-    cos, sin = Rotary(read({"rope_type": "default"}), 16, 901, CPU).angles(torch.tensor([0, 5, 6, 7, 900, 3]))
+    angles = Rotary(read({"rope_type": "default"}), 901, CPU).angles(torch.tensor([0, 5, 6, 7, 900, 3]))
+    cos, sin, _ = angles
     whole_cos, whole_sin = torch.cat([cos, cos], -1)[None, :, 0], torch.cat([sin, sin], -1)[None, :, 0]
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], whole_cos, whole_sin)
-    torch.testing.assert_close(rotate(x, cos, sin), expected[0].transpose(0, 1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rotate(x, angles), expected[0].transpose(0, 1), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,51 @@ def test_longest_sequence(parameters: dict[str, Any], longest: int) -> None:
     assert read(parameters).longest_sequence(2048) == longest
 
 
-@pytest.mark.parametrize("rope_type", sorted(ROPE_INIT_FUNCTIONS.keys() - {"linear", "dynamic", "yarn", "llama3"}))
-def test_types_of_transformers_that_are_not_known_are_refused_by_name(rope_type: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"{rope_type!r}.*default, dynamic, linear, llama3, yarn"):
-        RopeParameters.read({"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}, 2048)
+def test_types_that_are_not_known_are_refused_by_name() -> None:
+    assert set(ROPE_INIT_FUNCTIONS) - set(ROPE_TYPES) <= {"axial"}
+    with pytest.raises(UnsupportedModelError, match=r"'axial'.*default, dynamic, linear, llama3, longrope"):
+        RopeParameters.read({"rope_type": "axial", "rope_theta": 1e4}, 2048, 16)
 
 
-def test_partial_rotation_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor=0\.5"):
-        RopeParameters.read({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 2048)
+@pytest.mark.parametrize(("factor", "head_dim"), [(0.0, 16), (1.5, 16), (0.1, 16), (0.3, 10)])
+def test_a_share_of_the_head_that_cannot_be_rotated_is_named(factor: float, head_dim: int) -> None:
+    with pytest.raises(CheckpointError, match=f"partial_rotary_factor={factor}"):
+        RopeParameters.read({"rope_theta": 1e4, "partial_rotary_factor": factor}, 2048, head_dim)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+}
+
+
+@pytest.mark.parametrize("length", [64, 65, 512])
+@pytest.mark.parametrize("changes", [{}, {"attention_factor": 1.3}, {"factor": 16.0}])
+def test_longrope_equals_transformers_on_both_sides_of_its_switch(length: int, changes: dict[str, Any]) -> None:
+    config = Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        original_max_position_embeddings=64,
+        rope_parameters=LONGROPE | changes,
+    )
+    positions = torch.arange(length)
+    expected_cos, expected_sin = Phi3RotaryEmbedding(config)(torch.zeros(1), positions[None])
+    rope = RopeParameters.read(config.rope_parameters, 512, 8)
+    cos, sin, _ = Rotary(rope, length, CPU).angles(positions)
+    assert torch.equal(torch.cat([cos, cos], -1)[:, 0], expected_cos[0])
+    assert torch.equal(torch.cat([sin, sin], -1)[:, 0], expected_sin[0])
+
+
+def test_longrope_needs_a_factor_for_each_pair() -> None:
+    with pytest.raises(CheckpointError, match="short_factor is 4 numbers: expected 8"):
+        RopeParameters.read(LONGROPE, 512, 16)
+    with pytest.raises(CheckpointError, match="long_factor is None: expected 4"):
+        RopeParameters.read(LONGROPE | {"long_factor": None}, 512, 8)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +137,4 @@ def test_partial_rotation_is_refused() -> None:
 )
 def test_unusable_values_are_named(parameters: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        RopeParameters.read({"rope_theta": 1e4} | parameters, 2048)
+        RopeParameters.read({"rope_theta": 1e4} | parameters, 2048, 16)

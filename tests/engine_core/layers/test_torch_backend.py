@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_core.layers.activation import Activation
 from engine_core.layers.torch_backend import TorchBackend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -27,7 +28,7 @@ def test_linear(dtype: torch.dtype) -> None:
 def test_rms_norm(size: int, dtype: torch.dtype) -> None:
     x, weight = (3 * torch.randn(50, size)).to(dtype), torch.randn(size).to(dtype)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    norm = LAYERS.rms_norm(weight, 1e-5, size)
+    norm = LAYERS.norm(weight.float(), None, 1e-5, size)
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
     expected = norm(x)
     norm(x, in_place=True)
@@ -40,4 +41,6 @@ def test_silu_and_mul(size: int, dtype: torch.dtype) -> None:
     x = (4 * torch.randn(50, 2 * size)).to(dtype)
     gate, up = x.double().chunk(2, dim=-1)
     exact = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(LAYERS.silu_and_mul(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        LAYERS.act_and_mul(x, Activation.SILU).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps
+    )

@@ -108,8 +108,8 @@ def test_rope_of_old_and_new_configurations(
     rope: dict[str, Any], theta: float, rope_type: str, longest: int, tmp_path: Path
 ) -> None:
     checkpoint = open_config(tmp_path, LLAMA | rope)
-    assert checkpoint.config.rope.theta == theta
-    assert checkpoint.config.rope.rope_type == rope_type
+    (read,) = checkpoint.config.distinct_ropes
+    assert (read.theta, read.rope_type) == (theta, rope_type)
     assert checkpoint.spec.max_model_len == longest
 
 
@@ -210,8 +210,8 @@ KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalL
     [
         ({"architectures": ["FooForCausalLM"]}, f"'FooForCausalLM' is not supported; known are {KNOWN}"),
         ({"rope_scaling": {"type": "bogus", "factor": 2.0}}, "rope type 'bogus' is not supported; known are default"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; known is silu"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported: llama rotates heads whole"),
+        ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported; known are gelu, gelu_new,"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
         ({"quantization_config": ["int4"]}, "by a method that it does not name"),
         ({"torch_dtype": "float64"}, "is in float64; set --dtype to one of float32, bfloat16, float16"),

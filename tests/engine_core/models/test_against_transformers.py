@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.torch_backend import TorchBackend
 from tests.engine_core.models.driver import Driver, load, logits_of
-from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+from tests.engine_core.models.families import ALL, configuration
+from tests.engine_core.models.tiny_models import make_model, save_model
 
 LENGTH = 150
 """Longer than a tile of keys, and than the original length of the llama3 and yarn cases."""
@@ -22,9 +23,9 @@ def layers(request: pytest.FixtureRequest) -> LayerBackend | None:
     return TorchBackend() if request.param == "torch" else None
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=ALL)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    model = make_model(CASES[request.param])
+    model = make_model(configuration(request.param))
     return model, save_model(model, tmp_path_factory.mktemp("checkpoint"))
 
 

@@ -1,0 +1,48 @@
+"""Activation functions, as configurations name them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+from engine_core.errors import UnsupportedModelError
+
+
+class Activation(enum.IntEnum):
+    """``RinglineActivationKind`` of kernels/cpu/interface.h."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    """The approximation by tanh (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415)."""
+    RELU = 3
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Of each element, by torch."""
+        match self:
+            case Activation.SILU:
+                return torch.nn.functional.silu(x)
+            case Activation.GELU:
+                return torch.nn.functional.gelu(x)
+            case Activation.GELU_TANH:
+                return torch.nn.functional.gelu(x, approximate="tanh")
+        return torch.relu(x)
+
+
+_NAMES = {
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+}
+
+
+def read_activation(field: str, name: Any) -> Activation:
+    """The activation that a configuration's ``field`` names. Raises ``UnsupportedModelError``."""
+    if not isinstance(name, str) or name not in _NAMES:
+        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(_NAMES)}")
+    return _NAMES[name]

@@ -1,0 +1,176 @@
+"""What the layers of decoders are made of: attention, a gated feed-forward block, and norms before or after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.layers.base import HeadsShape
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import HeadNormNames, Norm
+from engine_core.models.architecture import ArchitectureConfig
+from engine_core.quantization.base import Features
+
+
+class TokenMixer(Protocol):
+    """Attention of any kind."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[R, H] of ``rows`` of ``x`` [T, H], or [T, H] of all, plus those rows of ``residual`` [T, H] if given."""
+
+
+class FeedForward(Protocol):
+    """A feed-forward block of any kind."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """[T, H]: the output for ``x`` [T, H], plus ``residual`` if given."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The norms of a layer; None where there is none."""
+
+    before_attention: Norm | None = None
+    after_attention: Norm | None = None
+    before_mlp: Norm | None = None
+    after_mlp: Norm | None = None
+
+
+class TransformerLayer:
+    """h + after(attention(before(h))), then the same with the feed-forward block."""
+
+    def __init__(self, attention: TokenMixer, mlp: FeedForward, norms: LayerNorms, layers: LayerFactory) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._norms = norms
+        self._select_rows = layers.select_rows
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As ``DecoderLayer`` says."""
+        norms = self._norms
+        x = hidden if norms.before_attention is None else norms.before_attention(hidden)
+        if norms.after_attention is None:
+            hidden = self._attention(x, hidden, angles, kv_cache, metadata, rows)
+        else:
+            attended = self._attention(x, None, angles, kv_cache, metadata, rows)
+            residual = hidden if rows is None else self._select_rows(hidden, rows)
+            hidden = norms.after_attention(attended, residual)
+        x = hidden if norms.before_mlp is None else norms.before_mlp(hidden)
+        return self._mlp(x, hidden) if norms.after_mlp is None else norms.after_mlp(self._mlp(x, None), hidden)
+
+
+def pre_norms(prefix: str, config: ArchitectureConfig, layers: LayerFactory) -> LayerNorms:
+    """Llama's: one before attention, one before the feed-forward block."""
+    hidden = Features(1, config.hidden_size)
+    return LayerNorms(
+        before_attention=layers.rms_norm(f"{prefix}.input_layernorm", hidden, config.norm_eps),
+        before_mlp=layers.rms_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """In what the attention of families differs."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    head_norms: HeadNormNames | None = None
+    qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    o_name: str = "o_proj"
+
+
+class SelfAttention:
+    """Attention with one fused projection for queries, keys and values."""
+
+    def __init__(
+        self,
+        config: ArchitectureConfig,
+        index: int,
+        prefix: str,
+        layers: LayerFactory,
+        options: AttentionVariant = AttentionVariant(),
+    ) -> None:
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv_proj = layers.qkv_parallel_linear(
+            prefix, config.hidden_size, heads, kv_heads, head_dim, options.qkv_bias, options.qkv_names
+        )
+        self.o_proj = layers.column_parallel_linear(
+            f"{prefix}.{options.o_name}", Features(heads, head_dim), config.hidden_size, options.o_bias
+        )
+        self.attn = layers.attention(heads_shape(config, index), config.sliding_windows[index], options.head_norms)
+        self._select_rows = layers.select_rows
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As ``TokenMixer`` says."""
+        attended = self.attn(self.project(x), angles, kv_cache, metadata)
+        if rows is not None:
+            attended = self._select_rows(attended, rows)
+            residual = None if residual is None else self._select_rows(residual, rows)
+        return self.o_proj(attended, residual)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H]."""
+        return self.qkv_proj(x)
+
+
+def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
+    """The heads of layer ``index``."""
+    rope = config.ropes[index]
+    return HeadsShape(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        rotary_dim=0 if rope is None else rope.rotary_dim,
+        interleaved=rope is not None and rope.interleaved,
+    )
+
+
+class GatedMLP:
+    """down(f(gate(x)) · up(x)) (SwiGLU and GeGLU, https://arxiv.org/abs/2002.05202), gate and up in one projection."""
+
+    def __init__(
+        self,
+        config: ArchitectureConfig,
+        prefix: str,
+        layers: LayerFactory,
+        *,
+        intermediate_size: int | None = None,
+        bias: bool = False,
+        names: tuple[str, ...] = ("gate_proj", "up_proj"),
+    ) -> None:
+        """``intermediate_size`` is the configuration's unless given."""
+        hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
+        self.gate_up_proj = layers.merged_column_parallel_linear(prefix, names, hidden, inner, bias)
+        self.down_proj = layers.column_parallel_linear(f"{prefix}.down_proj", Features(1, inner), hidden, bias)
+        self._activation = config.activation
+        self._act_and_mul = layers.act_and_mul
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """As ``FeedForward`` says."""
+        return self.down_proj(self._act_and_mul(self.gate_up_proj(x), self._activation), residual)

@@ -1,0 +1,21 @@
+"""Tiny configurations of every family: those that `make test` runs, and the shapes that `make test-models` adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig
+
+from tests.engine_core.models.families import dense
+from tests.engine_core.models.tiny_models import CASES
+
+SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES}
+"""By names that begin with the family's."""
+ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
+"""Parameters of tests: names."""
+
+
+def configuration(name: str) -> PretrainedConfig:
+    """That of a case or of a shape."""
+    return CASES[name] if name in CASES else SHAPES[name]
