@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.layers.activation import Activation
@@ -113,7 +113,7 @@ def _attention(name: str, sequences: int, new: int, context: int) -> Kernel:
     seen = rows * (context - (new - 1) / 2)
 
     def call(cache: torch.Tensor) -> Callable[[], object]:
-        return lambda: backend.forward(query, key, value, cache, metadata, _HEAD_DIM**-0.5)
+        return lambda: backend.forward(query, key, value, cache, metadata, AttentionOptions(_HEAD_DIM**-0.5))
 
     cost = Cost(read + 4 * query.nbytes, 4.0 * seen * _HEADS * _HEAD_DIM)
     return Kernel(f"{name} {sequences} × {context}", rows, cost, [call(cache) for cache in caches])

@@ -69,6 +69,21 @@ class Angles(NamedTuple):
     """[T, 1, 1] float32: factors of the queries."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a layer attends."""
+
+    scale: float
+    """Of scores; positive."""
+    sliding_window: int | None = None
+    """How many tokens a token sees, itself included; None: all before it."""
+    logit_softcap: float | None = None
+    """Scaled scores s become c · tanh(s / c)."""
+    sinks: torch.Tensor | None = None
+    """[Hq] float32: logits that take part in the softmax and have no values
+    (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
+
+
 class Rotation(Protocol):
     """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D]."""
 
@@ -104,12 +119,11 @@ class AttentionBackend(ABC):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
 
-        A row at position p sees positions 0 … p of its own sequence, or the last ``sliding_window`` of them. Blocks are
+        A row at position p sees positions 0 … p of its own sequence, or those of its window. Blocks are
         visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
         ``kv_cache`` only.
         """
@@ -121,12 +135,11 @@ class AttentionBackend(ABC):
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """As ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
         query, key, value = rotate(heads, angles)
-        return self.forward(query, key, value, kv_cache, metadata, scale, sliding_window)
+        return self.forward(query, key, value, kv_cache, metadata, options)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
         """Prepare the next step of a model whose layers are one group; ``metadata`` is on the host.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
@@ -53,8 +53,7 @@ class NativeAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
         num_rows, num_heads, head_dim = query.shape
@@ -68,8 +67,10 @@ class NativeAttention(AttentionBackend):
         arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
         arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, key.shape[1], head_dim
         arguments.block_size, arguments.number_type = kv_cache.shape[3], NUMBER_TYPES[query.dtype]
-        arguments.num_threads, arguments.scale = torch.get_num_threads(), scale
-        arguments.sliding_window = sliding_window or 0
+        arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
+        arguments.sliding_window = options.sliding_window or 0
+        arguments.logit_softcap = options.logit_softcap or 0.0
+        arguments.sinks = None if options.sinks is None else options.sinks.data_ptr()
         if self._kernels.attention(arguments) != 0:
             raise MemoryError("no memory for attention's intermediate results")
         return output

@@ -8,7 +8,14 @@ from typing import Protocol, runtime_checkable
 import torch
 import triton
 
-from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, KVCacheSpec, Rotation
+from engine_core.attention.base import (
+    Angles,
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    Rotation,
+)
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import write_keys_and_values
 
@@ -41,8 +48,7 @@ class PagedAttention(AttentionBackend):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``query`` [T, Hq, D]; the step's keys and values are already in ``kv_cache``."""
 
@@ -53,11 +59,10 @@ class PagedAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
-        return self.attend(_with_dense_rows(query), kv_cache, metadata, scale, sliding_window)
+        return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
 
     def forward_heads(
         self,
@@ -66,13 +71,12 @@ class PagedAttention(AttentionBackend):
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         if not isinstance(rotate, CachingRotation):
-            return super().forward_heads(heads, rotate, angles, kv_cache, metadata, scale, sliding_window)
+            return super().forward_heads(heads, rotate, angles, kv_cache, metadata, options)
         query = rotate.into_cache(heads, angles, kv_cache, metadata.slot_mapping)
-        return self.attend(query, kv_cache, metadata, scale, sliding_window)
+        return self.attend(query, kv_cache, metadata, options)
 
 
 def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 
 _MAX_SCORES = 2**24
 """Scores that are computed at a time: 64 MiB."""
@@ -35,8 +35,7 @@ class TorchAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         block_size = kv_cache.shape[3]
         blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
@@ -45,7 +44,7 @@ class TorchAttention(AttentionBackend):
         output = torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
-            window = sliding_window or length
+            window = options.sliding_window or length
             seen = max(0, length - (starts[seq + 1] - starts[seq]) - window + 1) // block_size  # the first block
             table = metadata.block_tables[seq, seen : -(-length // block_size)].long()
             end = length - seen * block_size
@@ -54,21 +53,34 @@ class TorchAttention(AttentionBackend):
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
                 place = end - (starts[seq + 1] - first)
-                output[rows] = _attend(query[rows].float() * scale, keys, values, place, window)
+                output[rows] = _attend(query[rows].float(), keys, values, place, window, options)
         return output.flatten(1)
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int, window: int) -> torch.Tensor:
-    """[n, Hq, D] of the scaled ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    place: int,
+    window: int,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """[n, Hq, D] of the ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
 
     The first row's own key is the one at ``place``; a row sees ``window`` keys, of which its own is the last.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     grouped = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, Hq / Hkv, n, D]
-    scores = grouped @ keys.transpose(1, 2)[:, None]
+    scores = (grouped * options.scale) @ keys.transpose(1, 2)[:, None]
+    if (cap := options.logit_softcap) is not None:
+        scores = cap * torch.tanh(scores / cap)
     places = torch.arange(length, device=query.device)
     own = torch.arange(place, place + num_rows, device=query.device)[:, None]
     hidden = (places > own) | (places <= own - window)
-    attended = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ values[:, None]
+    scores = scores.masked_fill_(hidden, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    attended = scores.softmax(-1)[..., :length] @ values[:, None]
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)

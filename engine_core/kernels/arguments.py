@@ -29,6 +29,7 @@ class AttentionArguments(ctypes.Structure):
         ("seq_lens", ctypes.c_void_p),
         ("block_tables", ctypes.c_void_p),
         ("block_table_stride", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
         ("group", ctypes.c_int32),
         ("num_seqs", ctypes.c_int32),
         ("num_heads", ctypes.c_int32),
@@ -39,6 +40,7 @@ class AttentionArguments(ctypes.Structure):
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("logit_softcap", ctypes.c_float),
     )
 
 
@@ -57,6 +59,7 @@ class LinearArguments(ctypes.Structure):
         ("number_type", ctypes.c_int32),
         ("wide", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -122,6 +125,21 @@ class ActivationArguments(ctypes.Structure):
     )
 
 
+class SigmoidGateArguments(ctypes.Structure):
+    """``RinglineSigmoidGate`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
 class RotationArguments(ctypes.Structure):
     """``RinglineRotation`` of cpu/interface.h."""
 
@@ -173,6 +191,7 @@ class Int8Call(ctypes.Structure):
         ("input_type", ctypes.c_int32),
         ("output_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -201,6 +220,7 @@ class OperationKind(enum.IntEnum):
     ACTIVATE = 4
     MULTIPLY_INT8 = 5
     SELECT = 6
+    GATE = 7
 
 
 class Operation(ctypes.Structure):
@@ -242,6 +262,7 @@ class KernelTable(ctypes.Structure):
         ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
         ("argmax", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("select_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SelectionArguments))),
+        ("sigmoid_gate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SigmoidGateArguments))),
     )
 
 

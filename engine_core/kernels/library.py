@@ -34,6 +34,7 @@ from engine_core.kernels.arguments import (
     RotationArguments,
     RowsArguments,
     SelectionArguments,
+    SigmoidGateArguments,
     Step,
 )
 from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
@@ -65,6 +66,7 @@ class CpuKernels:
     rotate: Callable[[RotationArguments], int]
     activate: Callable[[ActivationArguments], int]
     select_rows: Callable[[SelectionArguments], int]
+    sigmoid_gate: Callable[[SigmoidGateArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
     argmax: Callable[[LinearArguments], int]
@@ -103,6 +105,7 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.ROTATE, address, table.rotate),
         capturable(OperationKind.ACTIVATE, address, table.activate),
         capturable(OperationKind.SELECT, address, table.select_rows),
+        capturable(OperationKind.GATE, address, table.sigmoid_gate),
         table.read_rows,
         table.argmax,
         library.ringline_replay,

@@ -31,9 +31,14 @@ class LinearLayer(ABC):
 
     @abstractmethod
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is.
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
 
         ``residual`` may be overwritten.
         """
@@ -161,6 +166,10 @@ class LayerBackend(ABC):
     @abstractmethod
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """f(x) [T, I] of ``x`` [T, I]."""
+
+    @abstractmethod
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N]."""

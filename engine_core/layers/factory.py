@@ -6,11 +6,12 @@ from typing import TypeVar
 
 import torch
 
-from engine_core.attention.base import AttentionBackend
+from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import DecoderStack, HeadsShape, LayerBackend
 from engine_core.layers.parts import (
     Attention,
+    AttentionSinks,
     ColumnParallelLinear,
     HeadNormNames,
     LayerNorm,
@@ -112,11 +113,23 @@ class LayerFactory:
         return self._add(LayerNorm(name, features, eps, self.backend))
 
     def attention(
-        self, shape: HeadsShape, sliding_window: int | None = None, norms: HeadNormNames | None = None
+        self,
+        shape: HeadsShape,
+        sliding_window: int | None = None,
+        norms: HeadNormNames | None = None,
+        *,
+        scale: float | None = None,
+        logit_softcap: float | None = None,
+        sinks: str | None = None,
     ) -> Attention:
-        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says."""
+        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says.
+
+        ``scale`` is 1 / √head size unless given; ``sinks`` is the name of a tensor [Hq].
+        """
         rotary = self._add(RotaryEmbedding(shape, norms, self.backend))
-        return Attention(rotary, shape.head_dim, sliding_window, self.attention_backend)
+        options = AttentionOptions(scale or shape.head_dim**-0.5, sliding_window, logit_softcap)
+        part = None if sinks is None else self._add(AttentionSinks(sinks, shape.num_heads))
+        return Attention(rotary, options, part, self.attention_backend)
 
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""

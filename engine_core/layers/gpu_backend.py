@@ -145,3 +145,6 @@ class GpuBackend(LayerBackend):
             gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, **AS_WRITTEN
         )
         return output
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(residual, x, logits.sigmoid().to(x.dtype))

@@ -18,6 +18,7 @@ from engine_core.kernels.arguments import (
     RotationArguments,
     RowsArguments,
     SelectionArguments,
+    SigmoidGateArguments,
 )
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
@@ -65,12 +66,17 @@ class NativeLinear(LinearLayer):
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
         self._arguments.residual = None if residual is None else residual.data_ptr()
-        self._arguments.wide = y.dtype == torch.float32
+        self._arguments.wide, self._arguments.scale = y.dtype == torch.float32, scale
         self._call(self._kernels.linear, x, y)
         return y
 
@@ -219,6 +225,22 @@ class NativeBackend(LayerBackend):
                 width,
                 activation,
                 gated,
+                NUMBER_TYPES[x.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return output
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        output = empty(x.shape[0], x.shape[1], x.dtype)
+        self._kernels.sigmoid_gate(
+            SigmoidGateArguments(
+                x.data_ptr(),
+                logits.data_ptr(),
+                residual.data_ptr(),
+                output.data_ptr(),
+                x.shape[0],
+                x.shape[1],
                 NUMBER_TYPES[x.dtype],
                 torch.get_num_threads(),
             )

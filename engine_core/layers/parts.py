@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata
+from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod
@@ -63,9 +63,9 @@ class ColumnParallelLinear(Part):
     def nbytes(self) -> int:
         return self.layer.nbytes
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N], which may be overwritten."""
-        return self.layer(x, residual=residual)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
+        return self.layer(x, residual=residual, scale=scale)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -75,9 +75,8 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class QKVParallelLinear(ColumnParallelLinear):
     """The projections of queries, keys and values, their heads side by side."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
         """[T, Hq + 2 · Hkv, D] of ``x`` [T, K]."""
-        assert residual is None
         return self.layer(x).view(x.shape[0], self.shape.outputs.groups, -1)
 
 
@@ -135,7 +134,8 @@ class VocabParallelEmbedding(Part):
         else:
             assert self._tied_to is not None
             rows = self._tied_to.layer.weight_rows(indices)
-        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+        # The factor is rounded like the rows, as in the models that have one.
+        return rows if self._scale == 1.0 else rows.mul_(torch.tensor(self._scale, dtype=rows.dtype))
 
 
 class Norm(Part):
@@ -215,8 +215,7 @@ class LayerNorm(Norm):
 
 def padded_weight(weight: torch.Tensor, features: Features, backend: LayerBackend) -> torch.Tensor:
     """A copy of ``weight`` [W], each group padded with zeros."""
-    padding = features.padded(backend) - features.size
-    return torch.nn.functional.pad(weight.view(features.groups, features.size), (0, padding)).flatten().clone()
+    return features.pad(weight.clone(), 0, backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +260,42 @@ class RotaryEmbedding(Part):
         return self.layer.nbytes
 
 
+class AttentionSinks(Part):
+    """A logit per head, in float32."""
+
+    logits: torch.Tensor
+
+    def __init__(self, name: str, num_heads: int) -> None:
+        self._name = name
+        self._num_heads = num_heads
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {self._name: (self._num_heads,)}
+
+    def load(self, weights: Weights) -> None:
+        self.logits = weights.take(self._name).to(torch.float32, copy=True)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return self._num_heads * itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes
+
+
 class Attention:
     """Attention of one layer over its KV cache."""
 
     def __init__(
-        self, rotary: RotaryEmbedding, head_dim: int, sliding_window: int | None, backend: AttentionBackend
+        self,
+        rotary: RotaryEmbedding,
+        options: AttentionOptions,
+        sinks: AttentionSinks | None,
+        backend: AttentionBackend,
     ) -> None:
         self._rotary = rotary
-        self._sliding_window = sliding_window
-        self._scale = head_dim**-0.5
+        self._options = options
+        self._sinks = sinks
         self._backend = backend
 
     def __call__(
@@ -280,6 +306,5 @@ class Attention:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``."""
-        return self._backend.forward_heads(
-            heads, self._rotary.layer, angles, kv_cache, metadata, self._scale, self._sliding_window
-        )
+        options = self._options if self._sinks is None else replace(self._options, sinks=self._sinks.logits)
+        return self._backend.forward_heads(heads, self._rotary.layer, angles, kv_cache, metadata, options)

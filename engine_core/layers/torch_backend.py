@@ -26,9 +26,15 @@ class TorchLinear(LinearLayer):
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         y = torch.nn.functional.linear(x, self.weight, self.bias).to(dtype or x.dtype)
+        y = y if scale == 1.0 else y.mul_(scale)
         return y if residual is None else residual + y
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -110,3 +116,6 @@ class TorchBackend(LayerBackend):
 
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         return activation(x.float()).to(x.dtype)
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)

@@ -36,6 +36,14 @@ class ArchitectureConfig:
     """How each layer rotates queries and keys; None: it does not."""
     sliding_windows: tuple[int | None, ...]
     """How many tokens a token sees in each layer, itself included; None: all before it."""
+    softmax_scale: float | None = None
+    """Of attention's scores; None: 1 / √head_dim."""
+    attn_logit_softcap: float | None = None
+    """Scores s become c · tanh(s / c)."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in the softmax and has no value."""
+    residual_scale: float = 1.0
+    """Of what attention and feed-forward blocks add to the residual."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -45,6 +53,12 @@ class ArchitectureConfig:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
         windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
         return replace(self, sliding_windows=tuple(windows))
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
+        special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
+        return not self.attention_sinks and all(value is None for value in special)
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
@@ -63,8 +77,9 @@ def common_fields(
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation
-    or a rope type that the engine does not have.
+    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window.
+    Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type that the
+    engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -147,6 +162,11 @@ def positive_number(config: PretrainedConfig, name: str) -> float:
     return float(value)
 
 
+def optional_number(config: PretrainedConfig, name: str) -> float | None:
+    """A finite number above 0, or null. Raises ``CheckpointError``."""
+    return None if getattr(config, name) is None else positive_number(config, name)
+
+
 def _norm_eps(config: PretrainedConfig) -> float:
     value = config.rms_norm_eps
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
@@ -159,7 +179,7 @@ def _ropes(
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     told: Mapping[str, Any] = config.rope_parameters or {}
-    by_kind = [parameters for parameters in told.values() if isinstance(parameters, dict)]
+    by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
     for parameters in by_kind or [told]:
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(

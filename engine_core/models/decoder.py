@@ -106,16 +106,24 @@ class SelfAttention:
         index: int,
         prefix: str,
         layers: LayerFactory,
-        options: AttentionVariant = AttentionVariant(),
+        variant: AttentionVariant = AttentionVariant(),
     ) -> None:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.qkv_proj = layers.qkv_parallel_linear(
-            prefix, config.hidden_size, heads, kv_heads, head_dim, options.qkv_bias, options.qkv_names
+            prefix, config.hidden_size, heads, kv_heads, head_dim, variant.qkv_bias, variant.qkv_names
         )
         self.o_proj = layers.column_parallel_linear(
-            f"{prefix}.{options.o_name}", Features(heads, head_dim), config.hidden_size, options.o_bias
+            f"{prefix}.{variant.o_name}", Features(heads, head_dim), config.hidden_size, variant.o_bias
         )
-        self.attn = layers.attention(heads_shape(config, index), config.sliding_windows[index], options.head_norms)
+        self.attn = layers.attention(
+            heads_shape(config, index),
+            config.sliding_windows[index],
+            variant.head_norms,
+            scale=config.softmax_scale,
+            logit_softcap=config.attn_logit_softcap,
+            sinks=f"{prefix}.sinks" if config.attention_sinks else None,
+        )
+        self._residual_scale = config.residual_scale
         self._select_rows = layers.select_rows
 
     def __call__(
@@ -132,11 +140,11 @@ class SelfAttention:
         if rows is not None:
             attended = self._select_rows(attended, rows)
             residual = None if residual is None else self._select_rows(residual, rows)
-        return self.o_proj(attended, residual)
+        return self.o_proj(attended, residual, self._residual_scale)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H]."""
-        return self.qkv_proj(x)
+        return self.qkv_proj.heads(x)
 
 
 def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
@@ -170,7 +178,9 @@ class GatedMLP:
         self.down_proj = layers.column_parallel_linear(f"{prefix}.down_proj", Features(1, inner), hidden, bias)
         self._activation = config.activation
         self._act_and_mul = layers.act_and_mul
+        self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """As ``FeedForward`` says."""
-        return self.down_proj(self._act_and_mul(self.gate_up_proj(x), self._activation), residual)
+        inner = self._act_and_mul(self.gate_up_proj(x), self._activation)
+        return self.down_proj(inner, residual, self._residual_scale)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
+from engine_core.models.gemma2 import Gemma2ForCausalLM
+from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
@@ -11,6 +14,9 @@ from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "GraniteForCausalLM": GraniteForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,

@@ -154,8 +154,9 @@ class CudaPlatform(Platform):
 
         model = checkpoint.config
         heads = HeadsOfModel(model.num_heads, model.num_kv_heads, model.head_dim, checkpoint.dtype)
-        windows = any(window is not None for window in model.sliding_windows)
-        demand = Demand(heads, limits.block_size, limits.max_model_len, config.deterministic, windows)
+        demand = Demand(
+            heads, limits.block_size, limits.max_model_len, config.deterministic, model.is_plainly_attending
+        )
         check_attention(config.attention_backend, demand)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._free_at_start = torch.cuda.mem_get_info()

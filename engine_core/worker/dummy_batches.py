@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import TimedForward
@@ -165,8 +165,11 @@ def _quickest(
     metadata = on_host.on(device)
     attention.plan(on_host)
     runs: list[float] = []
+    options = AttentionOptions(spec.head_dim**-0.5)
     while len(runs) < 2 or (len(runs) < _RUNS and sum(runs) < _SECONDS):
         start = time.perf_counter()
-        attention.forward(query, key, key, cache, metadata, spec.head_dim**-0.5).cpu()  # waits for the device
+        attention.forward(
+            query, key, key, cache, metadata, AttentionOptions(spec.head_dim**-0.5)
+        ).cpu()  # waits for the device
         runs.append(time.perf_counter() - start)
     return min(runs)

@@ -87,7 +87,9 @@ def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
     torch.testing.assert_close(wide.cpu(), product.float(), **tolerance)
     norm = numbers(128, dtype=dtype, seed=6)
     torch.testing.assert_close(
-        layers.rms_norm(norm.to(GPU), 1e-5, 128)(x.to(GPU)).cpu(), reference.rms_norm(norm, 1e-5, 128)(x), **tolerance
+        layers.norm(norm.float().to(GPU), None, 1e-5, 128)(x.to(GPU)).cpu(),
+        reference.norm(norm.float(), None, 1e-5, 128)(x),
+        **tolerance,
     )
     torch.testing.assert_close(layers.silu_and_mul(x.to(GPU)).cpu(), reference.silu_and_mul(x), **tolerance)
     heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)

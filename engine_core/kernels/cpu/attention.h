@@ -147,6 +147,7 @@ private:
             float* const scores = scratch.scores + row * kScoreStride;
             const int position = q.position + (first + row) / group_;
             const int before = window().first_key(position) - tile.position;
+            if (args_.logit_softcap > 0.0f) cap_scores(scores, tile, args_.scale, args_.logit_softcap);
             mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(position + 1 - tile.position));
             scratch.decays[row] = weigh<F>(scores, first_place(tile), tile.places(), exponent_scale(),
                                            seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
@@ -163,8 +164,10 @@ private:
 
     void finish_tile(const QueryTile& q, const RowState& state) const {
         for (int row = 0; row < q.count * group_; ++row) {
-            const long head = static_cast<long>(q.row + row / group_) * args_.num_heads + q.kv_head * group_ + row % group_;
-            finish<F>(state.from(row, head_dim_), head_dim_, static_cast<Element*>(args_.output) + head * head_dim_);
+            const long head = q.kv_head * group_ + row % group_, place = (q.row + row / group_) * args_.num_heads + head;
+            const RowState own = state.from(row, head_dim_);
+            const float share = share_of_weights(own, exponent_scale(), args_.sinks ? args_.sinks + head : nullptr);
+            finish<F>(own, head_dim_, share, static_cast<Element*>(args_.output) + place * head_dim_);
         }
     }
 
@@ -176,8 +179,8 @@ private:
 
     Window window() const { return division_.window(); }
 
-    // Weights are powers of two: this is the attention's scale times log2(e).
-    float exponent_scale() const { return args_.scale * 1.44269504088896340736f; }
+    // Weights are powers of two: this is the attention's scale, which is in capped scores already, times log2(e).
+    float exponent_scale() const { return (args_.logit_softcap > 0.0f ? 1.0f : args_.scale) * 1.44269504088896340736f; }
 
     const RinglineAttention& args_;
     const Cache<F> cache_;

@@ -19,15 +19,18 @@ struct RinglineAttention {
     const int32_t* seq_lens;                         // [S]
     const int32_t* block_tables;                     // [S, …]
     int64_t block_table_stride;                      // entries from one sequence to the next
+    const float* sinks;  // [Hq]: logits that take part in the softmax and have no values; or null
     int32_t group;                                   // which of a step's block tables these are
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
     int32_t num_threads;
-    float scale;  // positive
+    float scale;          // positive
+    float logit_softcap;  // scores s become c · tanh(s / c) after scaling; 0: they stay
 };
 
-// A linear layer of M rows, K inputs and N outputs. K is a multiple of 16; W and b are padded with zeros to whole tiles.
+// A linear layer of M rows, K inputs and N outputs: y = (x · Wᵀ + b) · scale. K is a multiple of 16; W and b are padded with
+// zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
     const void* weight;    // packed: see linear.h
@@ -38,6 +41,7 @@ struct RinglineLinear {
     int32_t number_type;
     int32_t wide;
     int32_t num_threads;
+    float scale;
 };
 
 // M rows of such a weight, as they were before it was packed.
@@ -92,6 +96,17 @@ struct RinglineActivation {
     int32_t num_threads;
 };
 
+// residual + σ(logit) · x of M rows. The width is a multiple of 16.
+struct RinglineSigmoidGate {
+    const void* x;         // [M, width]
+    const float* logits;   // [M]
+    const void* residual;  // [M, width]
+    void* output;          // [M, width]; may be the residual
+    int64_t rows, width;
+    int32_t number_type;
+    int32_t num_threads;
+};
+
 // Normalization of queries and keys (and of values), then rotation of queries and keys, in place. D, the head size, is a
 // multiple of 16; behind the first mean_width numbers of a head there are zeros.
 struct RinglineRotation {
@@ -141,6 +156,7 @@ struct RinglineInt8Call {
     int32_t input_type;
     int32_t output_type;  // the same, or float32
     int32_t num_threads;
+    float scale;  // of the product and its bias
 };
 
 enum RinglineOperationKind {
@@ -151,6 +167,7 @@ enum RinglineOperationKind {
     kRinglineActivate,
     kRinglineMultiplyInt8,
     kRinglineSelect,
+    kRinglineGate,
 };
 
 // A captured call: a kernel of a table (see kernel_table.h) and what it was called with.

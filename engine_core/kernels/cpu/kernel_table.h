@@ -13,6 +13,7 @@ struct Kernels {
     int (*read_rows)(const RinglineRows&);
     int (*argmax)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
     int (*select_rows)(const RinglineSelection&);
+    int (*sigmoid_gate)(const RinglineSigmoidGate&);
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;

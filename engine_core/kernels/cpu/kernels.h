@@ -9,5 +9,6 @@
 #include "norm.h"
 #include "rope.h"
 #include "select_rows.h"
+#include "sigmoid_gate.h"
 
-#define KERNELS {attention, linear, normalize, rotate, activate, read_rows, argmax, select_rows}
+#define KERNELS {attention, linear, normalize, rotate, activate, read_rows, argmax, select_rows, sigmoid_gate}

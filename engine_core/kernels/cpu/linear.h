@@ -178,7 +178,7 @@ private:
     int threads_;
 };
 
-// Writes results as a matrix, after adding the residual.
+// Writes results as a matrix, times the scale and after adding the residual.
 template <class F>
 class WrittenOutputs {
     using Element = typename F::Element;
@@ -195,7 +195,7 @@ public:
 
 private:
     void put_vector(const float* sums, long at) const {
-        Vec v = load(sums);
+        Vec v = multiply(load(sums), splat(args_.scale));
         if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + at));
         if (args_.wide)
             store(static_cast<float*>(args_.output) + at, v);
@@ -207,7 +207,8 @@ private:
         Element residual[kTileOutputs] = {}, narrow[kTileOutputs];
         if (args_.residual) std::memcpy(residual, static_cast<const Element*>(args_.residual) + at, count * sizeof(Element));
         for (int i = 0; i < kTileOutputs; i += kLanes) {
-            store(sums + i, args_.residual ? add(load(sums + i), F::widen(residual + i)) : load(sums + i));
+            const Vec v = multiply(load(sums + i), splat(args_.scale));
+            store(sums + i, args_.residual ? add(v, F::widen(residual + i)) : v);
             F::narrow(narrow + i, load(sums + i));
         }
         if (args_.wide)

@@ -43,6 +43,12 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             call.num_threads = step.num_threads;
             return kernels.activate(call);
         }
+        case kRinglineGate: {
+            auto call = *static_cast<const RinglineSigmoidGate*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return kernels.sigmoid_gate(call);
+        }
         case kRinglineSelect: {
             auto call = *static_cast<const RinglineSelection*>(operation.arguments);
             call.indices = step.selected;

@@ -128,6 +128,29 @@ def test_windows_against_float64_and_bitwise(
             assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize(("geometry", "dtype"), WINDOWED, ids=str)
+def test_capped_scores_and_sinks_against_float64_and_bitwise(
+    backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, softcap: float | None, sunk: bool
+) -> None:
+    """One sink is too small to matter, one so large that it takes nearly everything."""
+    rng = random.Random(str((geometry, softcap, sunk)))
+    sequences = make_sequences([*random_lengths(rng, 3), 1, 530], geometry, dtype, seed=4)
+    sinks = torch.linspace(-200.0, 200.0, geometry.num_heads) if sunk else None
+    options = {"window": 40, "softcap": softcap, "sinks": sinks}
+    torch.set_num_threads(1)
+    alone = Run(backend, geometry, sequences, **options).at_once()
+    for actual, known in zip(alone, sequences, strict=True):
+        expected = known.expected(geometry.head_dim**-0.5, **options)
+        torch.testing.assert_close(actual.double(), expected, **TOLERANCE[dtype])
+    torch.set_num_threads(3)
+    for actual, one in zip(
+        Run(backend, geometry, sequences, seed=3, **options).in_random_steps(rng), alone, strict=True
+    ):
+        assert torch.equal(actual, one)
+
+
 @pytest.mark.parametrize("window", [600, 1000, 1290])
 def test_a_window_over_several_splits(backend: NativeAttention, window: int) -> None:
     geometry = Geometry(4, 2, 64, 16)
