@@ -8,7 +8,8 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import DecoderStack, HeadsShape, LayerBackend
+from engine_core.layers.base import DecoderStack, ExpertsShape, HeadsShape, LayerBackend, Routing
+from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
 from engine_core.layers.parts import (
     Attention,
     AttentionSinks,
@@ -21,6 +22,7 @@ from engine_core.layers.parts import (
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
+    RowGate,
     VocabParallelEmbedding,
 )
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
@@ -103,6 +105,16 @@ class LayerFactory:
     ) -> VocabParallelEmbedding:
         """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
         return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
+
+    def fused_moe(
+        self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
+    ) -> FusedMoE:
+        """A router and its experts."""
+        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype))
+
+    def row_gate(self, name: str, inputs: Features) -> RowGate:
+        """The projection to one logit per row, whose sigmoid another block's output is multiplied by."""
+        return self._add(RowGate(name, inputs, self.backend))
 
     def rms_norm(self, name: str | None, features: Features, eps: float, offset: float = 0.0) -> RMSNorm:
         """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""

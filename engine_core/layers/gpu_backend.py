@@ -6,12 +6,24 @@ import torch
 import triton
 
 from engine_core.attention.base import Angles
+from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
 from engine_core.kernels.triton.silu_and_mul import silu_and_multiply
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
+from engine_core.layers.base import (
+    ExpertsLayer,
+    ExpertsShape,
+    GroupedLinearLayer,
+    HeadNorms,
+    HeadsShape,
+    LayerBackend,
+    LinearLayer,
+    NormLayer,
+    RotaryLayer,
+    Routing,
+)
 from engine_core.layers.gpu_linear import InvariantLinear, LibraryLinear
 
 _HEADS_TOGETHER = 8
@@ -128,6 +140,21 @@ class GpuBackend(LayerBackend):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
         return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
+
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearLayer:
+        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+        raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
 
     def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
         return GpuNorm(weight, eps)

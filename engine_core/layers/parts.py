@@ -16,7 +16,7 @@ import torch
 from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
-from engine_core.quantization.base import Features, LinearShape, QuantMethod
+from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
 
 class Part(ABC):
@@ -90,6 +90,33 @@ class ParallelLMHead(ColumnParallelLinear):
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits, the lowest of equals."""
         return self.layer.argmax(hidden)
+
+
+class RowGate(Part):
+    """Multiplies rows by the sigmoid of a projection to one logit, which is never quantized."""
+
+    layer: LinearLayer
+
+    def __init__(self, name: str, inputs: Features, backend: LayerBackend) -> None:
+        self._shape = LinearShape((name,), (1,), inputs, Features(1, 1, fixed=True), bias=False)
+        self._backend = backend
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return Unquantized().tensors(self._shape)
+
+    def load(self, weights: Weights) -> None:
+        self.layer = Unquantized().load(self._shape, weights, self._backend)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return Unquantized().weight_bytes(self._shape, itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layer.nbytes
+
+    def __call__(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` plus ``gated`` times the sigmoid of each row's logit; all [T, H]."""
+        return self._backend.add_gated(gated, self.layer(x, dtype=torch.float32), residual)
 
 
 class VocabParallelEmbedding(Part):

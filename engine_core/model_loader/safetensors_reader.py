@@ -86,6 +86,8 @@ class SafetensorsWeights:
         self._on_progress = on_progress
         self._digest = digest
         self._files: dict[Path, Any] = {}
+        self._whole: dict[str, torch.Tensor] = {}
+        """Tensors of which rows are taken."""
         self._mapped = 0
         self._done = 0
         self._total = sum(self._tensors[name].nbytes for name in shapes)
@@ -95,15 +97,28 @@ class SafetensorsWeights:
             self._files.clear()
             self._mapped = 0
         parts = [self._view(name) for name in names]
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return self._converted(parts)
+
+    def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Joined along the first dimension, in the model's type and on its device."""
         if len(parts) > 1 or parts[0].dtype != self._dtype or parts[0].device != self._device:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
             for part, place in zip(parts, torch.split(joined, rows), strict=True):
                 place.copy_(part)
             parts = [joined]
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
         return parts[0]
+
+    def take_row(self, name: str, index: int) -> torch.Tensor:
+        if index == 0:
+            self._whole[name] = self._view(name)
+        whole = self._whole[name] if index < self._tensors[name].shape[0] - 1 else self._whole.pop(name)
+        return self._converted([whole[index]])
+
+    def take_float32(self, name: str) -> torch.Tensor:
+        return self._view(name).to(self._device, torch.float32, copy=True)
 
     def _view(self, name: str) -> torch.Tensor:
         """One tensor, in the mapped file."""

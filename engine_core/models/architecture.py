@@ -162,6 +162,14 @@ def positive_number(config: PretrainedConfig, name: str) -> float:
     return float(value)
 
 
+def whole_number(config: PretrainedConfig, name: str) -> int:
+    """A whole number from 0 on. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a whole number from 0 on")
+    return value
+
+
 def optional_number(config: PretrainedConfig, name: str) -> float | None:
     """A finite number above 0, or null. Raises ``CheckpointError``."""
     return None if getattr(config, name) is None else positive_number(config, name)

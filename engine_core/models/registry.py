@@ -6,22 +6,30 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
+from engine_core.models.mixtral import MixtralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
+from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
+from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 

@@ -44,6 +44,61 @@ struct RinglineLinear {
     float scale;
 };
 
+// Linear layers side by side: G groups of K inputs and N outputs each, without biases. Each group's weight is packed and
+// padded to whole tiles on its own, and follows the one before.
+struct RinglineGroupedLinear {
+    const void* x;       // [M, G, K]
+    const void* weight;  // [G], each as in RinglineLinear
+    void* output;        // [M, G, N], dense
+    int64_t rows, groups, in_features, out_features;
+    int64_t x_stride, x_group_stride;  // elements from one row to the next, and from one group to the next
+    int32_t number_type;
+    int32_t num_threads;
+};
+
+enum RinglineScoring : int32_t { kRinglineSoftmax = 0, kRinglineSigmoid = 1 };
+
+// Which k of E experts compute each of M rows. The experts with the highest scores do, the lower number of equals; with
+// groups, only those of the groups with the highest scores. They are listed in descending order.
+struct RinglineRouting {
+    const float* logits;         // [M, E]
+    const float* bias;           // [E]: added to scores for the choice, not for the weights; or null
+    const float* expert_scales;  // [E]: factors of the weights; or null
+    int32_t* ids;                // [M, k]
+    float* weights;              // [M, k]
+    int64_t rows;
+    int32_t num_experts, top_k;
+    int32_t num_groups, topk_groups;  // groups of neighbouring experts, and how many of them are chosen
+    int32_t group_best;               // a group's score is the sum of this many of its highest
+    int32_t scoring;
+    int32_t renormalize;  // whether a row's weights are divided by their sum
+    int32_t num_threads;
+    float scale;  // of the weights
+};
+
+// Gated feed-forward blocks, of which each row goes through the k that are listed for it, times their weights. H and I are
+// multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32 numbers of I: two
+// panels of the gate, two of up.
+struct RinglineExperts {
+    const void* x;              // [M, H]
+    const int32_t* ids;         // [M, k]
+    const float* weights;       // [M, k]
+    const void* gate_up;        // [E, I / 32] tiles of H inputs
+    const void* down;           // [E, H / 64] tiles of I inputs
+    const float* gate_up_bias;  // [E, I / 32, 64], in the order of the tiles; or null
+    const float* down_bias;     // [E, H padded to tiles], or null
+    const void* residual;       // [M, H], or null
+    void* output;               // [M, H]
+    void* gathered;             // [M, k, H] factors: room for what is computed in between
+    void* activated;            // [M, k, I] factors
+    int64_t rows, hidden, inner;
+    int32_t num_experts, top_k;
+    int32_t activation;  // RinglineActivationKind
+    int32_t number_type;
+    int32_t num_threads;
+    float limit, alpha;  // of kRinglineClampedSwiglu
+};
+
 // M rows of such a weight, as they were before it was packed.
 struct RinglineRows {
     const void* weight;
@@ -83,6 +138,7 @@ enum RinglineActivationKind : int32_t {
     kRinglineGelu = 1,
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
+    kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); in experts alone
 };
 
 // f(gate) · up of M rows, or f(x) where there is no gate. The width is a multiple of 16.
@@ -168,6 +224,9 @@ enum RinglineOperationKind {
     kRinglineMultiplyInt8,
     kRinglineSelect,
     kRinglineGate,
+    kRinglineMultiplyGroups,
+    kRinglineRoute,
+    kRinglineRunExperts,
 };
 
 // A captured call: a kernel of a table (see kernel_table.h) and what it was called with.

@@ -12,7 +12,7 @@ from engine_core.layers.base import LayerBackend
 from engine_core.layers.torch_backend import TorchBackend
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.families import ALL, configuration
-from tests.engine_core.models.tiny_models import make_model, save_model
+from tests.engine_core.models.tiny_models import EAGER, make_model, save_model
 
 LENGTH = 150
 """Longer than a tile of keys, and than the original length of the llama3 and yarn cases."""
@@ -77,7 +77,7 @@ def test_rounding_error_is_no_larger_than_transformers(
     reference, directory = pair
     ids = random_ids(LENGTH)
     expected = reference_logits(reference, ids)
-    rounded = type(reference).from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager")
+    rounded = type(reference).from_pretrained(directory, dtype=getattr(torch, dtype), **EAGER)
     their_error = (reference_logits(rounded, ids) - expected).square().mean().sqrt()
     our_error = (logits_of(load(directory, dtype, layers=layers), ids) - expected).square().mean().sqrt()
     assert 0 < our_error <= 1.2 * their_error
