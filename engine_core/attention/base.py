@@ -1,7 +1,8 @@
 """The interface of an attention backend.
 
 The backend owns the layout of the KV cache: nobody else indexes into it. Symbols used for shapes below:
-T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size.
+T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size. Latents: R numbers,
+from which all heads' keys and values are made, and P numbers that are rotated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    latent_dim: int | None = None
+    """R, where the cache holds latents: one per token, of ``head_dim`` numbers of which the last are rotated."""
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Of one layer."""
+        return (1 if self.latent_dim is not None else 2) * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,23 @@ class AttentionBackend(ABC):
         A row at position p sees positions 0 … p of its own sequence, or those of its window. Blocks are
         visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
         ``kv_cache`` only.
+        """
+
+    @abstractmethod
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Store ``latent`` [T, R] and ``rope`` [T, P], then attend over them; returns weighted latents [T, Hq, R].
+
+        A score is that of ``query`` [T, Hq, R] and a latent, plus that of ``query_rope`` [T, Hq, P] and its rotated part.
+        Otherwise as ``forward``.
         """
 
     def forward_heads(

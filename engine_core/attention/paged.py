@@ -16,6 +16,7 @@ from engine_core.attention.base import (
     KVCacheSpec,
     Rotation,
 )
+from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import write_keys_and_values
 
@@ -63,6 +64,18 @@ class PagedAttention(AttentionBackend):
     ) -> torch.Tensor:
         _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
         return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
 
     def forward_heads(
         self,

@@ -10,6 +10,7 @@ from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import DecoderStack, ExpertsShape, HeadsShape, LayerBackend, Routing
 from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
+from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.parts import (
     Attention,
     AttentionSinks,
@@ -105,6 +106,18 @@ class LayerFactory:
     ) -> VocabParallelEmbedding:
         """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
         return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
+
+    def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
+        """Attention over latents; ``name`` is that of the projection from latents to keys and values."""
+        return self._add(MultiHeadLatentAttention(name, shape, scale, self.backend, self.attention_backend))
+
+    def linear(
+        self, names: tuple[str, ...], rows: tuple[int, ...], inputs: Features, outputs: Features, bias: bool
+    ) -> ColumnParallelLinear:
+        """Projections ``names`` of ``rows`` outputs each, as one; ``outputs`` says how the outputs are padded."""
+        return self._add(
+            ColumnParallelLinear(LinearShape(names, rows, inputs, outputs, bias), self.backend, self._quant_method)
+        )
 
     def fused_moe(
         self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors

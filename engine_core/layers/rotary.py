@@ -210,17 +210,20 @@ def _yarn(periods: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
     return 1.0 / (parameters.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
+def yarn_scale(weight: float, factor: float) -> float:
+    """What YaRN recommends to multiply queries and keys by for a context that is ``factor`` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """As given; else by ``mscale`` and ``mscale_all_dim`` where both are set; else the paper's 0.1 ln(factor) + 1."""
     if parameters.get("attention_factor") is not None:
         return _number(parameters, "attention_factor")
 
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return scale(_number(parameters, "mscale")) / scale(_number(parameters, "mscale_all_dim"))
-    return scale(1.0)
+        of_rotated, of_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+        return yarn_scale(of_rotated, factor) / yarn_scale(of_all, factor)
+    return yarn_scale(1.0, factor)
 
 
 def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:

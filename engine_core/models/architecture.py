@@ -73,11 +73,16 @@ class ArchitectureConfig:
 
 
 def common_fields(
-    config: PretrainedConfig, *, activation: str = "hidden_act", partial_rotary: bool = False
+    config: PretrainedConfig,
+    *,
+    activation: str = "hidden_act",
+    partial_rotary: bool = False,
+    head_dim: int | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window.
+    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. ``head_dim``: unless it is the configuration's.
+    No layer has a window.
     Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type that the
     engine does not have.
     """
@@ -87,8 +92,9 @@ def common_fields(
         raise CheckpointError(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
-    told = getattr(config, "head_dim", None) is not None
-    head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
+    if head_dim is None:
+        told = getattr(config, "head_dim", None) is not None
+        head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
     max_position_embeddings = positive(config, "max_position_embeddings", _MOST_POSITIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -10,14 +11,18 @@ from transformers import PretrainedConfig
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
 from engine_core.models.architecture import ArchitectureConfig, positive, whole_number
-from engine_core.models.decoder import FeedForward, GatedMLP
+from engine_core.models.base import DecoderLayer
+from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
+from engine_core.models.latent import LatentAttention, LatentCausalLM, LatentConfig, latent_fields
 from engine_core.models.mixture import Mixture, SharedExperts, biased_sigmoid_routing, read_experts
 
 
-def deepseek_mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
-    """The experts of models in DeepSeek V3's line: layers from ``first_k_dense_replace`` on have them."""
+def deepseek_mixture(config: PretrainedConfig, fields: dict[str, Any], first_sparse: int | None = None) -> Mixture:
+    """The experts of models in DeepSeek V3's line: layers from ``first_sparse`` on have them, which is
+    ``first_k_dense_replace`` unless given.
+    """
     experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
-    first = whole_number(config, "first_k_dense_replace")
+    first = whole_number(config, "first_k_dense_replace") if first_sparse is None else first_sparse
     return Mixture(
         experts,
         biased_sigmoid_routing(config, experts),
@@ -50,3 +55,29 @@ def is_of_next_token_layers(name: str, num_layers: int) -> bool:
     """Whether a tensor belongs to the layers behind the last, which predict further tokens (MTP) and are not run."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return found is not None and int(found[1]) >= num_layers
+
+
+class DeepseekV3ForCausalLM(LatentCausalLM):
+    """Layers that predict further tokens are skipped."""
+
+    model_type = "deepseek_v3"
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> LatentConfig:
+        fields = latent_fields(config, interleaved=bool(config.rope_interleave))
+        return LatentConfig(**fields, mixture=deepseek_mixture(config, fields))
+
+    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+        attention = LatentAttention(self.config, f"{prefix}.self_attn", layers)
+        mlp = self.make_mlp(index, prefix, layers)
+        return TransformerLayer(attention, mlp, pre_norms(prefix, self.config, layers), layers)
+
+    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+        """The feed-forward block of layer ``index``."""
+        return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
+
+    def layer_kind(self, index: int) -> Hashable:
+        return super().layer_kind(index), self.config.mixture.is_sparse[index]
+
+    def is_redundant(self, name: str) -> bool:
+        return super().is_redundant(name) or is_of_next_token_layers(name, self.config.num_layers)

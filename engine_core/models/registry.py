@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
+from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
+from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
 from engine_core.models.glm4_moe import Glm4MoeForCausalLM
+from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
@@ -18,9 +21,12 @@ from engine_core.models.qwen3 import Qwen3ForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+    "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,

@@ -159,15 +159,32 @@ def _quickest(
         max_query_len=rows,
         max_seq_len=context,
     )
-    query = torch.zeros(rows, num_heads, spec.head_dim, dtype=spec.dtype, device=device)
-    key = torch.zeros(rows, spec.num_kv_heads, spec.head_dim, dtype=spec.dtype, device=device)
-    [cache] = attention.allocate(replace(spec, num_layers=1), 1, device)
-    metadata = on_host.on(device)
+    attend = _attention_of(attention, spec, num_heads, on_host.on(device), device)
     attention.plan(on_host)
     runs: list[float] = []
-    options = AttentionOptions(spec.head_dim**-0.5)
     while len(runs) < 2 or (len(runs) < _RUNS and sum(runs) < _SECONDS):
         start = time.perf_counter()
-        attention.forward(query, key, key, cache, metadata, options).cpu()  # waits for the device
+        attend().cpu()  # waits for the device
         runs.append(time.perf_counter() - start)
     return min(runs)
+
+
+def _attention_of(
+    attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, metadata: AttentionMetadata, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """One layer's attention of a step whose numbers are all zero."""
+    [cache] = attention.allocate(replace(spec, num_layers=1), 1, device)
+    rows, options = len(metadata.slot_mapping), AttentionOptions(spec.head_dim**-0.5)
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(rows, *shape, dtype=spec.dtype, device=device)
+
+    if (latent_dim := spec.latent_dim) is not None:
+        rope_dim = spec.head_dim - latent_dim
+        queries, latents = (
+            (zeros(num_heads, latent_dim), zeros(num_heads, rope_dim)),
+            (zeros(latent_dim), zeros(rope_dim)),
+        )
+        return lambda: attention.forward_latents(*queries, *latents, cache, metadata, options)
+    query, key = zeros(num_heads, spec.head_dim), zeros(spec.num_kv_heads, spec.head_dim)
+    return lambda: attention.forward(query, key, key, cache, metadata, options)

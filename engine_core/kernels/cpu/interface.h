@@ -8,11 +8,16 @@ extern "C" {
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
+//
+// Over latents, which all heads share, D is R + P: a query has R numbers and P numbers more, which are rotated; a key is a
+// latent of R numbers and a rotated part of P; the value is the latent.
 struct RinglineAttention {
-    const void* query;   // [T, Hq, D]
-    const void* key;     // [T, Hkv, D]
-    const void* value;   // [T, Hkv, D]
-    void* output;        // [T, Hq, D], dense
+    const void* query;   // [T, Hq, D]; [T, Hq, R] over latents
+    const void* key;     // [T, Hkv, D]; [T, R] over latents
+    const void* value;   // [T, Hkv, D]; the rotated part [T, P] over latents
+    void* output;        // [T, Hq, D], dense; [T, Hq, R] over latents
+    const void* query_rope;                              // [T, Hq, P]; null but over latents
+    int64_t query_rope_stride, query_rope_head_stride;   // elements from one row to the next, and from one head to the next
     void* cache;         // see layout.h
     int64_t query_stride, key_stride, value_stride;  // elements from one row to the next
     const int32_t* query_starts;                     // [S + 1]
@@ -22,6 +27,7 @@ struct RinglineAttention {
     const float* sinks;  // [Hq]: logits that take part in the softmax and have no values; or null
     int32_t group;                                   // which of a step's block tables these are
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
     int32_t num_threads;
