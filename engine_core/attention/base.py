@@ -149,8 +149,8 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Store ``latent`` [T, R] and ``rope`` [T, P], then attend over them; returns weighted latents [T, Hq, R].
 
-        A score is that of ``query`` [T, Hq, R] and a latent, plus that of ``query_rope`` [T, Hq, P] and its rotated part.
-        Otherwise as ``forward``.
+        A score is that of ``query`` [T, Hq, R] and a latent, plus that of ``query_rope`` [T, Hq, P] and its rotated
+        part. Otherwise as ``forward``.
         """
 
     def forward_heads(

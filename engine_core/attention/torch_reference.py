@@ -14,9 +14,8 @@ _MAX_SCORES = 2**24
 
 
 class TorchAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]; [1, blocks, 1, block size, R + P] of latents.
-
-    Computes in float32.
+    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] of
+    latents. Computes in float32.
     """
 
     @staticmethod

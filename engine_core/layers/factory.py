@@ -112,12 +112,11 @@ class LayerFactory:
         return self._add(MultiHeadLatentAttention(name, shape, scale, self.backend, self.attention_backend))
 
     def linear(
-        self, names: tuple[str, ...], rows: tuple[int, ...], inputs: Features, outputs: Features, bias: bool
+        self, names: tuple[str, ...], rows: tuple[int, ...], inputs: Features, outputs: Features, *, bias: bool
     ) -> ColumnParallelLinear:
         """Projections ``names`` of ``rows`` outputs each, as one; ``outputs`` says how the outputs are padded."""
-        return self._add(
-            ColumnParallelLinear(LinearShape(names, rows, inputs, outputs, bias), self.backend, self._quant_method)
-        )
+        shape = LinearShape(names, rows, inputs, outputs, bias)
+        return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
 
     def fused_moe(
         self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors

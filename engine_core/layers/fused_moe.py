@@ -78,6 +78,39 @@ class StackedExperts(ExpertTensors):
 
 
 @dataclass(frozen=True, slots=True)
+class InterleavedExperts(ExpertTensors):
+    """All experts in one tensor [E, H, 2 · I], in which gates and ups take turns, and one [E, I, H], with biases."""
+
+    prefix: str
+
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
+        return {
+            f"{self.prefix}.gate_up_proj": (experts, hidden, 2 * inner),
+            f"{self.prefix}.down_proj": (experts, inner, hidden),
+            f"{self.prefix}.gate_up_proj_bias": (experts, 2 * inner),
+            f"{self.prefix}.down_proj_bias": (experts, hidden),
+        }
+
+    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
+        gate_up_name, down_name, *biases = self.shapes(shape)
+        gate_up_biases, down_biases = (weights.take_float32(name) for name in biases)
+        for expert in range(shape.num_experts):
+            gate_up = weights.take_row(gate_up_name, expert).t()
+            bias = gate_up_biases[expert]
+            yield ExpertWeights(
+                gate_up[::2],
+                gate_up[1::2],
+                partial(_transposed_row, weights, down_name, expert),
+                (bias[::2], bias[1::2], down_biases[expert]),
+            )
+
+
+def _transposed_row(weights: Weights, name: str, index: int) -> torch.Tensor:
+    return weights.take_row(name, index).t()
+
+
+@dataclass(frozen=True, slots=True)
 class RouterTensors:
     """How a checkpoint keeps a router."""
 

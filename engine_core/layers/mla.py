@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-AI, 2024, https://arxiv.org/abs/2405.04434), computed on the latents themselves.
+"""Multi-head latent attention (DeepSeek-AI, 2024, https://arxiv.org/abs/2405.04434), computed on latents themselves.
 
 A token's keys and values are linear functions of one latent, which is all that the cache holds, beside a rotated part
 that all heads share. The projection from latents to keys is applied to the queries instead (it is *absorbed*), and the

@@ -139,7 +139,10 @@ class TorchExperts(ExpertsLayer):
         assert expert == len(self._weights)
         gate, up = weights.gate.clone(), weights.up.clone()
         biases = weights.biases
-        self._biases.append(None if biases is None else (biases[0].clone(), biases[1].clone(), biases[2].clone()))
+        if biases is not None:
+            of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
+            biases = of_gate, of_up, of_down
+        self._biases.append(biases)
         self._weights.append((gate, up, weights.down().clone()))
 
     def __call__(

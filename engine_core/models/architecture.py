@@ -81,10 +81,9 @@ def common_fields(
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. ``head_dim``: unless it is the configuration's.
-    No layer has a window.
-    Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type that the
-    engine does not have.
+    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. ``head_dim`` is the configuration's unless
+    given. No layer has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an
+    activation or a rope type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +62,7 @@ def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, A
 
 def _softmax_scale(rope: Mapping[str, Any], head_dim: int) -> float:
     """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one."""
-    scale, weight = head_dim**-0.5, rope.get("mscale_all_dim")
+    scale, weight = 1 / math.sqrt(head_dim), rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not weight:
         return scale
     return scale * yarn_scale(float(weight), float(rope["factor"])) ** 2
@@ -90,11 +91,17 @@ class LatentAttention:
             self.q_a_norm = layers.rms_norm(f"{prefix}.q_a_layernorm", Features(1, rank), _LATENT_EPS)
         # One projection of hidden states to both latents.
         self.a_proj = layers.linear(
-            tuple(names), tuple(rows), hidden, Features(1, sum(outputs), parts=tuple(outputs)), config.attention_bias
+            tuple(names),
+            tuple(rows),
+            hidden,
+            Features(1, sum(outputs), parts=tuple(outputs)),
+            bias=config.attention_bias,
         )
         self.kv_a_norm = layers.rms_norm(f"{prefix}.kv_a_layernorm", Features(1, shape.kv_lora_rank), _LATENT_EPS)
         q_name, q_inputs = ("q_proj", hidden) if rank is None else ("q_b_proj", Features(1, rank))
-        self.q_proj = layers.linear((f"{prefix}.{q_name}",), (shape.queries.count,), q_inputs, shape.queries, False)
+        self.q_proj = layers.linear(
+            (f"{prefix}.{q_name}",), (shape.queries.count,), q_inputs, shape.queries, bias=False
+        )
         assert config.softmax_scale is not None
         self.attn = layers.latent_attention(f"{prefix}.kv_b_proj", shape, config.softmax_scale)
         self.o_proj = layers.column_parallel_linear(

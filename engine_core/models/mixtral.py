@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from transformers import PretrainedConfig
@@ -35,6 +36,9 @@ class MixtralForCausalLM(LlamaForCausalLM):
         experts = read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size")
         mixture = Mixture(experts, Routing(experts.top_k, renormalize=True), (True,) * count)
         return MixtralConfig(**fields | {"sliding_windows": (sliding_window(config),) * count}, mixture=mixture)
+
+    def layer_kind(self, index: int) -> Hashable:
+        return super().layer_kind(index), self.config.mixture.is_sparse[index]
 
     def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
         mixture, prefix = self.config.mixture, f"{prefix}.block_sparse_moe"

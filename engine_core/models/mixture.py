@@ -79,7 +79,7 @@ class SharedExperts:
         config: ArchitectureConfig,
         gate: str | None = None,
     ) -> None:
-        """``gate`` is the name of a projection to one logit, whose sigmoid is a factor of the shared expert's output."""
+        """``gate`` names a projection to one logit, whose sigmoid is a factor of the shared expert's output."""
         self._routed = routed
         self._shared = shared
         self._gate = None if gate is None else layers.row_gate(gate, Features(1, config.hidden_size))

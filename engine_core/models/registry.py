@@ -10,6 +10,7 @@ from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
 from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
+from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
@@ -27,6 +28,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,

@@ -181,10 +181,8 @@ def _attention_of(
 
     if (latent_dim := spec.latent_dim) is not None:
         rope_dim = spec.head_dim - latent_dim
-        queries, latents = (
-            (zeros(num_heads, latent_dim), zeros(num_heads, rope_dim)),
-            (zeros(latent_dim), zeros(rope_dim)),
-        )
+        queries = zeros(num_heads, latent_dim), zeros(num_heads, rope_dim)
+        latents = zeros(latent_dim), zeros(rope_dim)
         return lambda: attention.forward_latents(*queries, *latents, cache, metadata, options)
     query, key = zeros(num_heads, spec.head_dim), zeros(spec.num_kv_heads, spec.head_dim)
     return lambda: attention.forward(query, key, key, cache, metadata, options)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry

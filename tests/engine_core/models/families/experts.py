@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Glm4MoeConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
-from tests.engine_core.models.tiny_models import SIZES
+from tests.engine_core.models.tiny_models import SIZES, YARN
 
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 GLM = {key: value for key, value in SIZES.items() if key != "pad_token_id"} | EXPERTS | {"n_routed_experts": 8}
@@ -43,5 +43,19 @@ SHAPES: dict[str, PretrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**GLM, n_group=1, topk_group=1, head_dim=32, attention_bias=True),
     "glm4_moe-groups-norms": Glm4MoeConfig(
         **GLM, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, routed_scaling_factor=2.5, n_shared_experts=2
+    ),
+    "gpt_oss": GptOssConfig(
+        **SIZES, num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=24, rope_parameters=YARN
+    ),
+    "gpt_oss-padded-tied": GptOssConfig(
+        **(SIZES | {"hidden_size": 70, "intermediate_size": 37, "num_attention_heads": 3, "num_key_value_heads": 1}),
+        num_local_experts=3,
+        num_experts_per_tok=3,
+        head_dim=18,
+        sliding_window=7,
+        swiglu_limit=1.5,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters=YARN | {"truncate": False},
     ),
 }
