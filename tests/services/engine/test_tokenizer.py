@@ -127,6 +127,13 @@ def test_the_file_that_is_broken_is_named_and_no_other(tmp_path: Path) -> None:
         fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
 
 
+def test_a_chat_template_that_cannot_be_compiled_is_found_at_start(tmp_path: Path) -> None:
+    broken = shutil.copytree(MODEL, tmp_path / "broken")
+    (broken / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja has an error in line 1: "):
+        fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
+
+
 def test_chunks_are_bounded_and_complete() -> None:
     files = {"tokenizer.json": bytes(range(256)) * 10_000, "chat_template.jinja": b""}
     sent = list(chunks(files))
