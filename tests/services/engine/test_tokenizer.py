@@ -101,7 +101,9 @@ def test_a_checkpoint_without_tokenizer_says_which_files_are_expected(tmp_path: 
     with pytest.raises(CheckpointError) as refused:
         read_tokenizer(ModelConfig(model=str(tmp_path)))
     (line,) = str(refused.value).splitlines()
-    assert line.startswith(f"{tmp_path} has no tokenizer: expected tokenizer.json, or one of tokenizer.model, ")
+    assert line.startswith(
+        f"{tmp_path} has no tokenizer: expected tokenizer.json, or one of tekken.json, tokenizer.model, "
+    )
     assert "vocab.json with merges.txt" in line
 
 
