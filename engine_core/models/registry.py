@@ -15,6 +15,7 @@ from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
+from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
@@ -32,6 +33,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,

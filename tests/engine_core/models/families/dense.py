@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
-from transformers import LlamaConfig, PretrainedConfig
+from typing import Any
 
-from tests.engine_core.models.tiny_models import SIZES
+from transformers import (
+    LlamaConfig,
+    Phi3Config,
+    PretrainedConfig,
+)
+
+from tests.engine_core.models.tiny_models import SIZES, YARN
+
+ODD = SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 101}
+"""Three heads of 24 with one key head; sizes that are not multiples of 16."""
+OPT: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "ffn_dim": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "init_std": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+FULL, WINDOW = "full_attention", "sliding_attention"
+THETA = {"rope_type": "default", "rope_theta": 500.0}
+QUERY_SCALING = YARN | {"original_max_position_embeddings": 32, "factor": 16.0, "llama_4_scaling_beta": 0.1}
+
+
+# Configurations write to the parameters of rotations that they are given: each gets a copy.
+
+
+def longrope(pairs: int, original: int, **changes: Any) -> dict[str, Any]:
+    """Fields of a configuration. From an original length of 1, the factors of long sequences are those of all."""
+    short, long = [1.0 + 0.1 * pair for pair in range(pairs)], [1.0 + pair for pair in range(pairs)]
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": short, "long_factor": long}
+    return {"original_max_position_embeddings": original, "rope_parameters": rope | changes}
+
 
 SHAPES: dict[str, PretrainedConfig] = {
     "llama-gelu": LlamaConfig(**SIZES, hidden_act="gelu"),
@@ -12,4 +47,9 @@ SHAPES: dict[str, PretrainedConfig] = {
         **(SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 72}),
         hidden_act="gelu_pytorch_tanh",
     ),
+    "phi3-long-factors-partial": Phi3Config(
+        **SIZES, **longrope(6, 1, attention_factor=1.2, partial_rotary_factor=0.75)
+    ),
+    "phi3-short-factors-mqa-tied-padded": Phi3Config(**ODD, **longrope(12, 512, factor=16.0), tie_word_embeddings=True),
+    "phi3-window": Phi3Config(**SIZES, sliding_window=24),
 }
