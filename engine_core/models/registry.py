@@ -15,6 +15,7 @@ from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
+from engine_core.models.olmo3 import Olmo3ForCausalLM
 from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
@@ -33,6 +34,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Olmo3ForCausalLM": Olmo3ForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import (
     LlamaConfig,
+    Olmo3Config,
     Phi3Config,
     PretrainedConfig,
 )
@@ -52,4 +53,13 @@ SHAPES: dict[str, PretrainedConfig] = {
     ),
     "phi3-short-factors-mqa-tied-padded": Phi3Config(**ODD, **longrope(12, 512, factor=16.0), tie_word_embeddings=True),
     "phi3-window": Phi3Config(**SIZES, sliding_window=24),
+    "olmo3": Olmo3Config(
+        **SIZES,
+        layer_types=[WINDOW, FULL, WINDOW],
+        sliding_window=24,
+        rope_parameters={FULL: dict(YARN), WINDOW: dict(THETA)},
+    ),
+    "olmo3-mqa-tied-biases-padded": Olmo3Config(
+        **(ODD | {"num_hidden_layers": 4}), sliding_window=17, attention_bias=True, tie_word_embeddings=True
+    ),
 }
