@@ -21,6 +21,7 @@ from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
 from engine_core.models.qwen3 import Qwen3ForCausalLM
 from engine_core.models.qwen3_moe import Qwen3MoeForCausalLM
+from engine_core.models.smollm3 import SmolLM3ForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
@@ -40,6 +41,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
 }
 
 

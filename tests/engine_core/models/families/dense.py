@@ -9,6 +9,7 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     PretrainedConfig,
+    SmolLM3Config,
 )
 
 from tests.engine_core.models.tiny_models import SIZES, YARN
@@ -61,5 +62,15 @@ SHAPES: dict[str, PretrainedConfig] = {
     ),
     "olmo3-mqa-tied-biases-padded": Olmo3Config(
         **(ODD | {"num_hidden_layers": 4}), sliding_window=17, attention_bias=True, tie_word_embeddings=True
+    ),
+    "smollm3": SmolLM3Config(**SIZES, no_rope_layer_interval=2),
+    "smollm3-windows-biases-padded": SmolLM3Config(
+        **ODD,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=21,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
     ),
 }
