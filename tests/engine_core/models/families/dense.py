@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import (
     LlamaConfig,
+    Ministral3Config,
+    MinistralConfig,
     Olmo3Config,
     Phi3Config,
     PretrainedConfig,
@@ -72,5 +74,11 @@ SHAPES: dict[str, PretrainedConfig] = {
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=False,
+    ),
+    "ministral": MinistralConfig(**SIZES, head_dim=16, layer_types=[FULL, WINDOW, WINDOW], sliding_window=24),
+    "ministral-mqa-tied-padded": MinistralConfig(**ODD, head_dim=18, sliding_window=33, tie_word_embeddings=True),
+    "ministral3": Ministral3Config(**SIZES, head_dim=16, rope_parameters=dict(QUERY_SCALING)),
+    "ministral3-window-mqa-tied-padded": Ministral3Config(
+        **ODD, head_dim=24, rope_parameters=dict(QUERY_SCALING), sliding_window=40, tie_word_embeddings=True
     ),
 }
