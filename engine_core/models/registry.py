@@ -8,6 +8,8 @@ from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
 from engine_core.models.gemma3 import Gemma3ForCausalLM
+from engine_core.models.glm import GlmForCausalLM
+from engine_core.models.glm4 import Glm4ForCausalLM
 from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
@@ -30,8 +32,10 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Glm4ForCausalLM": Glm4ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
+    "GlmForCausalLM": GlmForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Ministral3ForCausalLM": Ministral3ForCausalLM,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    Glm4Config,
+    GlmConfig,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -80,5 +82,18 @@ SHAPES: dict[str, PretrainedConfig] = {
     "ministral3": Ministral3Config(**SIZES, head_dim=16, rope_parameters=dict(QUERY_SCALING)),
     "ministral3-window-mqa-tied-padded": Ministral3Config(
         **ODD, head_dim=24, rope_parameters=dict(QUERY_SCALING), sliding_window=40, tie_word_embeddings=True
+    ),
+    "glm": GlmConfig(**SIZES, head_dim=16),
+    "glm-whole-heads-mqa-tied-padded": GlmConfig(
+        **ODD,
+        head_dim=24,
+        attention_bias=False,
+        rope_parameters=dict(THETA),
+        partial_rotary_factor=1.0,
+        tie_word_embeddings=True,
+    ),
+    "glm4": Glm4Config(**SIZES, head_dim=16),
+    "glm4-mqa-tied-padded": Glm4Config(
+        **ODD, head_dim=20, attention_bias=False, rope_parameters=dict(YARN), tie_word_embeddings=True
     ),
 }
