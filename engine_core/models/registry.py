@@ -20,6 +20,7 @@ from engine_core.models.mistral import MistralForCausalLM
 from engine_core.models.mixtral import MixtralForCausalLM
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 from engine_core.models.olmo3 import Olmo3ForCausalLM
+from engine_core.models.opt import OPTForCausalLM
 from engine_core.models.phi3 import Phi3ForCausalLM
 from engine_core.models.qwen2 import Qwen2ForCausalLM
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM
@@ -42,6 +43,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "MinistralForCausalLM": MinistralForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "OPTForCausalLM": OPTForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,

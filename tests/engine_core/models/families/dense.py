@@ -11,6 +11,7 @@ from transformers import (
     Ministral3Config,
     MinistralConfig,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
     PretrainedConfig,
     SmolLM3Config,
@@ -95,5 +96,16 @@ SHAPES: dict[str, PretrainedConfig] = {
     "glm4": Glm4Config(**SIZES, head_dim=16),
     "glm4-mqa-tied-padded": Glm4Config(
         **ODD, head_dim=20, attention_bias=False, rope_parameters=dict(YARN), tie_word_embeddings=True
+    ),
+    "opt": OPTConfig(**OPT),
+    "opt-norms-behind-projected-padded": OPTConfig(
+        **(OPT | {"hidden_size": 75, "num_attention_heads": 3, "ffn_dim": 101}),
+        do_layer_norm_before=False,
+        word_embed_proj_dim=40,
+    ),
+    "opt-norms-behind": OPTConfig(**OPT, do_layer_norm_before=False),
+    "opt-untied-no-final-norm": OPTConfig(**OPT, _remove_final_layer_norm=True, tie_word_embeddings=False),
+    "opt-gelu-plain-norms-no-biases": OPTConfig(
+        **OPT, activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False
     ),
 }
