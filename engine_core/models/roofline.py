@@ -62,7 +62,7 @@ class StepCost:
         body = sum(math.prod(size) for name, size in model.tensors().items() if ".layers." in name)
         return cls(
             body=body,
-            head=shape.vocab_size * shape.hidden_size,
+            head=shape.vocab_size * model.embedding_size,
             kv_bytes=2 * kv_bytes * shape.num_layers * shape.num_kv_heads * shape.head_dim,
             attention=4 * shape.num_layers * shape.num_heads * shape.head_dim,
             weight_bytes=weight_bytes,
