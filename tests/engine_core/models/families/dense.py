@@ -55,7 +55,7 @@ SHAPES: dict[str, PretrainedConfig] = {
         hidden_act="gelu_pytorch_tanh",
     ),
     "phi3-long-factors-partial": Phi3Config(
-        **SIZES, **longrope(6, 1, attention_factor=1.2, partial_rotary_factor=0.75)
+        **SIZES, **longrope(6, 1, factor=512.0, attention_factor=1.2, partial_rotary_factor=0.75)
     ),
     "phi3-short-factors-mqa-tied-padded": Phi3Config(**ODD, **longrope(12, 512, factor=16.0), tie_word_embeddings=True),
     "phi3-window": Phi3Config(**SIZES, sliding_window=24),
