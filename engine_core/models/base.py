@@ -53,9 +53,10 @@ class CausalLM(ABC):
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        """Refuse what transformers would stumble over in ``raw``, config.json as it is, without saying what it is.
+        """Refuse what transformers would pass over, or stumble over without saying what it is, in ``raw``, config.json
+        as it is.
 
-        Raises ``CheckpointError``.
+        Raises ``CheckpointError``, ``UnsupportedModelError``.
         """
 
     @classmethod
