@@ -132,9 +132,11 @@ class LayerFactory:
         """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""
         return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset))
 
-    def layer_norm(self, name: str, features: Features, eps: float) -> LayerNorm:
-        """Normalization over all ``features`` by mean and deviation, with a bias."""
-        return self._add(LayerNorm(name, features, eps, self.backend))
+    def layer_norm(self, name: str | None, features: Features, eps: float) -> LayerNorm:
+        """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
+        biases zeros.
+        """
+        return self._add(LayerNorm(name, features, eps, self.backend, self.device))
 
     def attention(
         self,

@@ -62,6 +62,10 @@ class RopeParameters:
         rope_type = str(parameters.get("rope_type", "default"))
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModelError(f"rope type {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}")
+        if rope_type != "yarn" and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"rope_parameters: llama_4_scaling_beta={beta!r} is known with rope type 'yarn', not with {rope_type!r}"
+            )
         share = _number(parameters, "partial_rotary_factor", 1.0)
         rotated = int(head_dim * share)
         if not 2 <= rotated <= head_dim or rotated % 2:

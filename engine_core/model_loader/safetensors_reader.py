@@ -26,9 +26,11 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's file, shape and type."""
+    """A tensor's place, shape and type."""
 
     file: Path
+    name: str
+    """In the file."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -72,13 +74,17 @@ class SafetensorsWeights:
         device: torch.device,
         on_progress: ProgressCallback | None = None,
         digest: WeightsDigest | None = None,
+        renamed: Callable[[str], str] = lambda name: name,
     ) -> None:
         """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
 
-        What is taken is added to ``digest``.
+        What is taken is added to ``digest``. ``renamed`` gives the name in ``shapes`` for that in a file.
         Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
         """
-        self._tensors = find_tensors(directory)
+        found = find_tensors(directory)
+        self._tensors = {renamed(name): tensor for name, tensor in found.items()}
+        if twice := [name for name in found if self._tensors[renamed(name)].name != name]:
+            raise CheckpointError(f"{directory}: tensors that are there by another name, too: {_some(twice)}")
         _check(directory, self._tensors, shapes, is_redundant)
         self._dtype = dtype
         self._staging = Staging(dtype, device)
@@ -126,7 +132,7 @@ class SafetensorsWeights:
         try:
             if stored.file not in self._files:
                 self._files[stored.file] = safe_open(stored.file, framework="pt")
-            tensor: torch.Tensor = self._files[stored.file].get_tensor(name)
+            tensor: torch.Tensor = self._files[stored.file].get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         if self._digest is not None:
@@ -158,7 +164,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
                     raise CheckpointError(
                         f"{file}: {name} is of type {type_name}; expected one of {', '.join(_FLOAT_TYPES)}"
                     )
-                tensors[name] = StoredTensor(file, tuple(view.get_shape()), _FLOAT_TYPES[type_name])
+                tensors[name] = StoredTensor(file, name, tuple(view.get_shape()), _FLOAT_TYPES[type_name])
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
     return tensors

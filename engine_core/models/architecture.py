@@ -14,7 +14,7 @@ from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
-_MOST, _MOST_LAYERS, _MOST_POSITIONS = 2**24, 4096, 2**31 - 1
+_MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
 """Limits of any size, of layers and of positions."""
 
 
@@ -91,13 +91,14 @@ def common_fields(
     *,
     activation: str = "hidden_act",
     partial_rotary: bool = False,
+    query_scaling: bool = False,
     head_dim: int | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. ``head_dim`` is the configuration's unless
-    given. No layer has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an
-    activation or a rope type that the engine does not have.
+    ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
+    ``head_dim`` is the configuration's unless given. No layer has a window. Raises ``CheckpointError`` for impossible
+    sizes, ``UnsupportedModelError`` for an activation or a rope type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -110,8 +111,8 @@ def common_fields(
         head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
-    max_position_embeddings = positive(config, "max_position_embeddings", _MOST_POSITIONS)
-    num_layers = positive(config, "num_hidden_layers", _MOST_LAYERS)
+    max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
+    num_layers = positive(config, "num_hidden_layers", MOST_LAYERS)
     return {
         "vocab_size": positive(config, "vocab_size"),
         "hidden_size": hidden_size,
@@ -124,7 +125,7 @@ def common_fields(
         "norm_eps": _norm_eps(config),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary),
+        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary, query_scaling),
         "sliding_windows": (None,) * num_layers,
     }
 
@@ -139,14 +140,28 @@ def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | 
     ``UnsupportedModelError`` for a type that is not known.
     """
     kinds = layer_types(config, num_layers)
-    windows = {"full_attention": None, "sliding_attention": sliding_window(config)}
+    unused = getattr(config, "use_sliding_window", True) is False
+    windows = {"full_attention": None, "sliding_attention": None if unused else sliding_window(config)}
     if unknown := set(kinds) - set(windows):
         raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
     if "sliding_attention" in kinds and windows["sliding_attention"] is None:
-        unused = getattr(config, "use_sliding_window", True) is False
         missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
         raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
     return tuple(windows[kind] for kind in kinds)
+
+
+def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window``, which may be null, for all layers. Raises ``CheckpointError``, and ``UnsupportedModelError``
+    where ``layer_types`` wants something else.
+    """
+    window = sliding_window(config)
+    kind = "full_attention" if window is None else "sliding_attention"
+    if others := set(getattr(config, "layer_types", None) or ()) - {kind}:
+        raise UnsupportedModelError(
+            f"layer_types names {', '.join(sorted(others))}: with sliding_window={window}, {config.model_type} has "
+            f"only {kind}"
+        )
+    return (window,) * num_layers
 
 
 def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
@@ -160,7 +175,7 @@ def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
 
 def sliding_window(config: PretrainedConfig) -> int | None:
     """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
-    return None if config.sliding_window is None else positive(config, "sliding_window", _MOST_POSITIONS)
+    return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
 
 
 def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
@@ -202,7 +217,12 @@ def _norm_eps(config: PretrainedConfig) -> float:
 
 
 def _ropes(
-    config: PretrainedConfig, num_layers: int, max_position_embeddings: int, head_dim: int, partial_rotary: bool
+    config: PretrainedConfig,
+    num_layers: int,
+    max_position_embeddings: int,
+    head_dim: int,
+    partial_rotary: bool,
+    query_scaling: bool,
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     told: Mapping[str, Any] = config.rope_parameters or {}
@@ -211,6 +231,11 @@ def _ropes(
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(
                 f"partial_rotary_factor={factor!r} is not supported: {config.model_type} rotates heads whole"
+            )
+        if not query_scaling and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
+                "position"
             )
     if not by_kind:
         return (RopeParameters.read(told, max_position_embeddings, head_dim),) * num_layers

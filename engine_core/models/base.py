@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import ClassVar, Protocol, Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from transformers import PretrainedConfig
@@ -18,7 +18,6 @@ from engine_core.attention.base import Angles, AttentionMetadata, KVCacheSpec
 from engine_core.kv_cache_interface import KVCacheGroup, group_layers
 from engine_core.layers.base import first_greatest
 from engine_core.layers.factory import LayerFactory
-from engine_core.layers.parts import Norm
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
@@ -52,6 +51,13 @@ class CausalLM(ABC):
     rotaries: list[Rotary]
     """Those of ``config.distinct_ropes``; set by ``load``."""
 
+    @classmethod  # noqa: B027
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        """Refuse what transformers would stumble over in ``raw``, config.json as it is, without saying what it is.
+
+        Raises ``CheckpointError``.
+        """
+
     @classmethod
     @abstractmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
@@ -65,12 +71,12 @@ class CausalLM(ABC):
         self.lm_head = layers.parallel_lm_head(
             f"{self.prefix}.embed_tokens" if config.tie_word_embeddings else "lm_head",
             config.vocab_size,
-            config.hidden_size,
+            self.embedding_size,
         )
         self.embed_tokens = layers.vocab_parallel_embedding(
             f"{self.prefix}.embed_tokens",
             config.vocab_size,
-            config.hidden_size,
+            self.embedding_size,
             self.lm_head if config.tie_word_embeddings else None,
             config.embedding_scale,
         )
@@ -81,12 +87,17 @@ class CausalLM(ABC):
         self._norm = self.make_norm(layers)
         self._set_layers(range(config.num_layers))
 
+    @property
+    def embedding_size(self) -> int:
+        """Width of embeddings and of what the head takes, without padding."""
+        return self.config.hidden_size
+
     @abstractmethod
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
         """Layer ``index``, whose tensors' names begin with ``prefix``."""
 
-    def make_norm(self, layers: LayerFactory) -> Norm:
-        """The norm behind the last layer."""
+    def make_norm(self, layers: LayerFactory) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What is between the last layer and the head: a norm."""
         return layers.rms_norm(f"{self.prefix}.norm", Features(1, self.config.hidden_size), self.config.norm_eps)
 
     def layer_kind(self, index: int) -> Hashable:
@@ -96,6 +107,10 @@ class CausalLM(ABC):
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the parts take from a checkpoint."""
         return {name: shape for part in self._factory.parts for name, shape in part.tensors().items()}
+
+    def renamed(self, name: str) -> str:
+        """What ``tensors`` calls a tensor that a checkpoint calls ``name``."""
+        return name
 
     def is_redundant(self, name: str) -> bool:
         """Whether a tensor may be there without being used: it only repeats the configuration or another tensor.
@@ -206,7 +221,7 @@ class LayersAndNorm:
         layers: Sequence[DecoderLayer],
         rotations: Sequence[int | None],
         groups: Sequence[KVCacheGroup],
-        norm: Norm,
+        norm: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """``rotations``: which of the model's rotations each layer has, if any."""
         self._layers = layers

@@ -184,3 +184,23 @@ class GatedMLP:
         """As ``FeedForward`` says."""
         inner = self._act_and_mul(self.gate_up_proj(x), self._activation)
         return self.down_proj(inner, residual, self._residual_scale)
+
+
+class MLP:
+    """down(f(up(x)))."""
+
+    def __init__(
+        self, config: ArchitectureConfig, prefix: str, layers: LayerFactory, *, names: tuple[str, str], bias: bool
+    ) -> None:
+        """``names`` of the two projections."""
+        (up, down), hidden, inner = names, config.hidden_size, config.intermediate_size
+        self.up_proj = layers.column_parallel_linear(f"{prefix}.{up}", Features(1, hidden), inner, bias)
+        self.down_proj = layers.column_parallel_linear(f"{prefix}.{down}", Features(1, inner), hidden, bias)
+        self._activation = config.activation
+        self._activate = layers.activate
+        self._residual_scale = config.residual_scale
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """As ``FeedForward`` says."""
+        inner = self._activate(self.up_proj(x), self._activation)
+        return self.down_proj(inner, residual, self._residual_scale)

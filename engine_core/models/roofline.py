@@ -62,7 +62,7 @@ class StepCost:
         body = sum(math.prod(size) for name, size in model.tensors().items() if ".layers." in name)
         return cls(
             body=body,
-            head=shape.vocab_size * shape.hidden_size,
+            head=shape.vocab_size * model.embedding_size,
             kv_bytes=kv_bytes * sum(spec.elements for spec in specs),
             attention=sum(spec.operations(shape.num_heads) for spec in specs),
             weight_bytes=weight_bytes,

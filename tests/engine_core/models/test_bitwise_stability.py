@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Olmo2Config, Qwen2Config
+from transformers import Glm4Config, LlamaConfig, Olmo2Config, OPTConfig, Qwen2Config
 
 from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import Driver, load, logits_of
@@ -34,6 +34,25 @@ CONFIGS = {
     ),
     "norms-behind": Olmo2Config(
         hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=2, pad_token_id=0, **WIDE
+    ),
+    "neighbours-rotated": Glm4Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        eos_token_id=2,
+        pad_token_id=0,
+        **WIDE,
+    ),
+    "layer-norms-projected": OPTConfig(
+        hidden_size=84,
+        num_attention_heads=6,
+        ffn_dim=2304,
+        word_embed_proj_dim=40,
+        do_layer_norm_before=False,
+        num_hidden_layers=2,
+        vocab_size=131,
+        init_std=0.2,
     ),
 }
 

@@ -14,6 +14,10 @@ SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES, **experts.SHAPES, **laten
 """By names that begin with the family's."""
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
 """Parameters of tests: names."""
+FIRST: dict[str, str] = {}
+"""A case or shape of each family, by its ``model_type``."""
+for _name, _config in {**CASES, **SHAPES}.items():
+    FIRST.setdefault(_config.model_type, _name)
 
 
 def configuration(name: str) -> PretrainedConfig:
