@@ -152,6 +152,14 @@ def test_capped_scores_and_sinks_against_float64_and_bitwise(
         assert torch.equal(actual, one)
 
 
+def test_a_cap_that_no_score_comes_near_changes_little(backend: NativeAttention) -> None:
+    geometry = Geometry(4, 2, 32, 16)
+    sequences = make_sequences([140], geometry, torch.float32, seed=6)
+    [actual] = Run(backend, geometry, sequences, softcap=1e4).at_once()
+    expected = sequences[0].expected(geometry.head_dim**-0.5, softcap=1e4)
+    torch.testing.assert_close(actual.double(), expected, **TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("window", [600, 1000, 1290])
 def test_a_window_over_several_splits(backend: NativeAttention, window: int) -> None:
     geometry = Geometry(4, 2, 64, 16)
