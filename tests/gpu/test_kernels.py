@@ -10,6 +10,7 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.torch_backend import TorchBackend
 from engine_core.sampling import noise
@@ -107,7 +108,7 @@ def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
     norms = tuple(numbers(128, dtype=dtype, seed=seed).to(GPU) for seed in (1, 2)) if normalized else None
     rotation = GpuBackend(PROCESSORS, False).rotary(8, 4, 128, norms, 1e-6)
     query, key, value = rotation(heads.to(GPU), cos, sin)
-    [cache] = TritonAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
+    [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(4, 128),), 16, dtype), 8, GPU)
     cache.fill_(torch.nan)
     slots = torch.randperm(8 * 16, generator=torch.Generator().manual_seed(9))[:50]
     slots[::7] = -1

@@ -8,6 +8,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.paged import CachingRotation
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.layers.torch_backend import TorchBackend
@@ -64,7 +65,7 @@ def test_rotation_into_the_cache(
     norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
     rotation = LAYERS.rotary(query_heads, kv_heads, head_dim, norms, 1e-6)
     query, key, value = rotation(heads.clone(), cos, sin)
-    spec = KVCacheSpec(1, kv_heads, head_dim, block_size, dtype)
+    spec = KVCacheSpec((AttentionSpec(kv_heads, head_dim),), block_size, dtype)
     [cache] = TritonAttention.allocate(spec, 3, torch.device("cpu"))
     expected = cache.fill_(torch.nan).clone()
     for row, slot in enumerate(slots.tolist()):
