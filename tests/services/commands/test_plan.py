@@ -135,8 +135,8 @@ def test_new_prompts_are_part_of_every_step() -> None:
     [
         (
             {"memory": replace(MEMORY, weights=9e10)},
-            r"weights \(90 GB\), angles \(20 bytes\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, and "
-            r"an engine gets 1 kB: raise --memory-gb or --memory-share$",
+            r"weights \(90 GB\), angles \(20 bytes\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, "
+            r"and an engine gets 1 kB: raise --memory-gb or --memory-share$",
         ),
         (
             {"memory": replace(MEMORY, prompt_blocks=41)},
