@@ -18,6 +18,7 @@ from engine_core.attention.base import Angles, AttentionMetadata, KVCacheSpec
 from engine_core.kv_cache_interface import KVCacheGroup, group_layers
 from engine_core.layers.base import first_greatest
 from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import Part
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
@@ -103,6 +104,16 @@ class CausalLM(ABC):
     def layer_kind(self, index: int) -> Hashable:
         """Equal for layers that take equal memory and time and compute by the same kernels."""
         return self.config.sliding_windows[index], self.config.ropes[index], self.config.cache_specs[index]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All, in the order in which they load."""
+        return tuple(self._factory.parts)
+
+    @property
+    def layer_parts(self) -> tuple[Part, ...]:
+        """Those of the layers that have tensors."""
+        return tuple(part for part in self.parts if any(".layers." in name for name in part.tensors()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the parts take from a checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -21,6 +22,7 @@ from services.process.memory import collection_paused
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.base import CausalLM
+    from engine_core.models.roofline import StepCost
 
 CPU_TIER_SECONDS = 40e-6
 """CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
@@ -50,6 +52,8 @@ class Memory:
     usable: float
     """The whole budget."""
     weights: float
+    angles: float
+    """Of the rotations of all positions."""
     activations: float
     """Of the largest step."""
     runtime: float
@@ -64,12 +68,41 @@ class Memory:
     @property
     def cache(self) -> float:
         """What is left for the KV cache."""
-        return max(0.0, self.usable - self.weights - self.activations - self.runtime)
+        return max(0.0, self.usable - self.taken)
+
+    @property
+    def taken(self) -> float:
+        """By everything but the KV cache."""
+        return self.weights + self.angles + self.activations + self.runtime
 
     @property
     def blocks(self) -> int:
         """Blocks that fit into the KV cache."""
         return int(self.cache // self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share a block table."""
+
+    layers: int
+    sliding_window: int | None
+    """How many tokens they keep of a sequence; None: all."""
+    token: int
+    """Bytes of one token, in all of these layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is to be read and computed, whatever the load."""
+
+    weights: int
+    """Numbers, not bytes."""
+    active_weights: float
+    """That a token meets in the layers and the output projection: of experts, those that it is routed to."""
+    token: int
+    """Bytes that the KV cache holds of one token, all layers."""
+    groups: tuple[CacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +182,10 @@ def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
 def _shortage(memory: Memory) -> str:
     """Why not even one sequence fits, and what to change."""
     if memory.blocks < 1:
-        taken = memory.weights + memory.activations + memory.runtime
         return (
-            f"weights ({_size(memory.weights)}), largest step ({_size(memory.activations)}) and runtime "
-            f"({_size(memory.runtime)}) take {_size(taken)}, and an engine gets {_size(memory.usable)}: "
-            "raise --memory-gb or --memory-share"
+            f"weights ({_size(memory.weights)}), angles ({_size(memory.angles)}), largest step "
+            f"({_size(memory.activations)}) and runtime ({_size(memory.runtime)}) take {_size(memory.taken)}, and an "
+            f"engine gets {_size(memory.usable)}: raise --memory-gb or --memory-share"
         )
     return (
         f"one request takes {_size(memory.prompt_blocks * memory.block)} of KV cache, and {_size(memory.cache)} are "
@@ -277,14 +309,17 @@ def plan(
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs, demand)
-    seconds = _seconds(checkpoint, outline, hardware)
+    cost = _cost(checkpoint, outline)
+
+    def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
+        return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
+
     try:
-        planned = plan_ring(
-            lambda *work: seconds(*work) / efficiency, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM
-        )
+        planned = plan_ring(seconds, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    click.echo(_as_json(memory, planned) if as_json else _as_text(memory, demand, planned))
+    described = _describe(outline, cost)
+    click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -320,11 +355,13 @@ def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs
     from engine_core.attention.base import AttentionBackend
 
     shape = checkpoint.config
-    row = 8 * shape.hidden_size + 3 * shape.intermediate_size
+    widest = max(part.outputs_per_row for part in model.layer_parts)
+    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
     sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand)
     return Memory(
         usable=usable,
         weights=model.expected_weight_bytes,
+        angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
         activations=4 * _STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
         block=AttentionBackend.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
@@ -347,22 +384,27 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
-def _seconds(
-    checkpoint: Checkpoint, model: CausalLM, hardware: Hardware
-) -> Callable[[float, float, float, float], float]:
+def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
     from engine_core.models.roofline import StepCost
 
-    size = checkpoint.dtype.itemsize
-    cost = StepCost.of_model(model, 1 if checkpoint.quantization else size, size)
-    return lambda rows, sampled, seen, cached: cost.step(rows, sampled, seen, cached).seconds(hardware)
+    return StepCost.of_model(model, checkpoint.dtype.itemsize)
 
 
-def _as_json(memory: Memory, planned: Plan) -> str:
-    figures = {"memory": {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}, **asdict(planned)}
-    return json.dumps(figures, indent=2)
+def _describe(model: CausalLM, cost: StepCost) -> Model:
+    layer = cost.kv_bytes // model.config.num_layers
+    groups = (
+        CacheGroup(len(group.layers), group.sliding_window, len(group.layers) * layer)
+        for group in model.kv_cache_groups
+    )
+    return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
 
 
-def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
+def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
+    held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
+    return json.dumps({"model": asdict(model), "memory": held, **asdict(planned)}, indent=2)
+
+
+def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
     held = f"{_size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
@@ -373,7 +415,9 @@ def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
             f"{_figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"engine     {_size(memory.usable)}: weights {_size(memory.weights)}, "
+            f"model      weights: {_figure(model.weights)}, of which a token meets {_figure(model.active_weights)}; "
+            f"KV cache of a token: {_size(model.token)} ({_groups(model)})",
+            f"engine     {_size(memory.usable)}: weights {_size(memory.weights)}, angles {_size(memory.angles)}, "
             f"largest step {_size(memory.activations)}, runtime {_size(memory.runtime)}, "
             f"KV cache {_size(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
@@ -383,6 +427,17 @@ def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
             f"{_figure(expected.gap * 1e3)} ms between tokens",
         ]
     )
+
+
+def _groups(model: Model) -> str:
+    """Such as: 4 layers: 4.1 kB; 3 groups of 8 layers, window 512: 8.2 kB each."""
+    texts = []
+    for group, count in Counter(model.groups).items():
+        window = "" if group.sliding_window is None else f", window {group.sliding_window:,}"
+        before, after = ("", "") if count == 1 else (f"{count} groups of ", " each")
+        layers = f"{group.layers} layer" + "s" * (group.layers > 1)
+        texts.append(f"{before}{layers}{window}: {_size(group.token)}{after}")
+    return "; ".join(texts)
 
 
 def _figure(value: float, digits: int = 3) -> str:
