@@ -31,7 +31,7 @@ class Activation(enum.IntEnum):
         return torch.relu(x)
 
 
-_NAMES = {
+NAMES = {
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
@@ -39,10 +39,11 @@ _NAMES = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
 }
+"""What configurations call them."""
 
 
 def read_activation(field: str, name: Any) -> Activation:
     """The activation that a configuration's ``field`` names. Raises ``UnsupportedModelError``."""
-    if not isinstance(name, str) or name not in _NAMES:
-        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(_NAMES)}")
-    return _NAMES[name]
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(NAMES)}")
+    return NAMES[name]

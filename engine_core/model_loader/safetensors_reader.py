@@ -95,12 +95,14 @@ class SafetensorsWeights:
             self._files.clear()
             self._mapped = 0
         parts = [self._view(name) for name in names]
-        if len(parts) > 1 or parts[0].dtype != self._dtype or parts[0].device != self._device:
+        if len(parts) > 1:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
             for part, place in zip(parts, torch.split(joined, rows), strict=True):
                 place.copy_(part)
             parts = [joined]
+        elif parts[0].dtype != self._dtype or parts[0].device != self._device:
+            parts = [self._staging.make(tuple(parts[0].shape)).copy_(parts[0])]
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return parts[0]

@@ -13,13 +13,13 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
-_MOST, _MOST_LAYERS, _MOST_POSITIONS = 2**24, 4096, 2**31 - 1
+_MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
 """Limits of any size, of layers and of positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitectureConfig:
-    """What all families have. A family that needs more extends it in its own file."""
+class ModelShape:
+    """What the engine must know of any model."""
 
     vocab_size: int
     hidden_size: int
@@ -28,14 +28,40 @@ class ArchitectureConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    max_position_embeddings: int
+    sliding_windows: tuple[int | None, ...]
+    """How many tokens a token sees in each layer, itself included; None: all before it."""
+
+    def within(self, max_model_len: int) -> Self:
+        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
+        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
+        return replace(self, sliding_windows=tuple(windows))
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
+        return all(window is None for window in self.sliding_windows)
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        """The rotations of all layers whose angles are computed at the start, in the order in which they first occur."""
+        return ()
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureConfig(ModelShape):
+    """What all families have. A family that needs more extends it in its own file."""
+
     activation: Activation
     norm_eps: float
-    max_position_embeddings: int
     tie_word_embeddings: bool
     ropes: tuple[RopeParameters | None, ...]
     """How each layer rotates queries and keys; None: it does not."""
-    sliding_windows: tuple[int | None, ...]
-    """How many tokens a token sees in each layer, itself included; None: all before it."""
     softmax_scale: float | None = None
     """Of attention's scores; None: 1 / √head_dim."""
     attn_logit_softcap: float | None = None
@@ -49,25 +75,17 @@ class ArchitectureConfig:
     logit_softcap: float | None = None
     """Logits x become c · tanh(x / c)."""
 
-    def within(self, max_model_len: int) -> Self:
-        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
-        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
-        return replace(self, sliding_windows=tuple(windows))
-
     @property
     def is_plainly_attending(self) -> bool:
-        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
         special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
         return not self.attention_sinks and all(value is None for value in special)
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations of all layers, in the order in which they first occur."""
         return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens a sequence may have."""
         lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
         return min(lengths, default=self.max_position_embeddings)
 
@@ -91,8 +109,8 @@ def common_fields(
     head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
-    max_position_embeddings = positive(config, "max_position_embeddings", _MOST_POSITIONS)
-    num_layers = positive(config, "num_hidden_layers", _MOST_LAYERS)
+    max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
+    num_layers = positive(config, "num_hidden_layers", MOST_LAYERS)
     return {
         "vocab_size": positive(config, "vocab_size"),
         "hidden_size": hidden_size,
@@ -141,7 +159,7 @@ def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
 
 def sliding_window(config: PretrainedConfig) -> int | None:
     """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
-    return None if config.sliding_window is None else positive(config, "sliding_window", _MOST_POSITIONS)
+    return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
 
 
 def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:

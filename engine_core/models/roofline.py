@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 
 
 class Speed(Protocol):
@@ -56,10 +56,10 @@ class StepCost:
     """Bytes of one weight: 2 for bfloat16, 1 for 8 bits."""
 
     @classmethod
-    def of_model(cls, model: CausalLM, weight_bytes: float, kv_bytes: int = 2) -> Self:
+    def of_model(cls, model: LanguageModel, weight_bytes: float, kv_bytes: int = 2) -> Self:
         """For ``model``, whose weights need not be loaded; ``kv_bytes`` are those of one element of the cache."""
         shape = model.config
-        body = sum(math.prod(size) for name, size in model.tensors().items() if ".layers." in name)
+        body = sum(math.prod(size) for name, size in model.tensors().items() if model.is_of_layer(name))
         return cls(
             body=body,
             head=shape.vocab_size * shape.hidden_size,

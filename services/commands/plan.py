@@ -20,7 +20,7 @@ from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
-    from engine_core.models.base import CausalLM
+    from engine_core.models.interface import LanguageModel
 
 CPU_TIER_SECONDS = 40e-6
 """CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
@@ -309,13 +309,13 @@ def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
         raise FatalError(str(error)) from None
 
 
-def _outline(checkpoint: Checkpoint) -> CausalLM:
+def _outline(checkpoint: Checkpoint) -> LanguageModel:
     from engine_core.model_loader.loader import model_outline
 
     return model_outline(checkpoint)
 
 
-def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
+def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
     from engine_core.attention.torch_reference import TorchAttention
 
@@ -348,7 +348,7 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple
 
 
 def _seconds(
-    checkpoint: Checkpoint, model: CausalLM, hardware: Hardware
+    checkpoint: Checkpoint, model: LanguageModel, hardware: Hardware
 ) -> Callable[[float, float, float, float], float]:
     from engine_core.models.roofline import StepCost
 

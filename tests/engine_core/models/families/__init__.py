@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense
+from tests.engine_core.models.families import dense, fallback
 from tests.engine_core.models.tiny_models import CASES
 
-SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES}
+SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES, **fallback.SHAPES}
 """By names that begin with the family's."""
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
 """Parameters of tests: names."""
