@@ -104,7 +104,10 @@ class ModelConfig(_Section):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
-        None, "Longest prompt plus output, in tokens; default: what the checkpoint allows.", minimum=2
+        None,
+        "Longest prompt plus output, in tokens; default: what the checkpoint allows. A model with LongRoPE takes its "
+        "factors for long sequences, for all of them, where this is above its original length.",
+        minimum=2,
     )
     quantization: str | None = option(
         None,

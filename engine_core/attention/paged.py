@@ -15,7 +15,9 @@ from engine_core.attention.base import (
     AttentionOptions,
     KVCacheSpec,
     Rotation,
+    plain_caches,
 )
+from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import write_keys_and_values
 
@@ -31,16 +33,11 @@ class CachingRotation(Rotation, Protocol):
 
 
 class PagedAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]; nothing is written to a slot below 0."""
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says; nothing is written to a slot below 0."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     @abstractmethod
     def attend(
@@ -63,6 +60,18 @@ class PagedAttention(AttentionBackend):
     ) -> torch.Tensor:
         _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
         return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
 
     def forward_heads(
         self,

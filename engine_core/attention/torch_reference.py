@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    plain_caches,
+)
 
 _MAX_SCORES = 2**24
 """Scores that are computed at a time: 64 MiB."""
 
 
 class TorchAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]. Computes in float32."""
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says. Computes in float32."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         return "torch"
@@ -37,24 +38,50 @@ class TorchAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
+        self._write((key, value), kv_cache, metadata)
+        return self._attend(query, kv_cache, metadata, options).flatten(1)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        self._write((torch.cat([latent, rope], dim=1)[:, None],), kv_cache, metadata)
+        attended = self._attend(torch.cat([query, query_rope], dim=2), kv_cache, metadata, options)
+        return attended[..., : latent.shape[1]]
+
+    @staticmethod
+    def _write(planes: tuple[torch.Tensor, ...], kv_cache: torch.Tensor, metadata: AttentionMetadata) -> None:
         block_size = kv_cache.shape[3]
         blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
-        kv_cache[0, blocks, :, offsets] = key
-        kv_cache[1, blocks, :, offsets] = value
-        output = torch.empty_like(query)
+        for plane, numbers in zip(kv_cache, planes, strict=True):
+            plane[blocks, :, offsets] = numbers
+
+    @staticmethod
+    def _attend(
+        query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, options: AttentionOptions
+    ) -> torch.Tensor:
+        """[T, Hq, D]; latents are keys and values."""
+        block_size, output = kv_cache.shape[3], torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
             window = options.sliding_window or length
             seen = max(0, length - (starts[seq + 1] - starts[seq]) - window + 1) // block_size  # the first block
             table = metadata.block_tables[seq, seen : -(-length // block_size)].long()
             end = length - seen * block_size
-            keys, values = (part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache)
+            planes = [part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache]
+            keys, values = planes[0], planes[-1]
             at_once = max(1, _MAX_SCORES // (query.shape[1] * end))
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
                 place = end - (starts[seq + 1] - first)
                 output[rows] = _attend(query[rows].float(), keys, values, place, window, options)
-        return output.flatten(1)
+        return output
 
 
 def _attend(

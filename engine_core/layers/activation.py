@@ -18,6 +18,8 @@ class Activation(enum.IntEnum):
     GELU_TANH = 2
     """The approximation by tanh (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415)."""
     RELU = 3
+    CLAMPED_SWIGLU = 4
+    """(up + 1) · gate · σ(α · gate), with both limited: of experts alone (gpt-oss)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of each element, by torch."""
@@ -28,7 +30,9 @@ class Activation(enum.IntEnum):
                 return torch.nn.functional.gelu(x)
             case Activation.GELU_TANH:
                 return torch.nn.functional.gelu(x, approximate="tanh")
-        return torch.relu(x)
+            case Activation.RELU:
+                return torch.relu(x)
+        raise ValueError(f"{self.name} is no function of one number")
 
 
 NAMES = {

@@ -8,7 +8,9 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import DecoderStack, HeadsShape, LayerBackend
+from engine_core.layers.base import DecoderStack, ExpertsShape, HeadsShape, LayerBackend, Routing
+from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
+from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.parts import (
     Attention,
     AttentionSinks,
@@ -21,6 +23,7 @@ from engine_core.layers.parts import (
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
+    RowGate,
     VocabParallelEmbedding,
 )
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
@@ -104,13 +107,36 @@ class LayerFactory:
         """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
         return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
 
+    def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
+        """Attention over latents; ``name`` is that of the projection from latents to keys and values."""
+        return self._add(MultiHeadLatentAttention(name, shape, scale, self.backend, self.attention_backend))
+
+    def linear(
+        self, names: tuple[str, ...], rows: tuple[int, ...], inputs: Features, outputs: Features, *, bias: bool
+    ) -> ColumnParallelLinear:
+        """Projections ``names`` of ``rows`` outputs each, as one; ``outputs`` says how the outputs are padded."""
+        shape = LinearShape(names, rows, inputs, outputs, bias)
+        return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
+
+    def fused_moe(
+        self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
+    ) -> FusedMoE:
+        """A router and its experts."""
+        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype))
+
+    def row_gate(self, name: str, inputs: Features) -> RowGate:
+        """The projection to one logit per row, whose sigmoid another block's output is multiplied by."""
+        return self._add(RowGate(name, inputs, self.backend))
+
     def rms_norm(self, name: str | None, features: Features, eps: float, offset: float = 0.0) -> RMSNorm:
         """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""
         return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset))
 
-    def layer_norm(self, name: str, features: Features, eps: float) -> LayerNorm:
-        """Normalization over all ``features`` by mean and deviation, with a bias."""
-        return self._add(LayerNorm(name, features, eps, self.backend))
+    def layer_norm(self, name: str | None, features: Features, eps: float) -> LayerNorm:
+        """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
+        biases zeros.
+        """
+        return self._add(LayerNorm(name, features, eps, self.backend, self.device))
 
     def attention(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
-from engine_core.quantization.base import Features, LinearShape, QuantMethod
+from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
 
 class Part(ABC):
@@ -90,6 +91,33 @@ class ParallelLMHead(ColumnParallelLinear):
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits, the lowest of equals."""
         return self.layer.argmax(hidden)
+
+
+class RowGate(Part):
+    """Multiplies rows by the sigmoid of a projection to one logit, which is never quantized."""
+
+    layer: LinearLayer
+
+    def __init__(self, name: str, inputs: Features, backend: LayerBackend) -> None:
+        self._shape = LinearShape((name,), (1,), inputs, Features(1, 1, fixed=True), bias=False)
+        self._backend = backend
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return Unquantized().tensors(self._shape)
+
+    def load(self, weights: Weights) -> None:
+        self.layer = Unquantized().load(self._shape, weights, self._backend)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return Unquantized().weight_bytes(self._shape, itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layer.nbytes
+
+    def __call__(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` plus ``gated`` times the sigmoid of each row's logit; all [T, H]."""
+        return self._backend.add_gated(gated, self.layer(x, dtype=torch.float32), residual)
 
 
 class VocabParallelEmbedding(Part):
@@ -194,23 +222,34 @@ class RMSNorm(Norm):
 class LayerNorm(Norm):
     """By mean and deviation, with a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
 
-    def __init__(self, name: str, features: Features, eps: float, backend: LayerBackend) -> None:
+    def __init__(
+        self, name: str | None, features: Features, eps: float, backend: LayerBackend, device: torch.device
+    ) -> None:
+        """Without a name, weights are ones and biases zeros."""
         self._name = name
+        self._device = device
         self._features = features
         self._eps = eps
         self._backend = backend
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {f"{self._name}.{tensor}": (self._features.count,) for tensor in ("weight", "bias")}
+        kinds = () if self._name is None else ("weight", "bias")
+        return {f"{self._name}.{kind}": (self._features.count,) for kind in kinds}
 
     def load(self, weights: Weights) -> None:
-        weight, bias = (
-            padded_weight(weights.take(name).float(), self._features, self._backend) for name in self.tensors()
-        )
+        weight, bias = (padded_weight(value, self._features, self._backend) for value in self._values(weights))
         self.layer = self._backend.norm(weight, bias, self._eps, self._features.count)
 
+    def _values(self, weights: Weights) -> Iterator[torch.Tensor]:
+        """Weight and bias."""
+        if self._name is None:
+            yield torch.ones(self._features.count, device=self._device)
+            yield torch.zeros(self._features.count, device=self._device)
+        for name in self.tensors():
+            yield weights.take(name).float()
+
     def weight_bytes(self, itemsize: int) -> int:
-        return 2 * self._features.count * itemsize
+        return len(self.tensors()) * self._features.count * itemsize
 
 
 def padded_weight(weight: torch.Tensor, features: Features, backend: LayerBackend) -> torch.Tensor:

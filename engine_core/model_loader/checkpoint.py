@@ -148,6 +148,7 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
     _check_names(path / "config.json", raw, choice)
+    choice.model.check_raw_config(raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds

@@ -1,4 +1,4 @@
-"""Convert a checkpoint's tokenizer of an older kind into a ``tokenizer.json``: a program of its own.
+"""Convert a checkpoint's tokenizer of another kind into a ``tokenizer.json``: a program of its own.
 
 Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``. On failure it prints
 the reason and exits with 1.
@@ -9,19 +9,43 @@ that the conversion takes would be missing from the engine's budget.
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
+from pathlib import Path
+
+from engine_core.model_loader.tekken import TEKKEN_FILE, read_tekken
 
 
 def main(checkpoint: str, target: str) -> int:
     """Write the converted tokenizer's files into the directory ``target``; returns the exit code."""
-    from transformers import AutoTokenizer
-
     try:
-        AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False).save_pretrained(target)
+        if (Path(checkpoint) / TEKKEN_FILE).is_file():
+            _convert_tekken(Path(checkpoint), Path(target))
+        else:
+            _convert_by_transformers(checkpoint, target)
     except Exception as error:  # transformers raises whatever a broken file makes its parsers raise
         print(error)
         return 1
     return 0
+
+
+def _convert_tekken(checkpoint: Path, target: Path) -> None:
+    tokenizer, config = read_tekken(checkpoint / TEKKEN_FILE)
+    own = checkpoint / "tokenizer_config.json"
+    config |= json.loads(own.read_bytes()) if own.is_file() else {}
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    for template in (*checkpoint.glob("chat_template.jinja"), *checkpoint.glob("additional_chat_templates/*.jinja")):
+        copy = target / template.relative_to(checkpoint)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(template, copy)
+
+
+def _convert_by_transformers(checkpoint: str, target: str) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False).save_pretrained(target)
 
 
 if __name__ == "__main__":

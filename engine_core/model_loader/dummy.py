@@ -52,6 +52,15 @@ class DummyWeights:
             self._on_progress(self._done, self._total)
         return tensor
 
+    def take_row(self, name: str, index: int) -> torch.Tensor:
+        row = self._staging.make(self._shapes[name][1:])
+        self._fill(f"{name}.{index}", row)
+        self._done += row.nbytes
+        return row
+
+    def take_float32(self, name: str) -> torch.Tensor:
+        return self.take(name).to(torch.float32, copy=True)
+
     def _fill(self, name: str, tensor: torch.Tensor) -> None:
         if name.endswith(".bias"):
             tensor.zero_()

@@ -56,6 +56,13 @@ def load_weights(
         weights = DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
         weights = SafetensorsWeights(
-            checkpoint.path, shapes, model.is_redundant, checkpoint.dtype, device, on_progress, digest
+            checkpoint.path,
+            shapes,
+            model.is_redundant,
+            checkpoint.dtype,
+            device,
+            on_progress,
+            digest,
+            model.renamed,
         )
     model.load(weights)

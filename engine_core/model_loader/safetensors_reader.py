@@ -26,9 +26,11 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's file, shape and type."""
+    """A tensor's place, shape and type."""
 
     file: Path
+    name: str
+    """In the file."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -72,13 +74,17 @@ class SafetensorsWeights:
         device: torch.device,
         on_progress: ProgressCallback | None = None,
         digest: WeightsDigest | None = None,
+        renamed: Callable[[str], str] = lambda name: name,
     ) -> None:
         """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
 
-        What is taken is added to ``digest``.
+        What is taken is added to ``digest``. ``renamed`` gives the name in ``shapes`` for that in a file.
         Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
         """
-        self._tensors = find_tensors(directory)
+        found = find_tensors(directory)
+        self._tensors = {renamed(name): tensor for name, tensor in found.items()}
+        if twice := [name for name in found if self._tensors[renamed(name)].name != name]:
+            raise CheckpointError(f"{directory}: tensors that are there by another name, too: {_some(twice)}")
         _check(directory, self._tensors, shapes, is_redundant)
         self._dtype = dtype
         self._staging = Staging(dtype, device)
@@ -86,6 +92,8 @@ class SafetensorsWeights:
         self._on_progress = on_progress
         self._digest = digest
         self._files: dict[Path, Any] = {}
+        self._whole: dict[str, torch.Tensor] = {}
+        """Tensors of which rows are taken."""
         self._mapped = 0
         self._done = 0
         self._total = sum(self._tensors[name].nbytes for name in shapes)
@@ -95,6 +103,12 @@ class SafetensorsWeights:
             self._files.clear()
             self._mapped = 0
         parts = [self._view(name) for name in names]
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return self._converted(parts)
+
+    def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Joined along the first dimension, in the model's type and on its device."""
         if len(parts) > 1:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
@@ -103,9 +117,16 @@ class SafetensorsWeights:
             parts = [joined]
         elif parts[0].dtype != self._dtype or parts[0].device != self._device:
             parts = [self._staging.make(tuple(parts[0].shape)).copy_(parts[0])]
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
         return parts[0]
+
+    def take_row(self, name: str, index: int) -> torch.Tensor:
+        if index == 0:
+            self._whole[name] = self._view(name)
+        whole = self._whole[name] if index < self._tensors[name].shape[0] - 1 else self._whole.pop(name)
+        return self._converted([whole[index]])
+
+    def take_float32(self, name: str) -> torch.Tensor:
+        return self._view(name).to(self._device, torch.float32, copy=True)
 
     def _view(self, name: str) -> torch.Tensor:
         """One tensor, in the mapped file."""
@@ -113,7 +134,7 @@ class SafetensorsWeights:
         try:
             if stored.file not in self._files:
                 self._files[stored.file] = safe_open(stored.file, framework="pt")
-            tensor: torch.Tensor = self._files[stored.file].get_tensor(name)
+            tensor: torch.Tensor = self._files[stored.file].get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         if self._digest is not None:
@@ -145,7 +166,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
                     raise CheckpointError(
                         f"{file}: {name} is of type {type_name}; expected one of {', '.join(_FLOAT_TYPES)}"
                     )
-                tensors[name] = StoredTensor(file, tuple(view.get_shape()), _FLOAT_TYPES[type_name])
+                tensors[name] = StoredTensor(file, name, tuple(view.get_shape()), _FLOAT_TYPES[type_name])
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
     return tensors

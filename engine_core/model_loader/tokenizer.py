@@ -5,6 +5,7 @@ An engine that is given ids needs none of this: a service only passes the files 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,18 +17,23 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.checkpoint import find_directory
+from engine_core.model_loader.tekken import TEKKEN_FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OLDER_KINDS = (
+_OTHER_KINDS = (
+    (TEKKEN_FILE,),
     ("tokenizer.model",),
     ("spiece.model",),
     ("sentencepiece.bpe.model",),
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
 )
-"""Sets of older files from which transformers can make a ``tokenizer.json``: any one of them will do."""
+"""Sets of files from which a ``tokenizer.json`` can be made: any one of them will do."""
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
+"""A token in base64, and its rank."""
+_OTHERWISE = "--tokenizer names another directory or model"
 _CONTEXT_TOKENS = 16
 """How many of a prompt's last tokens decide how the text after it begins."""
 _MOST_BYTES = 4
@@ -47,12 +53,15 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The tokenizer that ``config`` names, or the model's own. Raises ``CheckpointError``."""
-    from transformers import AutoTokenizer
+    """The tokenizer that ``config`` names, or the model's own. Raises ``CheckpointError``.
+
+    As in the ring, ``tokenizer.json`` decides: transformers' classes for some families would make another one of it.
+    """
+    from transformers import PreTrainedTokenizerFast
 
     with tokenizer_directory(config) as directory:
         try:
-            return _Pretrained(AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True))
+            return _Pretrained(PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True))
         except Exception as error:  # whatever a broken file makes its parsers raise
             raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
 
@@ -93,20 +102,37 @@ def _location(config: ModelConfig) -> tuple[str, str | None]:
 
 
 def _convert(directory: Path, target: str) -> None:
-    if not any(all((directory / name).is_file() for name in kind) for kind in _OLDER_KINDS):
-        # transformers would make an empty tokenizer of what config.json says.
-        older = ", ".join(" with ".join(kind) for kind in _OLDER_KINDS)
+    kinds = [kind for kind in _OTHER_KINDS if all((directory / name).is_file() for name in kind)]
+    if (ranks := _tiktoken_file(directory)) and all(kind == (ranks.name,) for kind in kinds):
         raise CheckpointError(
-            f"{directory} has no tokenizer: expected tokenizer.json, or one of {older}; "
-            "--tokenizer names another directory or model"
+            f"{directory} has its tokenizer in {ranks.name}, in tiktoken's format, which is not supported: it does not "
+            f"say how a text is split; {_OTHERWISE}"
+        )
+    if not kinds:
+        # transformers would make an empty tokenizer of what config.json says.
+        others = ", ".join(" with ".join(kind) for kind in _OTHER_KINDS)
+        raise CheckpointError(
+            f"{directory} has no tokenizer: expected tokenizer.json, or one of {others}; {_OTHERWISE}"
         )
     command = [sys.executable, "-P", "-m", "engine_core.model_loader.convert_tokenizer", str(directory), target]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         problem = " ".join((finished.stdout or finished.stderr).split())
-        raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}")
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}; {_OTHERWISE}"
+        )
     if not Path(target, "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")
+
+
+def _tiktoken_file(directory: Path) -> Path | None:
+    """A file of tiktoken's format, which may have SentencePiece's usual name."""
+    for path in (*sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model", directory / "tokenizer.model"):
+        if path.is_file():
+            with path.open("rb") as file:
+                if _TIKTOKEN_LINE.match(file.read(1024)):
+                    return path
+    return None
 
 
 class _Pretrained:

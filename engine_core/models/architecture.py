@@ -10,6 +10,7 @@ from typing import Any, Self
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
@@ -38,13 +39,31 @@ class ModelShape:
         return replace(self, sliding_windows=tuple(windows))
 
     @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What each layer keeps of a token, without padding. A family whose layers keep something else overrides it."""
+        return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def largest_head_dim(self) -> int:
+        """Of any layer."""
+        return max(
+            (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
+        )
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether all layers see all tokens, and keep the same of each."""
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return alike and all(window is None for window in self.sliding_windows)
+
+    @property
     def is_plainly_attending(self) -> bool:
-        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
-        return all(window is None for window in self.sliding_windows)
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
+        return self.has_plain_layers
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations of all layers whose angles are computed at the start, in the order in which they first occur."""
+        """The rotations whose angles are computed at the start, in the order in which they first occur."""
         return ()
 
     @property
@@ -77,8 +96,8 @@ class ArchitectureConfig(ModelShape):
 
     @property
     def is_plainly_attending(self) -> bool:
-        special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
-        return not self.attention_sinks and all(value is None for value in special)
+        special = self.attention_sinks, self.softmax_scale is not None, self.attn_logit_softcap is not None
+        return self.has_plain_layers and not any(special)
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
@@ -91,13 +110,18 @@ class ArchitectureConfig(ModelShape):
 
 
 def common_fields(
-    config: PretrainedConfig, *, activation: str = "hidden_act", partial_rotary: bool = False
+    config: PretrainedConfig,
+    *,
+    activation: str = "hidden_act",
+    partial_rotary: bool = False,
+    query_scaling: bool = False,
+    head_dim: int | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window.
-    Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type that the
-    engine does not have.
+    ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
+    ``head_dim`` is the configuration's unless given. No layer has a window. Raises ``CheckpointError`` for impossible
+    sizes, ``UnsupportedModelError`` for an activation or a rope type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -105,8 +129,9 @@ def common_fields(
         raise CheckpointError(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
-    told = getattr(config, "head_dim", None) is not None
-    head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
+    if head_dim is None:
+        told = getattr(config, "head_dim", None) is not None
+        head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
     max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
@@ -123,7 +148,7 @@ def common_fields(
         "norm_eps": _norm_eps(config),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary),
+        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary, query_scaling),
         "sliding_windows": (None,) * num_layers,
     }
 
@@ -138,14 +163,28 @@ def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | 
     ``UnsupportedModelError`` for a type that is not known.
     """
     kinds = layer_types(config, num_layers)
-    windows = {"full_attention": None, "sliding_attention": sliding_window(config)}
+    unused = getattr(config, "use_sliding_window", True) is False
+    windows = {"full_attention": None, "sliding_attention": None if unused else sliding_window(config)}
     if unknown := set(kinds) - set(windows):
         raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
     if "sliding_attention" in kinds and windows["sliding_attention"] is None:
-        unused = getattr(config, "use_sliding_window", True) is False
         missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
         raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
     return tuple(windows[kind] for kind in kinds)
+
+
+def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window``, which may be null, for all layers. Raises ``CheckpointError``, and ``UnsupportedModelError``
+    where ``layer_types`` wants something else.
+    """
+    window = sliding_window(config)
+    kind = "full_attention" if window is None else "sliding_attention"
+    if others := set(getattr(config, "layer_types", None) or ()) - {kind}:
+        raise UnsupportedModelError(
+            f"layer_types names {', '.join(sorted(others))}: with sliding_window={window}, {config.model_type} has "
+            f"only {kind}"
+        )
+    return (window,) * num_layers
 
 
 def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
@@ -180,6 +219,14 @@ def positive_number(config: PretrainedConfig, name: str) -> float:
     return float(value)
 
 
+def whole_number(config: PretrainedConfig, name: str) -> int:
+    """A whole number from 0 on. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a whole number from 0 on")
+    return value
+
+
 def optional_number(config: PretrainedConfig, name: str) -> float | None:
     """A finite number above 0, or null. Raises ``CheckpointError``."""
     return None if getattr(config, name) is None else positive_number(config, name)
@@ -193,7 +240,12 @@ def _norm_eps(config: PretrainedConfig) -> float:
 
 
 def _ropes(
-    config: PretrainedConfig, num_layers: int, max_position_embeddings: int, head_dim: int, partial_rotary: bool
+    config: PretrainedConfig,
+    num_layers: int,
+    max_position_embeddings: int,
+    head_dim: int,
+    partial_rotary: bool,
+    query_scaling: bool,
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     told: Mapping[str, Any] = config.rope_parameters or {}
@@ -202,6 +254,11 @@ def _ropes(
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(
                 f"partial_rotary_factor={factor!r} is not supported: {config.model_type} rotates heads whole"
+            )
+        if not query_scaling and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
+                "position"
             )
     if not by_kind:
         return (RopeParameters.read(told, max_position_embeddings, head_dim),) * num_layers

@@ -7,7 +7,7 @@ size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -16,11 +16,10 @@ from transformers import PretrainedConfig
 from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.factory import LayerFactory
-from engine_core.layers.parts import Norm
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.interface import LanguageModel, cache_places
+from engine_core.models.interface import LanguageModel, group_of_layers
 from engine_core.quantization.base import Features
 
 
@@ -60,12 +59,12 @@ class CausalLM(LanguageModel):
         self.lm_head = layers.parallel_lm_head(
             f"{self.prefix}.embed_tokens" if config.tie_word_embeddings else "lm_head",
             config.vocab_size,
-            config.hidden_size,
+            self.embedding_size,
         )
         self.embed_tokens = layers.vocab_parallel_embedding(
             f"{self.prefix}.embed_tokens",
             config.vocab_size,
-            config.hidden_size,
+            self.embedding_size,
             self.lm_head if config.tie_word_embeddings else None,
             config.embedding_scale,
         )
@@ -75,16 +74,21 @@ class CausalLM(LanguageModel):
         self._norm = self.make_norm(layers)
         self._set_layers(range(config.num_layers))
 
+    @property
+    def embedding_size(self) -> int:
+        """Width of embeddings and of what the head takes, without padding."""
+        return self.config.hidden_size
+
     @abstractmethod
     def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
         """Layer ``index``, whose tensors' names begin with ``prefix``."""
 
-    def make_norm(self, layers: LayerFactory) -> Norm:
-        """The norm behind the last layer."""
+    def make_norm(self, layers: LayerFactory) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What is between the last layer and the head: a norm."""
         return layers.rms_norm(f"{self.prefix}.norm", Features(1, self.config.hidden_size), self.config.norm_eps)
 
     def layer_kind(self, index: int) -> Hashable:
-        return self.config.sliding_windows[index], self.config.ropes[index]
+        return self.config.sliding_windows[index], self.config.ropes[index], self.config.cache_specs[index]
 
     def is_redundant(self, name: str) -> bool:
         """As ``LanguageModel`` says.
@@ -145,13 +149,13 @@ class LayersAndNorm:
         layers: Sequence[DecoderLayer],
         rotations: Sequence[int | None],
         groups: Sequence[KVCacheGroup],
-        norm: Norm,
+        norm: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """``rotations``: which of the model's rotations each layer has, if any."""
         self._layers = layers
         self._rotations = rotations
         self._norm = norm
-        self._places = cache_places(groups)
+        self._groups = group_of_layers(groups)
 
     def __call__(
         self,
@@ -163,8 +167,8 @@ class LayersAndNorm:
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
         for index, layer in enumerate(self._layers):
-            rotation, (group, place) = self._rotations[index], self._places[index]
+            rotation, group = self._rotations[index], self._groups[index]
             own = None if rotation is None else angles[rotation]
             last = index == len(self._layers) - 1  # after its attention, no other row needs those that nobody wants
-            hidden = layer(hidden, own, kv_caches[place], metadata[group], rows if last else None)
+            hidden = layer(hidden, own, kv_caches[index], metadata[group], rows if last else None)
         return self._norm(hidden)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import Self
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from transformers import PretrainedConfig
@@ -31,6 +31,13 @@ class LanguageModel(ABC):
 
     config: ModelShape
 
+    @classmethod  # noqa: B027
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        """Refuse what transformers would stumble over in ``raw``, config.json as it is, without saying what it is.
+
+        Raises ``CheckpointError``.
+        """
+
     @classmethod
     @abstractmethod
     def read_config(cls, config: PretrainedConfig) -> ModelShape:
@@ -48,6 +55,11 @@ class LanguageModel(ABC):
         return self.config.vocab_size
 
     @property
+    def embedding_size(self) -> int:
+        """Width of embeddings and of what the head takes, without padding."""
+        return self.config.hidden_size
+
+    @property
     def numerics(self) -> tuple[str, ...]:
         """What decides a result's bits besides the backends of layers and attention."""
         return ()
@@ -55,6 +67,10 @@ class LanguageModel(ABC):
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the parts take from a checkpoint."""
         return {name: shape for part in self._factory.parts for name, shape in part.tensors().items()}
+
+    def renamed(self, name: str) -> str:
+        """What ``tensors`` calls a tensor that a checkpoint calls ``name``."""
+        return name
 
     @abstractmethod
     def is_redundant(self, name: str) -> bool:
@@ -105,16 +121,18 @@ class LanguageModel(ABC):
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
         """The groups of layers that have a block table each."""
-        return group_layers([self.config.sliding_windows[index] for index in self._layer_indices])
+        windows, specs = self.config.sliding_windows, self.config.cache_specs
+        return group_layers(
+            [windows[index] for index in self._layer_indices], [specs[index] for index in self._layer_indices]
+        )
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""
         return KVCacheSpec(
-            num_layers=max(len(group.layers) for group in self.kv_cache_groups),
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self._factory.backend.padded(self.config.head_dim),
-            block_size=block_size,
-            dtype=self._factory.dtype,
+            tuple(self.config.cache_specs[index].padded(self._factory.backend.padded) for index in self._layer_indices),
+            block_size,
+            self._factory.dtype,
+            self.kv_cache_groups,
         )
 
     @abstractmethod
@@ -143,7 +161,7 @@ class LanguageModel(ABC):
         self._layer_indices = tuple(indices)
 
 
-def cache_places(groups: Sequence[KVCacheGroup]) -> list[tuple[int, int]]:
-    """For each layer the number of its group, and which of the group's caches it has."""
-    places = {layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)}
-    return [places[layer] for layer in range(len(places))]
+def group_of_layers(groups: Sequence[KVCacheGroup]) -> list[int]:
+    """The group of each layer."""
+    group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return [group_of[layer] for layer in range(len(group_of))]

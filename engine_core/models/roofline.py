@@ -49,7 +49,7 @@ class StepCost:
     head: int
     """Weights of the output projection."""
     kv_bytes: int
-    """Bytes of one token's keys and values, all layers."""
+    """Bytes of what all layers keep of one token."""
     attention: int
     """Operations of one token per token that it sees."""
     weight_bytes: float
@@ -58,13 +58,13 @@ class StepCost:
     @classmethod
     def of_model(cls, model: LanguageModel, weight_bytes: float, kv_bytes: int = 2) -> Self:
         """For ``model``, whose weights need not be loaded; ``kv_bytes`` are those of one element of the cache."""
-        shape = model.config
+        shape, specs = model.config, model.config.cache_specs
         body = sum(math.prod(size) for name, size in model.tensors().items() if model.is_of_layer(name))
         return cls(
             body=body,
-            head=shape.vocab_size * shape.hidden_size,
-            kv_bytes=2 * kv_bytes * shape.num_layers * shape.num_kv_heads * shape.head_dim,
-            attention=4 * shape.num_layers * shape.num_heads * shape.head_dim,
+            head=shape.vocab_size * model.embedding_size,
+            kv_bytes=kv_bytes * sum(spec.elements for spec in specs),
+            attention=sum(spec.operations(shape.num_heads) for spec in specs),
             weight_bytes=weight_bytes,
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, LinearLayer
 from engine_core.layers.weights import Weights
 
 
@@ -81,6 +81,16 @@ class QuantMethod(ABC):
     @abstractmethod
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         """Take the layer's tensors from ``weights``."""
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
+        """Experts without weights, of a model of type ``dtype``."""
+        return backend.experts(shape, dtype)
+
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
+        """Bytes that experts will take, without padding."""
+        inner, hidden = shape.intermediate_size, shape.hidden_size
+        biases = 2 * inner + hidden if shape.bias else 0
+        return shape.num_experts * (3 * inner * hidden + biases) * itemsize
 
 
 class Unquantized(QuantMethod):

@@ -317,7 +317,7 @@ def _outline(checkpoint: Checkpoint) -> LanguageModel:
 
 def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
-    from engine_core.attention.torch_reference import TorchAttention
+    from engine_core.attention.base import AttentionBackend
 
     shape = checkpoint.config
     row = 8 * shape.hidden_size + 3 * shape.intermediate_size
@@ -327,7 +327,7 @@ def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num
         weights=model.expected_weight_bytes,
         activations=4 * _STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
-        block=TorchAttention.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
+        block=AttentionBackend.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,
     )

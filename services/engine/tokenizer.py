@@ -9,6 +9,7 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.tokenizer import tokenizer_directory
+from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer
 from services.text.tokenizer_files import read_tokenizer_files
 
@@ -22,8 +23,9 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
 
 
 def fingerprint_of(files: dict[str, bytes]) -> str:
-    """The digest that CPU tiers compare; raises ``CheckpointError`` if the files are damaged."""
+    """The digest that CPU tiers compare; raises ``CheckpointError`` if the files, or a chat template, are damaged."""
     try:
+        ChatTemplates.from_files(files)
         return Tokenizer.from_files(files).fingerprint()
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from threading import Lock
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -38,25 +38,39 @@ class UnknownTemplateError(ChatTemplateError):
     """The model has no template of that name."""
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template's text."""
+
+    text: str
+    origin: str = "the chat template"
+    """Where it stands, for messages: the name of a file, say."""
+
+
 class ChatTemplates:
-    """A model's chat templates by name, usually only ``default``. Each is compiled at first use."""
+    """A model's chat templates by name, usually only ``default``."""
 
     def __init__(
         self,
-        templates: Mapping[str, str],
+        templates: Mapping[str, TemplateSource],
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``special_tokens``: variables such as ``bos_token``; ``now`` is what ``strftime_now`` formats."""
+        """``special_tokens``: variables such as ``bos_token``; ``now`` is what ``strftime_now`` formats.
+
+        Raises ``ChatTemplateError`` for a template that cannot be compiled.
+        """
         self._sources = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._environment = _environment(now)
-        self._compiled: dict[str, Template] = {}
-        self._lock = Lock()
+        self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
-        """From a tokenizer's files; separate template files replace those in ``tokenizer_config.json``."""
+        """From a tokenizer's files; separate template files replace those in ``tokenizer_config.json``.
+
+        Raises ``ChatTemplateError`` or ``TokenizerError``, naming the file.
+        """
         return cls(_sources(files), read_special_tokens(files).named)
 
     @property
@@ -92,7 +106,7 @@ class ChatTemplates:
             raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
         name = self._choose(template_name, tools is not None)
         chat = [_normalized(message) for message in messages]
-        continued = _mark_final(chat, self._sources[name]) if continue_final_message else None
+        continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         variables = {
             **self._special_tokens,
             **arguments,
@@ -106,7 +120,10 @@ class ChatTemplates:
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if not self._sources:
-            raise ChatTemplateError("the model has no chat template")
+            raise ChatTemplateError(
+                "the model has no chat template (its checkpoint has no chat_template.jinja, and no chat_template in "
+                "tokenizer_config.json): send the prompt as text or as ids"
+            )
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
@@ -115,9 +132,8 @@ class ChatTemplates:
         return name
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
-        template = self._template(name)
         try:
-            rendered = self._environment.render(template, variables, max_chars)
+            rendered = self._environment.render(self._compiled[name], variables, max_chars)
             rendered.encode()
         except UnicodeEncodeError as error:
             raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error
@@ -127,54 +143,45 @@ class ChatTemplates:
             raise ChatTemplateError(f"the chat template failed: {_sentence(error)}") from error
         return rendered
 
-    def _template(self, name: str) -> Template:
-        with self._lock:
-            if name not in self._compiled:
-                self._compiled[name] = self._compile(self._sources[name])
-            return self._compiled[name]
-
-    def _compile(self, source: str) -> Template:
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ChatTemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters")
+    def _compile(self, source: TemplateSource) -> Template:
+        if len(source.text) > MAX_TEMPLATE_CHARS:
+            raise ChatTemplateError(f"{source.origin} is longer than {MAX_TEMPLATE_CHARS} characters")
         try:
-            return self._environment.template(source)
+            return self._environment.template(source.text)
         except TemplateSyntaxError as error:
-            raise ChatTemplateError(
-                f"the chat template has an error in line {error.lineno}: {error.message}"
-            ) from error
+            raise ChatTemplateError(f"{source.origin} has an error in line {error.lineno}: {error.message}") from error
         except (SyntaxError, RecursionError) as error:  # Python's compiler allows 20 nested loops
-            raise ChatTemplateError("the chat template nests too deeply") from error
+            raise ChatTemplateError(f"{source.origin} nests too deeply") from error
 
 
-def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
-    own = {"default": files["chat_template.jinja"]} if "chat_template.jinja" in files else {}
+def _sources(files: Mapping[str, bytes]) -> dict[str, TemplateSource]:
     prefix = ADDITIONAL_TEMPLATES + "/"
+    own = {"default": "chat_template.jinja"} if "chat_template.jinja" in files else {}
     own |= {
-        name.removeprefix(prefix).removesuffix(".jinja"): content
-        for name, content in files.items()
-        if name.startswith(prefix) and name.endswith(".jinja")
+        file.removeprefix(prefix).removesuffix(".jinja"): file
+        for file in files
+        if file.startswith(prefix) and file.endswith(".jinja")
     }
     if own:
-        return {name: _decoded(name, content) for name, content in own.items()}
+        return {name: TemplateSource(_decoded(file, files[file]), file) for name, file in own.items()}
     declared = load_json(files, "tokenizer_config.json").get("chat_template")
     if declared is None:
         return {}
+    origin = "chat_template of tokenizer_config.json"
     if isinstance(declared, str):
-        return {"default": declared}
+        return {"default": TemplateSource(declared, origin)}
     try:
         pairs = declared.items() if isinstance(declared, dict) else [(t["name"], t["template"]) for t in declared]
-        return {str(name): str(source) for name, source in pairs}
+        return {str(name): TemplateSource(str(text), f"{origin} ({name})") for name, text in pairs}
     except (TypeError, KeyError) as error:
-        raise TokenizerError(
-            "chat_template of tokenizer_config.json must be text or a list of named templates"
-        ) from error
+        raise TokenizerError(f"{origin} must be text or a list of named templates") from error
 
 
-def _decoded(name: str, content: bytes) -> str:
+def _decoded(file: str, content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"the chat template {name} is not UTF-8") from error
+        raise TokenizerError(f"{file} is not UTF-8") from error
 
 
 def _normalized(message: Message) -> dict[str, Any]:
@@ -232,7 +239,7 @@ def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: now().strftime(form),
-        "dict": _new_dict,
+        "dict": _NewDict(),
         "namespace": _Namespace,
     }
     return environment
@@ -267,8 +274,14 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"a namespace must not have the name {name!r}")
 
 
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+class _NewDict:
+    """``dict`` without the attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 def _raise_exception(message: str) -> None:

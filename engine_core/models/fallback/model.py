@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import MOST_LAYERS, MOST_POSITIONS, ModelShape, positive
@@ -26,7 +27,7 @@ from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, 
 from engine_core.models.fallback.rows import require_separate_rows
 from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 from engine_core.models.fallback.trial import Outline, outline_of
-from engine_core.models.interface import LanguageModel, cache_places
+from engine_core.models.interface import LanguageModel, group_of_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,14 @@ class FallbackConfig(ModelShape):
     outline: Outline
 
     @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        return tuple(AttentionSpec(layer.num_kv_heads, layer.widest_head) for layer in self.outline.layers)
+
+    @property
     def is_plainly_attending(self) -> bool:
-        layers = self.outline.layers
-        return all(window is None for window in self.sliding_windows) and all(
+        return self.has_plain_layers and all(
             layer.scale == layer.head_dim**-0.5 and layer.logit_softcap is None and layer.sinks is None
-            for layer in layers
+            for layer in self.outline.layers
         )
 
 
@@ -65,7 +69,7 @@ class TransformersForCausalLM(LanguageModel):
             num_layers=len(outline.layers),
             num_heads=first.num_heads,
             num_kv_heads=first.num_kv_heads,
-            head_dim=max(first.head_dim, first.value_dim),
+            head_dim=first.widest_head,
             max_position_embeddings=longest,
             sliding_windows=tuple(layer.sliding_window for layer in outline.layers),
             source=config,
@@ -106,11 +110,12 @@ class TransformersForCausalLM(LanguageModel):
     def load(self, weights: Weights) -> None:
         """As ``LanguageModel`` says; then try whether rows depend on each other. Raises ``UnsupportedModelError``."""
         super().load(weights)
-        module, head_dim = self._assembly.module, self._factory.backend.padded(self.config.head_dim)
+        module = self._assembly.module
         for index, layer in enumerate(self.config.outline.layers):
             sinks = None if layer.sinks is None else module.get_parameter(layer.sinks).float()
             options = AttentionOptions(layer.scale, self.config.sliding_windows[index], layer.logit_softcap, sinks)
-            own = LayerAttention(index, head_dim, options, self._attention)
+            width = self._factory.backend.padded(layer.widest_head)
+            own = LayerAttention(index, width, options, self._attention)
             set_attention(module.get_submodule(layer.module), own)
         require_separate_rows(self.one_layer_of_each_kind(), self._attention.backend, self._factory.device)
 
@@ -122,10 +127,8 @@ class TransformersForCausalLM(LanguageModel):
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        layers = {
-            layer: (kv_caches[place], metadata[group])
-            for layer, (group, place) in zip(self._layer_indices, self._places, strict=True)
-        }
+        caches = zip(kv_caches, (metadata[group] for group in self._groups), strict=True)
+        layers = dict(zip(self._layer_indices, caches, strict=True))
         with self._attention.step(layers):
             output = self._decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0].contiguous()
@@ -140,7 +143,7 @@ class TransformersForCausalLM(LanguageModel):
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)
-        self._places = cache_places(self.kv_cache_groups)
+        self._groups = group_of_layers(self.kv_cache_groups)
         self._decoder = self._assembly.decoder
         if len(indices) < self.config.num_layers:
             path = self.config.outline.path.removeprefix(f"{self._assembly.decoder_path}.").split(".")

@@ -33,7 +33,7 @@ def require_separate_rows(model: LanguageModel, attention: AttentionBackend, dev
 def _last_rows(
     model: LanguageModel, attention: AttentionBackend, device: torch.device, ids: torch.Tensor, first: torch.Tensor
 ) -> torch.Tensor:
-    """Final hidden states [_ROWS, H] of the last of two new sequences; the ``first`` positions are told of the other."""
+    """Final hidden states [_ROWS, H] of the last of two new sequences; the other's rows are told to be at ``first``."""
     groups = range(len(model.kv_cache_groups))
     block_size = 16
     caches = attention.allocate(model.kv_cache_spec(block_size), 2 * len(groups), device)

@@ -77,8 +77,8 @@ def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
     for rope_type in _rope_types(config):
         if rope_type not in _STATIC_ROPES:
             raise UnsupportedModelError(
-                f"{architecture}: rope type {rope_type!r} is not supported by the fallback through transformers: there, "
-                f"a token's angles depend on the batch; supported are {', '.join(_STATIC_ROPES)}"
+                f"{architecture}: rope type {rope_type!r} is not supported by the fallback through transformers: "
+                f"there, a token's angles depend on the batch; supported are {', '.join(_STATIC_ROPES)}"
             )
 
 

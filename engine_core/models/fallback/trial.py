@@ -56,9 +56,9 @@ class LayerOutline:
     """The place of a parameter [Hq]."""
 
     @property
-    def heads(self) -> tuple[int, int, int, int]:
-        """Their numbers and sizes."""
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+    def widest_head(self) -> int:
+        """Of queries, keys and values: what the cache has room for."""
+        return max(self.head_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +171,12 @@ class _Trial:
         return logits.shape[-1], logits is y and (x is given or x._base is given) and x.shape == given.shape
 
     def _path(self) -> str:
-        """The place of the list of layers, each of which attends once, all with the same heads."""
+        """The place of the list of layers, each of which attends once, all with as many heads."""
         layers = self._layers
         if not layers:
             raise UnsupportedModelError(_NOT_REPLACEABLE)
-        if len({layer.heads for layer in layers}) > 1:
-            raise UnsupportedModelError("its layers have heads of different numbers or sizes")
+        if len({layer.num_heads for layer in layers}) > 1:
+            raise UnsupportedModelError("its layers have different numbers of heads")
         for name, module in self._assembly.module.named_modules():
             attending = (layer.module.startswith(f"{name}.{index}.") for index, layer in enumerate(layers))
             if isinstance(module, nn.ModuleList) and len(module) == len(layers) and all(attending):

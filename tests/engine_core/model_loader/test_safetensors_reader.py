@@ -80,6 +80,18 @@ def test_redundant_tensors_are_passed_over(tmp_path: Path) -> None:
     assert torch.equal(weights.take("a.weight"), TENSORS["a.weight"])
 
 
+def test_tensors_by_other_names(tmp_path: Path) -> None:
+    save_file({"x.a": TENSORS["a.weight"], "b.weight": TENSORS["b.weight"]}, tmp_path / "model.safetensors")
+    names = {"x.a": "a.weight"}
+    shapes = {name: SHAPES[name] for name in ("a.weight", "b.weight")}
+    weights = open_weights(tmp_path, shapes=shapes, renamed=lambda name: names.get(name, name))
+    assert torch.equal(weights.take("a.weight"), TENSORS["a.weight"])
+    assert torch.equal(weights.take("b.weight"), TENSORS["b.weight"].float())
+    save_file(TENSORS | {"x.a": torch.ones(4, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensors that are there by another name, too: a\.weight"):
+        open_weights(tmp_path, renamed=lambda name: names.get(name, name))
+
+
 def test_no_weights(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):

@@ -40,6 +40,16 @@ def test_a_tokenizer_of_transformers_equals_the_rings() -> None:
         assert ours.decode([*rings.encode(text), *rings.eos_token_ids]) == text
 
 
+def test_offline_and_in_the_ring_tokenizer_json_decides(tmp_path: Path) -> None:
+    """transformers' class for Llama drops the space that it says comes first, and its ids are others."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "legacy": true}')
+    (tmp_path / "tokenizer.json").write_text(sentencepiece_bpe()._tokenizer.to_str())
+    ours, rings = load_tokenizer(ModelConfig(model=str(tmp_path))), Tokenizer.from_directory(tmp_path)
+    for text in ("the fox", " the fox", "  the\n fox "):
+        assert ours.encode(text) == rings.encode(text) == sentencepiece_bpe().encode(text)
+
+
 def test_a_damaged_tokenizer_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="the tokenizer cannot be read: "):
@@ -73,3 +83,14 @@ def test_a_revision_is_that_of_its_own_repository(
     with tokenizer_directory(config) as directory:
         assert directory == TINY
     assert downloads == [asked]
+
+
+@pytest.mark.parametrize("name", ["qwen.tiktoken", "tiktoken.model", "tokenizer.model"])
+def test_ranks_in_tiktokens_format_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    """Also under SentencePiece's name, where transformers would split texts in a way of its own."""
+    (tmp_path / name).write_text("IQ== 0\nIg== 1\n/w== 2\n")
+    with (
+        pytest.raises(CheckpointError, match=rf"its tokenizer in {name}, in tiktoken's format, which is not supported"),
+        tokenizer_directory(ModelConfig(model=str(tmp_path))),
+    ):
+        pass

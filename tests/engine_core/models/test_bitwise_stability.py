@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Olmo2Config, Qwen2Config
+from transformers import Glm4Config, LlamaConfig, Olmo2Config, OPTConfig, Qwen2Config
 
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import make_model, save_model
 
@@ -35,6 +35,25 @@ CONFIGS = {
     "norms-behind": Olmo2Config(
         hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=2, pad_token_id=0, **WIDE
     ),
+    "neighbours-rotated": Glm4Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        eos_token_id=2,
+        pad_token_id=0,
+        **WIDE,
+    ),
+    "layer-norms-projected": OPTConfig(
+        hidden_size=84,
+        num_attention_heads=6,
+        ffn_dim=2304,
+        word_embed_proj_dim=40,
+        do_layer_norm_before=False,
+        num_hidden_layers=2,
+        vocab_size=131,
+        init_std=0.2,
+    ),
 }
 
 
@@ -45,7 +64,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def in_random_steps(model: CausalLM, sequences: Sequence[torch.Tensor], rng: random.Random) -> list[torch.Tensor]:
+def in_random_steps(model: LanguageModel, sequences: Sequence[torch.Tensor], rng: random.Random) -> list[torch.Tensor]:
     """Logits of all sequences, computed together in steps of random membership and chunk sizes, ending in decode."""
     driver = Driver(model, [len(ids) for ids in sequences], seed=rng.randrange(100))
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -59,7 +78,7 @@ def in_random_steps(model: CausalLM, sequences: Sequence[torch.Tensor], rng: ran
     return [torch.cat(rows) for rows in logits]
 
 
-def check(model: CausalLM) -> None:
+def check(model: LanguageModel) -> None:
     rng = random.Random(1)
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]

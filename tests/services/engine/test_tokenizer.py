@@ -101,7 +101,9 @@ def test_a_checkpoint_without_tokenizer_says_which_files_are_expected(tmp_path: 
     with pytest.raises(CheckpointError) as refused:
         read_tokenizer(ModelConfig(model=str(tmp_path)))
     (line,) = str(refused.value).splitlines()
-    assert line.startswith(f"{tmp_path} has no tokenizer: expected tokenizer.json, or one of tokenizer.model, ")
+    assert line.startswith(
+        f"{tmp_path} has no tokenizer: expected tokenizer.json, or one of tekken.json, tokenizer.model, "
+    )
     assert "vocab.json with merges.txt" in line
 
 
@@ -124,6 +126,13 @@ def test_the_file_that_is_broken_is_named_and_no_other(tmp_path: Path) -> None:
     broken = shutil.copytree(MODEL, tmp_path / "broken")
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"^generation_config\.json is not valid JSON: "):
+        fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
+
+
+def test_a_chat_template_that_cannot_be_compiled_is_found_at_start(tmp_path: Path) -> None:
+    broken = shutil.copytree(MODEL, tmp_path / "broken")
+    (broken / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja has an error in line 1: "):
         fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
 
 

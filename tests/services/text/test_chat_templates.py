@@ -7,7 +7,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from services.text import template_sandbox
-from services.text.chat_templates import ChatTemplateError, ChatTemplates
+from services.text.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
+from services.text.tokenizer_files import TokenizerError
 from tests.services.text import chat_template_samples
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -59,6 +60,10 @@ def load(tmp_path, byte_level):
         return ChatTemplates.from_files(contents), PreTrainedTokenizerFast.from_pretrained(tmp_path)
 
     return load
+
+
+def only(template, **options):
+    return ChatTemplates({"default": TemplateSource(template)}, **options)
 
 
 def outcome(render, chat, **arguments):
@@ -119,15 +124,13 @@ def test_template_files_replace_the_configuration(load):
 
 
 def test_strftime_now_formats_the_clock():
-    chat = ChatTemplates({"default": "{{ strftime_now('%Y-%m-%d') }}"}, now=lambda: datetime(2031, 5, 6))
+    chat = only("{{ strftime_now('%Y-%m-%d') }}", now=lambda: datetime(2031, 5, 6))
     assert chat.render(PLAIN) == "2031-05-06"
 
 
 def test_messages_are_left_as_they_were():
     chat = json.loads(json.dumps(LAST_PARTS))
-    ChatTemplates({"default": chat_template_samples.CHATML}).render(
-        chat, add_generation_prompt=False, continue_final_message=True
-    )
+    only(chat_template_samples.CHATML).render(chat, add_generation_prompt=False, continue_final_message=True)
     assert chat == LAST_PARTS
 
 
@@ -151,13 +154,43 @@ def test_messages_are_left_as_they_were():
 def test_an_error_is_one_sentence(template, arguments, message):
     arguments = {"messages": PLAIN} | arguments
     with pytest.raises(ChatTemplateError, match=message) as raised:
-        ChatTemplates({"default": template}).render(arguments.pop("messages"), **arguments)
+        only(template).render(arguments.pop("messages"), **arguments)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
 
 
+BROKEN = "a\n{% if %}"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"chat_template.jinja": BROKEN}, r"^chat_template\.jinja has an error in line 2: "),
+        (
+            {"chat_template.jinja": "x", "additional_chat_templates/rag.jinja": BROKEN},
+            r"^additional_chat_templates/rag\.jinja has an error in line 2: ",
+        ),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": BROKEN})},
+            r"^chat_template of tokenizer_config\.json has an error in line 2: ",
+        ),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": [{"name": "tool_use", "template": BROKEN}]})},
+            r"^chat_template of tokenizer_config\.json \(tool_use\) has an error in line 2: ",
+        ),
+        ({"chat_template.jinja": "{{ 1 | frobnicate }}"}, r"^chat_template\.jinja has an error .* 'frobnicate'"),
+        ({"chat_template.jinja": b"\xff"}, r"^chat_template\.jinja is not UTF-8"),
+        ({"tokenizer_config.json": '{"chat_template": 7}'}, r"^chat_template of tokenizer_config\.json must be text"),
+    ],
+)
+def test_a_broken_template_is_found_before_the_first_chat(files, message):
+    contents = {name: text if isinstance(text, bytes) else text.encode() for name, text in files.items()}
+    with pytest.raises((ChatTemplateError, TokenizerError), match=message):
+        ChatTemplates.from_files(contents)
+
+
 def test_a_model_without_templates_says_so():
-    with pytest.raises(ChatTemplateError, match="no chat template"):
+    with pytest.raises(ChatTemplateError, match=r"no chat template .* send the prompt as text or as ids"):
         ChatTemplates({}).render(PLAIN)
 
 
@@ -174,7 +207,7 @@ def test_a_model_without_templates_says_so():
 )
 def test_the_sandbox_lets_nothing_out(template):
     with suppress(ChatTemplateError):
-        assert ChatTemplates({"default": template}).render(PLAIN) == ""
+        assert only(template).render(PLAIN) == ""
 
 
 @pytest.mark.parametrize(
@@ -189,7 +222,7 @@ def test_the_sandbox_lets_nothing_out(template):
 def test_what_runs_for_ever_is_stopped(monkeypatch, template):
     monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
     with pytest.raises(ChatTemplateError, match="it took longer than"):
-        ChatTemplates({"default": template}).render(PLAIN)
+        only(template).render(PLAIN)
 
 
 TOO_MUCH = "made more than|output is longer than|bits|not allowed|Range too big|unsafe|must not|No filter|is undefined"
@@ -232,10 +265,10 @@ TWICE = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = TW
 def test_what_grows_without_end_is_stopped(monkeypatch, template):
     monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 60.0)
     with pytest.raises(ChatTemplateError, match=TOO_MUCH):
-        ChatTemplates({"default": template}).render(PLAIN)
+        only(template).render(PLAIN)
 
 
 def test_long_chats_are_within_the_limits():
     chat = [{"role": role, "content": "word " * 200} for role in ("user", "assistant") * 500]
-    rendered = ChatTemplates({"default": chat_template_samples.CHATML}).render(chat)
+    rendered = only(chat_template_samples.CHATML).render(chat)
     assert rendered.count("<|im_start|>") == 1001
