@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from engine_core.layers.parts import ParallelLMHead, Part, StepWeights
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 
 
 class Speed(Protocol):
@@ -57,7 +57,7 @@ class StepCost:
     """Operations of one token per token that it sees."""
 
     @classmethod
-    def of_model(cls, model: CausalLM, itemsize: int = 2) -> Self:
+    def of_model(cls, model: LanguageModel, itemsize: int = 2) -> Self:
         """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's."""
         shape, specs = model.config, model.config.cache_specs
         return cls(

@@ -31,7 +31,7 @@ from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
-    from engine_core.models.base import CausalLM
+    from engine_core.models.interface import LanguageModel
     from engine_core.models.roofline import StepCost
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -196,13 +196,13 @@ def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
         raise FatalError(str(error)) from None
 
 
-def _outline(checkpoint: Checkpoint) -> CausalLM:
+def _outline(checkpoint: Checkpoint) -> LanguageModel:
     from engine_core.model_loader.loader import model_outline
 
     return model_outline(checkpoint)
 
 
-def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
+def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
     from engine_core.attention.base import AttentionBackend
 
@@ -236,13 +236,13 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
-def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
+def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
     from engine_core.models.roofline import StepCost
 
     return StepCost.of_model(model, checkpoint.dtype.itemsize)
 
 
-def _describe(model: CausalLM, cost: StepCost) -> Model:
+def _describe(model: LanguageModel, cost: StepCost) -> Model:
     layer = cost.kv_bytes // model.config.num_layers
     groups = (
         CacheGroup(len(group.layers), group.sliding_window, len(group.layers) * layer)
