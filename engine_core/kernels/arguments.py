@@ -32,6 +32,7 @@ class AttentionArguments(ctypes.Structure):
         ("seq_lens", ctypes.c_void_p),
         ("block_tables", ctypes.c_void_p),
         ("block_table_stride", ctypes.c_int64),
+        ("block_stride", ctypes.c_int64),
         ("sinks", ctypes.c_void_p),
         ("group", ctypes.c_int32),
         ("num_seqs", ctypes.c_int32),

@@ -212,8 +212,8 @@ class DecoderStack(Protocol):
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer of the largest
-        group, ``metadata`` one entry for each group.
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer,
+        ``metadata`` one entry for each group.
         """
 
 

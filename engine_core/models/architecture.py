@@ -10,6 +10,7 @@ from typing import Any, Self
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
@@ -55,10 +56,23 @@ class ArchitectureConfig:
         return replace(self, sliding_windows=tuple(windows))
 
     @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What each layer keeps of a token, without padding. A family whose layers keep something else overrides it."""
+        return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def largest_head_dim(self) -> int:
+        """Of any layer."""
+        return max(
+            (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
+        )
+
+    @property
     def is_plainly_attending(self) -> bool:
-        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
         special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
-        return not self.attention_sinks and all(value is None for value in special)
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return alike and not self.attention_sinks and all(value is None for value in special)
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:

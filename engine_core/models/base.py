@@ -103,7 +103,7 @@ class CausalLM(ABC):
 
     def layer_kind(self, index: int) -> Hashable:
         """Equal for layers that take equal memory and time and compute by the same kernels."""
-        return self.config.sliding_windows[index], self.config.ropes[index]
+        return self.config.sliding_windows[index], self.config.ropes[index], self.config.cache_specs[index]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -184,16 +184,18 @@ class CausalLM(ABC):
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
         """The groups of layers that have a block table each."""
-        return group_layers([self.config.sliding_windows[index] for index in self._layer_indices])
+        windows, specs = self.config.sliding_windows, self.config.cache_specs
+        return group_layers(
+            [windows[index] for index in self._layer_indices], [specs[index] for index in self._layer_indices]
+        )
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""
         return KVCacheSpec(
-            num_layers=max(len(group.layers) for group in self.kv_cache_groups),
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self._factory.backend.padded(self.config.head_dim),
-            block_size=block_size,
-            dtype=self._factory.dtype,
+            tuple(self.config.cache_specs[index].padded(self._factory.backend.padded) for index in self._layer_indices),
+            block_size,
+            self._factory.dtype,
+            self.kv_cache_groups,
         )
 
     def layers_by_kind(self) -> list[list[int]]:
@@ -236,11 +238,9 @@ class LayersAndNorm:
         self._layers = layers
         self._rotations = rotations
         self._norm = norm
-        places = {
-            layer: (number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)
-        }
-        self._places = [places[layer] for layer in range(len(layers))]
-        """The group of each layer, and which of the group's caches it has."""
+        group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        self._groups = [group_of[layer] for layer in range(len(layers))]
+        """The group of each layer."""
 
     def __call__(
         self,
@@ -252,8 +252,8 @@ class LayersAndNorm:
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
         for index, layer in enumerate(self._layers):
-            rotation, (group, place) = self._rotations[index], self._places[index]
+            rotation, group = self._rotations[index], self._groups[index]
             own = None if rotation is None else angles[rotation]
             last = index == len(self._layers) - 1  # after its attention, no other row needs those that nobody wants
-            hidden = layer(hidden, own, kv_caches[place], metadata[group], rows if last else None)
+            hidden = layer(hidden, own, kv_caches[index], metadata[group], rows if last else None)
         return self._norm(hidden)

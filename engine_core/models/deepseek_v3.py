@@ -11,9 +11,9 @@ from transformers import PretrainedConfig
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
 from engine_core.models.architecture import ArchitectureConfig, positive, whole_number
-from engine_core.models.base import DecoderLayer
+from engine_core.models.base import CausalLM, DecoderLayer
 from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
-from engine_core.models.latent import LatentAttention, LatentCausalLM, LatentConfig, latent_fields
+from engine_core.models.latent import LatentAttention, LatentConfig, latent_fields
 from engine_core.models.mixture import Mixture, SharedExperts, biased_sigmoid_routing, read_experts
 
 
@@ -57,10 +57,11 @@ def is_of_next_token_layers(name: str, num_layers: int) -> bool:
     return found is not None and int(found[1]) >= num_layers
 
 
-class DeepseekV3ForCausalLM(LatentCausalLM):
+class DeepseekV3ForCausalLM(CausalLM):
     """Layers that predict further tokens are skipped."""
 
     model_type = "deepseek_v3"
+    config: LatentConfig
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LatentConfig:

@@ -52,20 +52,19 @@ class StepCost:
     heads: tuple[StepWeights, ...]
     """Those of the output projection."""
     kv_bytes: int
-    """Bytes of what the cache holds of one token, all layers."""
+    """Bytes of what all layers keep of one token."""
     attention: int
     """Operations of one token per token that it sees."""
 
     @classmethod
     def of_model(cls, model: CausalLM, itemsize: int = 2) -> Self:
         """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's."""
-        shape, cache = model.config, model.kv_cache_spec(1)
-        values = cache.head_dim if cache.latent_dim is None else cache.latent_dim
+        shape, kept = model.config, model.config.cache_specs
         return cls(
             layers=_merged(model.layer_parts, itemsize),
             heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
-            kv_bytes=itemsize * shape.num_layers * cache.numbers_per_token,
-            attention=2 * shape.num_layers * shape.num_heads * (cache.head_dim + values),
+            kv_bytes=itemsize * sum(spec.elements for spec in kept),
+            attention=sum(spec.operations(shape.num_heads) for spec in kept),
         )
 
     @property

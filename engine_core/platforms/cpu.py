@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -39,7 +39,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
         self.request_memory = request_memory(self.usable)
-        head_dim, dtype = checkpoint.config.head_dim, checkpoint.dtype
+        head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.layers, layers = choose_layers(head_dim, dtype)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend)
@@ -61,7 +61,7 @@ class CpuPlatform(Platform):
         if now and wanted > usable:
             raise RuntimeError(f"it has {size(usable)}")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)
-        for cache in caches if now else ():
+        for cache in _distinct(caches) if now else ():
             take_now(cache)
         return caches
 
@@ -74,8 +74,8 @@ class CpuPlatform(Platform):
         cut = model.one_layer_of_each_kind()
         caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
         runs = [
-            (self.runner(model.with_layers(indices[:1]), new_batch()), caches[0], len(indices))
-            for indices in model.layers_by_kind()
+            (self.runner(model.with_layers(indices[:1]), new_batch()), cache, len(indices))
+            for indices, cache in zip(model.layers_by_kind(), caches, strict=True)
         ]
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
@@ -99,3 +99,8 @@ class CpuPlatform(Platform):
 
     def trim(self) -> None:
         trim()
+
+
+def _distinct(caches: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """One of those that share a memory."""
+    return {cache.untyped_storage().data_ptr(): cache for cache in caches}.values()

@@ -12,8 +12,8 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig
-from engine_core.errors import ConfigError, OutOfMemoryError
-from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
+from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.base import CausalLM
 from engine_core.platforms.base import NewBatch, Platform
@@ -110,7 +110,9 @@ def difference(before: Sequence[int], after: Sequence[int]) -> int:
 def check_gpu(
     name: str, capability: tuple[int, int], config: DeviceConfig, checkpoint: Checkpoint, has_triton: bool
 ) -> None:
-    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say."""
+    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say, or
+    ``UnsupportedModelError`` where it cannot at all.
+    """
     if capability < _LEAST_CAPABILITY:
         has = ".".join(map(str, capability))
         raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
@@ -118,9 +120,13 @@ def check_gpu(
         raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
     if checkpoint.quantization is not None:
         raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
-    head_dim = checkpoint.config.head_dim
-    if not 16 <= head_dim <= 256 or head_dim % 16:
-        raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
+    for spec in checkpoint.config.cache_specs:
+        if isinstance(spec, MLAAttentionSpec):
+            raise UnsupportedModelError("multi-head latent attention has no kernels for GPUs: use --device cpu")
+        if not 16 <= spec.head_dim <= 256 or spec.head_dim % 16:
+            raise ConfigError(
+                "device", "cuda", f"cpu, because heads of {spec.head_dim} are not multiples of 16 up to 256"
+            )
 
 
 def untried(capability: tuple[int, int]) -> str:
@@ -217,7 +223,7 @@ class CudaPlatform(Platform):
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
-                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[0], len(indices))
+                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))
                 for indices in model.layers_by_kind()
             ],
             plan,

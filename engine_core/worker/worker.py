@@ -76,7 +76,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=longest,
         block_size=config.cache.block_size,
-        kv_cache_groups=group_layers(checkpoint.config.sliding_windows),
+        kv_cache_groups=group_layers(checkpoint.config.sliding_windows, checkpoint.config.cache_specs),
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
     )
 

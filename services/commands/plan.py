@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
+from engine_core.config import CacheConfig, LoadConfig, ModelConfig, options_of
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.kv_cache_interface import KVCacheGroup
+from services.commands._sizing import (
+    BLOCK_SIZE,
+    GB,
+    STEP_TOKENS,
+    Demand,
+    Impossible,
+    Memory,
+    Plan,
+    blocks_per_sequence,
+    figure,
+    plan_ring,
+    size_text,
+)
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
 from services.process.memory import collection_paused
@@ -24,61 +35,11 @@ if TYPE_CHECKING:
     from engine_core.models.base import CausalLM
     from engine_core.models.roofline import StepCost
 
-CPU_TIER_SECONDS = 40e-6
-"""CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
-cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
-CPU_TIER_SHARE = 0.6
-"""Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
-MIN_CPU_TIERS = 2
-"""At least this many processors and as many detokenizers, so that one can be lost or replaced."""
-
-Seconds = Callable[[float, float, float, float], float]
-"""Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-_GB = 1e9
-_RUNTIME = 0.8 * _GB
+_RUNTIME = 0.8 * GB
 """Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
-_BLOCK_SIZE = CacheConfig().block_size
-_STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
-"""As engines have them by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of one engine, in bytes; blocks of its KV cache are counted."""
-
-    usable: float
-    """The whole budget."""
-    weights: float
-    angles: float
-    """Of the rotations of all positions."""
-    activations: float
-    """Of the largest step."""
-    runtime: float
-    """Interpreter, libraries, captured graphs."""
-    block: int
-    """What one takes: keys and values of ``_BLOCK_SIZE`` tokens in one group of layers."""
-    sequence_blocks: int
-    """Blocks that a sequence needs once its prompt is computed."""
-    prompt_blocks: int
-    """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
-
-    @property
-    def cache(self) -> float:
-        """What is left for the KV cache."""
-        return max(0.0, self.usable - self.taken)
-
-    @property
-    def taken(self) -> float:
-        """By everything but the KV cache."""
-        return self.weights + self.angles + self.activations + self.runtime
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that fit into the KV cache."""
-        return int(self.cache // self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,115 +67,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The load on the ring."""
-
-    rate: float
-    """Requests per second."""
-    input_len: int
-    """Prompt tokens that are not cached."""
-    output_len: int
-    max_gap: float | None
-    """Largest average time between two tokens of a stream, in seconds; None: no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """One engine under its share of the load."""
-
-    sequences: int
-    """Running at a time."""
-    gap: float
-    """Seconds between two tokens of a stream."""
-    tokens: float
-    """Output tokens per second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How many processes a load needs."""
-
-    engines: int
-    processors: int
-    detokenizers: int
-    capacity: EnginePlan
-    """The most that one engine can do."""
-    expected: EnginePlan
-    """What one engine does under its share of the load."""
-    bound: str
-    """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
-
-
-class Impossible(Exception):
-    """No number of these engines can carry the load; the text says why."""
-
-
-def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
-    """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
-
-    Raises ``Impossible``.
-    """
-    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
-    if most < 1:
-        raise Impossible(_shortage(memory))
-    bound = "max_num_seqs" if most == max_num_seqs else "memory"
-    limit = math.inf if demand.max_gap is None else demand.max_gap
-    if step(seconds, demand, most) > limit:
-        most, bound = _largest(lambda count: step(seconds, demand, count) <= limit, most), "max_gap"
-        if most < 1:
-            gap = _figure(step(seconds, demand, 1) * 1e3)
-            raise Impossible(f"one sequence alone takes {gap} ms from token to token: raise --max-gap-ms")
-    capacity = _engine(seconds, demand, most)
-    tokens = demand.rate * demand.output_len
-    engines = max(1, math.ceil(tokens / (capacity.tokens * headroom)))
-    enough = _largest(lambda count: _engine(seconds, demand, count).tokens < tokens / engines, most) + 1
-    tiers = max(MIN_CPU_TIERS, math.ceil(tokens * CPU_TIER_SECONDS / CPU_TIER_SHARE))
-    return Plan(engines, tiers, tiers, capacity, _engine(seconds, demand, min(enough, most)), bound)
-
-
-def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
-    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
-    steps = math.ceil(demand.input_len / _STEP_TOKENS)
-    prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
-    return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
-
-
-def _shortage(memory: Memory) -> str:
-    """Why not even one sequence fits, and what to change."""
-    if memory.blocks < 1:
-        return (
-            f"weights ({_size(memory.weights)}), angles ({_size(memory.angles)}), largest step "
-            f"({_size(memory.activations)}) and runtime ({_size(memory.runtime)}) take {_size(memory.taken)}, and an "
-            f"engine gets {_size(memory.usable)}: raise --memory-gb or --memory-share"
-        )
-    return (
-        f"one request takes {_size(memory.prompt_blocks * memory.block)} of KV cache, and {_size(memory.cache)} are "
-        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
-    )
-
-
-def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
-    """Seconds of a step in a steady state of ``sequences`` running sequences."""
-    prompts = sequences * demand.input_len / demand.output_len
-    seen = sequences * (demand.input_len + demand.output_len / 2)
-    return seconds(sequences + prompts, sequences, seen + prompts * demand.input_len / 2, seen)
-
-
-def _engine(seconds: Seconds, demand: Demand, sequences: int) -> EnginePlan:
-    gap = step(seconds, demand, sequences)
-    return EnginePlan(sequences, gap, sequences / gap)
-
-
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Binary search for the largest of 1 … ``most`` for which ``holds``; 0 if there is none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
-
-
-@dataclass(frozen=True, slots=True)
 class Hardware:
     """What one engine runs on."""
 
@@ -227,11 +79,11 @@ class Hardware:
 
 
 GPUS = {
-    "a100-80gb": Hardware(80 * _GB, 2.04e12, 312e12),
-    "h100": Hardware(80 * _GB, 3.35e12, 989e12),
-    "h200": Hardware(141 * _GB, 4.8e12, 989e12),
-    "l4": Hardware(24 * _GB, 0.3e12, 121e12),
-    "l40s": Hardware(48 * _GB, 0.864e12, 362e12),
+    "a100-80gb": Hardware(80 * GB, 2.04e12, 312e12),
+    "h100": Hardware(80 * GB, 3.35e12, 989e12),
+    "h200": Hardware(141 * GB, 4.8e12, 989e12),
+    "l4": Hardware(24 * GB, 0.3e12, 121e12),
+    "l40s": Hardware(48 * GB, 0.864e12, 362e12),
 }
 """From the manufacturers' data sheets."""
 
@@ -329,7 +181,7 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
         told = "Say what an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops together."
         raise click.UsageError(told if len(missing) == len(given) else f"{told} Missing: {', '.join(missing)}.")
-    scales = (_GB, _GB, 1e12)
+    scales = (GB, GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
@@ -352,7 +204,7 @@ def _outline(checkpoint: Checkpoint) -> CausalLM:
 
 def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
-    from engine_core.attention.torch_reference import TorchAttention
+    from engine_core.attention.base import AttentionBackend
 
     shape = checkpoint.config
     widest = max(part.outputs_per_row for part in model.layer_parts)
@@ -362,26 +214,12 @@ def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs
         usable=usable,
         weights=model.expected_weight_bytes,
         angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
-        activations=4 * _STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
+        activations=4 * STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
-        block=TorchAttention.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
+        block=AttentionBackend.bytes_per_block(model.kv_cache_spec(BLOCK_SIZE)),
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,
     )
-
-
-def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple[int, int]:
-    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
-
-    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
-    at its full length or, where that is more, at half of its output and with this block.
-    """
-    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
-    decoding = [
-        max(group.held_blocks(whole, 1, _BLOCK_SIZE), group.held_blocks(half, 1, _BLOCK_SIZE) + 1) for group in groups
-    ]
-    prompt = [group.held_blocks(demand.input_len, _STEP_TOKENS, _BLOCK_SIZE) for group in groups]
-    return sum(decoding), sum(map(max, decoding, prompt))
 
 
 def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
@@ -391,9 +229,10 @@ def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
 
 
 def _describe(model: CausalLM, cost: StepCost) -> Model:
-    layer = cost.kv_bytes // model.config.num_layers
+    kept = [spec.elements for spec in model.config.cache_specs]
+    element = cost.kv_bytes // sum(kept)
     groups = (
-        CacheGroup(len(group.layers), group.sliding_window, len(group.layers) * layer)
+        CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))
         for group in model.kv_cache_groups
     )
     return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
@@ -406,25 +245,25 @@ def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
 
 def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
-    held = f"{_size(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    held = f"{size_text(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
-        held += f", {_size(memory.prompt_blocks * memory.block)} while its prompt is computed"
+        held += f", {size_text(memory.prompt_blocks * memory.block)} while its prompt is computed"
     return "\n".join(
         [
-            f"load       {_figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
-            f"{_figure(demand.rate * demand.output_len, 12)} output tokens/s",
+            f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
+            f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      weights: {_figure(model.weights)}, of which a token meets {_figure(model.active_weights)}; "
-            f"KV cache of a token: {_size(model.token)} ({_groups(model)})",
-            f"engine     {_size(memory.usable)}: weights {_size(memory.weights)}, angles {_size(memory.angles)}, "
-            f"largest step {_size(memory.activations)}, runtime {_size(memory.runtime)}, "
-            f"KV cache {_size(memory.cache)} ({held})",
+            f"model      weights: {figure(model.weights)}, of which a token meets {figure(model.active_weights)}; "
+            f"KV cache of a token: {size_text(model.token)} ({_groups(model)})",
+            f"engine     {size_text(memory.usable)}: weights {size_text(memory.weights)}, "
+            f"angles {size_text(memory.angles)}, largest step {size_text(memory.activations)}, "
+            f"runtime {size_text(memory.runtime)}, KV cache {size_text(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
-            f"{_figure(capacity.tokens)} tokens/s, {_figure(capacity.tokens / demand.output_len)} requests/s, "
-            f"{_figure(capacity.gap * 1e3)} ms between tokens",
+            f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
+            f"{figure(capacity.gap * 1e3)} ms between tokens",
             f"expected   sequences at each engine: {expected.sequences:,}, "
-            f"{_figure(expected.gap * 1e3)} ms between tokens",
+            f"{figure(expected.gap * 1e3)} ms between tokens",
         ]
     )
 
@@ -436,16 +275,5 @@ def _groups(model: Model) -> str:
         window = "" if group.sliding_window is None else f", window {group.sliding_window:,}"
         before, after = ("", "") if count == 1 else (f"{count} groups of ", " each")
         layers = f"{group.layers} layer" + "s" * (group.layers > 1)
-        texts.append(f"{before}{layers}{window}: {_size(group.token)}{after}")
+        texts.append(f"{before}{layers}{window}: {size_text(group.token)}{after}")
     return "; ".join(texts)
-
-
-def _figure(value: float, digits: int = 3) -> str:
-    """To so many significant digits, for a person: 37,400 or 0.00285."""
-    return f"{Decimal(f'{value:.{digits}g}'):,f}"
-
-
-def _size(count: float) -> str:
-    """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
-    unit, scale = next((pair for pair in (("GB", _GB), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("bytes", 1))
-    return f"{_figure(count / scale)} {unit}"

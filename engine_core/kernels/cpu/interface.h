@@ -24,6 +24,7 @@ struct RinglineAttention {
     const int32_t* seq_lens;                         // [S]
     const int32_t* block_tables;                     // [S, …]
     int64_t block_table_stride;                      // entries from one sequence to the next
+    int64_t block_stride;                            // elements of the cache from one block to the next
     const float* sinks;  // [Hq]: logits that take part in the softmax and have no values; or null
     int32_t group;                                   // which of a step's block tables these are
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;

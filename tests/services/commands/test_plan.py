@@ -14,8 +14,7 @@ from transformers import GptOssConfig, Qwen2Config
 
 from engine_core.kv_cache_interface import group_layers
 from services.cli import cli
-from services.commands.plan import (
-    GPUS,
+from services.commands._sizing import (
     MIN_CPU_TIERS,
     Demand,
     Impossible,
@@ -25,6 +24,7 @@ from services.commands.plan import (
     blocks_per_sequence,
     plan_ring,
 )
+from services.commands.plan import GPUS
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 
