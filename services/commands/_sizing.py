@@ -141,13 +141,15 @@ def _shortage(memory: Memory) -> str:
     """Why not even one sequence fits, and what to change."""
     if memory.blocks < 1:
         return (
-            f"weights ({size_text(memory.weights)}), angles ({size_text(memory.angles)}), largest step "
-            f"({size_text(memory.activations)}) and runtime ({size_text(memory.runtime)}) take "
-            f"{size_text(memory.taken)}, and an engine gets {size_text(memory.usable)}: raise --memory-gb or --memory-share"
+            f"weights ({size_text(memory.weights)}), angles ({size_text(memory.angles)}), "
+            f"largest step ({size_text(memory.activations)}) and runtime ({size_text(memory.runtime)}) "
+            f"take {size_text(memory.taken)}, and an engine gets {size_text(memory.usable)}: "
+            "raise --memory-gb or --memory-share"
         )
+    request = size_text(memory.prompt_blocks * memory.block)
     return (
-        f"one request takes {size_text(memory.prompt_blocks * memory.block)} of KV cache, and {size_text(memory.cache)} "
-        "are left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
+        f"one request takes {request} of KV cache, and {size_text(memory.cache)} are left for it: "
+        "raise --memory-gb or --memory-share, or lower --input-len or --output-len"
     )
 
 
